@@ -1,0 +1,222 @@
+"""Endpoints: SEQPACKET for everything in Twisted that takes an endpoint, as classes and as strings.
+
+``seqpacket:/run/sbus.sock:mode=770:group=bus:reuse=1`` listens, ``seqpacket:/run/sbus.sock:timeout=5``
+connects; a colon in the address is written ``\\:``. The addresses are those of
+`sbus.syscalls.addresses`.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from typing import Any
+
+from twisted.internet import defer, error
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.interfaces import (
+    IListeningPort,
+    IProtocol,
+    IProtocolFactory,
+    IStreamClientEndpoint,
+    IStreamClientEndpointStringParserWithReactor,
+    IStreamServerEndpoint,
+    IStreamServerEndpointStringParser,
+)
+from twisted.internet.task import deferLater
+from twisted.plugin import IPlugin
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from sbus.errors import AddressError, ListenError
+from sbus.packets import DEFAULT_MAX_PACKET
+from sbus.seqpacket.port import PacketPort
+from sbus.seqpacket.transport import PacketTransport
+from sbus.syscalls import addresses
+from sbus.syscalls.sockets import raise_send_buffer
+
+__all__ = ["ClientParser", "SeqpacketClientEndpoint", "SeqpacketServerEndpoint", "ServerParser"]
+
+_RETRY = 0.01
+"""Seconds between two attempts to connect to a server whose backlog is full."""
+
+
+@implementer(IStreamServerEndpoint)
+class SeqpacketServerEndpoint:
+    """Listens on a SEQPACKET socket.
+
+    :param address: as `sbus.syscalls.addresses.parse` takes it.
+    :param mode: permissions of the path, which it never exceeds.
+    :param group: name or number of the group that the path is given to.
+    :param reuse: replace a socket that nobody listens on any more.
+    :param max_packet: bytes in the longest packet.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        address: str,
+        *,
+        mode: int = 0o700,
+        group: str | int | None = None,
+        reuse: bool = False,
+        max_packet: int = DEFAULT_MAX_PACKET,
+    ) -> None:
+        self.reactor = reactor
+        self.address = addresses.parse(address)
+        self.mode = mode
+        self.group = group
+        self.reuse = reuse
+        self.max_packet = max_packet
+
+    def listen(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IListeningPort]:
+        """Listen (`IStreamServerEndpoint`); fails with `sbus.errors.ListenError`."""
+        return defer.execute(self.listenNow, protocolFactory)
+
+    def listenNow(self, protocolFactory: IProtocolFactory) -> PacketPort:
+        """As `listen`, for who needs to know at once.
+
+        :raises sbus.errors.ListenError: with the reason and the remedy.
+        """
+        self.resolve()
+        bound = addresses.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
+        port = PacketPort(self.reactor, bound, protocolFactory, self.max_packet)
+        port.startListening()
+        return port
+
+    def resolve(self) -> addresses.Address:
+        """Find the socket that systemd, or whoever started us, has passed; its name is known from then on.
+
+        :raises sbus.errors.ListenError: if there is no such socket, or it is of another kind.
+        """
+        if self.address.systemd is not None:
+            self.address = replace(self.address, systemd=None, descriptor=self._from_systemd(self.address.systemd))
+        if self.address.descriptor is not None and not self.address.name:
+            self.address = replace(self.address, name=addresses.inherited_name(self.address))
+        return self.address
+
+    def _from_systemd(self, name: str) -> int:
+        """The descriptor that systemd passed, by its name or as the only one (sd_listen_fds(3)).
+
+        Twisted's endpoint would take it for a stream socket; so take the descriptor from it and
+        adopt that ourselves.
+        """
+        by = f"name={name}" if name else "index=0"
+        try:
+            return int(serverFromString(self.reactor, f"systemd:domain=UNIX:{by}").fileno)
+        except (KeyError, IndexError):
+            wanted = f"called {name!r} (FileDescriptorName={name})" if name else "at all"
+            raise ListenError(
+                f"systemd passed no socket {wanted}: start through a .socket unit with ListenSequentialPacket=, "
+                "or choose another --socket"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<SeqpacketServerEndpoint {self.address.text}>"
+
+
+class _ClientTransport(PacketTransport):
+    """A transport that stops its factory when it is lost, as connectors do."""
+
+    __slots__ = ("_factory",)
+
+    def __init__(self, reactor: Any, sock: socket.socket, factory: IProtocolFactory, max_packet: int) -> None:
+        super().__init__(reactor, sock, max_packet)
+        self._factory = factory
+
+    def _close(self, reason: Failure) -> None:
+        first = self.connected
+        super()._close(reason)
+        if first:
+            self._factory.doStop()
+
+
+@implementer(IStreamClientEndpoint)
+class SeqpacketClientEndpoint:
+    """Connects to a SEQPACKET socket.
+
+    :param timeout: seconds to try for while the server's backlog is full.
+    """
+
+    def __init__(
+        self, reactor: Any, address: str, *, timeout: float = 30.0, max_packet: int = DEFAULT_MAX_PACKET
+    ) -> None:
+        self.reactor = reactor
+        self.address = addresses.parse(address)
+        self.timeout = timeout
+        self.max_packet = max_packet
+
+    def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:
+        """Connect (`IStreamClientEndpoint`); fails with a `twisted.internet.error.ConnectError`."""
+        return defer.Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
+        deadline = self.reactor.seconds() + self.timeout
+        while True:
+            try:
+                sock = addresses.connect(self.address)
+                break
+            except BlockingIOError:
+                if self.reactor.seconds() >= deadline:
+                    raise error.TimeoutError() from None
+                await deferLater(self.reactor, _RETRY)
+            except OSError as e:
+                raise error.getConnectError(e) from None
+        try:
+            raise_send_buffer(sock, self.max_packet)
+            transport = _ClientTransport(self.reactor, sock, factory, self.max_packet)
+            factory.doStart()
+            protocol = factory.buildProtocol(transport.getPeer())
+            if protocol is None:
+                factory.doStop()
+                raise error.ConnectError(string="the factory built no protocol")
+            transport.start(protocol)
+        except BaseException:
+            sock.close()
+            raise
+        return protocol
+
+    def __repr__(self) -> str:
+        return f"<SeqpacketClientEndpoint {self.address.text}>"
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("0", "1", "no", "yes", "false", "true"):
+        raise AddressError(f"{text!r} is neither yes nor no")
+    return text.lower() in ("1", "yes", "true")
+
+
+@implementer(IPlugin, IStreamServerEndpointStringParser)
+class ServerParser:
+    """``seqpacket:ADDRESS[:mode=OCTAL][:group=NAME][:reuse=yes][:max_packet=BYTES]``."""
+
+    prefix = "seqpacket"
+
+    def parseStreamServer(  # type: ignore[override]
+        self,
+        reactor: Any,
+        address: str,
+        mode: str = "700",
+        group: str | None = None,
+        reuse: str = "no",
+        max_packet: str = str(DEFAULT_MAX_PACKET),
+    ) -> SeqpacketServerEndpoint:
+        return SeqpacketServerEndpoint(
+            reactor,
+            address,
+            mode=int(mode, 8),
+            group=int(group) if group and group.isdigit() else group,
+            reuse=_flag(reuse),
+            max_packet=int(max_packet),
+        )
+
+
+@implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)
+class ClientParser:
+    """``seqpacket:ADDRESS[:timeout=SECONDS][:max_packet=BYTES]``."""
+
+    prefix = "seqpacket"
+
+    def parseStreamClient(  # type: ignore[override]
+        self, reactor: Any, address: str, timeout: str = "30", max_packet: str = str(DEFAULT_MAX_PACKET)
+    ) -> SeqpacketClientEndpoint:
+        return SeqpacketClientEndpoint(reactor, address, timeout=float(timeout), max_packet=int(max_packet))

@@ -1,0 +1,152 @@
+"""One place in the reactor for all SEQPACKET sockets: an epoll set that the reactor watches as one descriptor.
+
+Reactors differ: some turn a hang-up into a lost connection although packets still wait to be read,
+some do not see the death of a peer whose socket is neither read nor written, select(2) ends at
+1024 descriptors, and each event costs a turn through logging contexts. Behind a hub all of them
+behave alike: the hub asks its own epoll(7), and one wake-up serves every socket that is ready.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from sbus.syscalls.batch import PacketReader
+
+__all__ = ["HANGUP", "READ", "WRITE", "Handler", "Hub"]
+
+READ: int = select.EPOLLIN
+WRITE: int = select.EPOLLOUT
+HANGUP: int = select.EPOLLHUP | select.EPOLLERR
+
+_EVENTS = 64
+"""Sockets served in one turn of the reactor at most, so that its other work gets its turn."""
+_SOON_ROUNDS = 4
+"""How often in one turn the calls put off are run, as these may put off others."""
+
+
+class Handler(Protocol):
+    """Somebody with a socket in the hub."""
+
+    def ready(self, events: int, alone: bool) -> None:
+        """The socket is ready (`READ`, `WRITE`, `HANGUP`); `alone`: nobody else is in this turn."""
+
+    def failed(self, failure: Failure) -> None:
+        """`ready` raised an exception (which was logged): clean up."""
+
+
+@implementer(IReadDescriptor)
+class Hub:
+    """The sockets of one reactor; get it with `Hub.of`. It is in the reactor only while it has sockets."""
+
+    _hubs: WeakKeyDictionary[Any, Hub] = WeakKeyDictionary()
+    _log = Logger()
+
+    @classmethod
+    def of(cls, reactor: Any) -> Hub:
+        """The hub of this reactor, made on first use."""
+        hub = cls._hubs.get(reactor)
+        if hub is None:
+            hub = cls._hubs[reactor] = cls(reactor)
+        return hub
+
+    def __init__(self, reactor: Any) -> None:
+        self.reactor = reactor
+        self._epoll: select.epoll | None = None
+        self._handlers: dict[int, Handler] = {}
+        self._soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._dispatching = False
+        self._readers: dict[int, PacketReader] = {}
+
+    def reader(self, max_packet: int) -> PacketReader:
+        """The buffers for packets of this size, which all sockets of the hub share."""
+        reader = self._readers.get(max_packet)
+        if reader is None:
+            # Large packets come in smaller batches, so that the buffers stay within 32 MiB or so.
+            batch = max(1, min(64, (32 << 20) // max_packet))
+            reader = self._readers[max_packet] = PacketReader(max_packet, batch)
+        return reader
+
+    def add(self, fd: int, handler: Handler, events: int) -> None:
+        """Watch a descriptor; a hang-up is always told.
+
+        :raises OSError: as epoll_ctl(2).
+        """
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            IReactorFDSet(self.reactor).addReader(self)
+        self._epoll.register(fd, events)
+        self._handlers[fd] = handler
+
+    def modify(self, fd: int, events: int) -> None:
+        """Watch for other events from now on."""
+        assert self._epoll is not None
+        self._epoll.modify(fd, events)
+
+    def remove(self, fd: int) -> None:
+        """Watch a descriptor no more; to be called before it is closed."""
+        if self._handlers.pop(fd, None) is None or self._epoll is None:
+            return
+        self._epoll.unregister(fd)
+        if not self._handlers:
+            self.reactor.removeReader(self)
+            self._epoll.close()
+            self._epoll = None
+            self._readers.clear()
+
+    def soon(self, call: Callable[..., object], *args: Any) -> None:
+        """Call when the events in hand are dealt with: for what must not happen in the middle of a batch."""
+        if not self._soon and not self._dispatching:
+            self.reactor.callLater(0, self._run_soon)
+        self._soon.append((call, args))
+
+    def _run_soon(self) -> None:
+        calls, self._soon = self._soon, []
+        for call, args in calls:
+            try:
+                call(*args)
+            except Exception:
+                self._log.failure("A call put off by the hub failed")
+
+    def doRead(self) -> None:
+        """The reactor's word that some socket is ready (`IReadDescriptor`)."""
+        if self._epoll is None:
+            return
+        ready = self._epoll.poll(0, _EVENTS)
+        alone = len(ready) == 1
+        self._dispatching = True
+        try:
+            for fd, events in ready:
+                handler = self._handlers.get(fd)
+                if handler is None:
+                    continue
+                try:
+                    handler.ready(events, alone)
+                except Exception:
+                    failure = Failure()
+                    self._log.failure("Error in {handler}", failure=failure, handler=handler)
+                    handler.failed(failure)
+            for _ in range(_SOON_ROUNDS):
+                if not self._soon:
+                    break
+                self._run_soon()
+        finally:
+            self._dispatching = False
+            if self._soon:
+                self.reactor.callLater(0, self._run_soon)
+
+    def fileno(self) -> int:
+        return -1 if self._epoll is None else self._epoll.fileno()
+
+    def logPrefix(self) -> str:
+        return "sbus"
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The reactor gave the epoll set up (it is shutting down, or was told to forget everything)."""

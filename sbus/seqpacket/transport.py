@@ -1,0 +1,450 @@
+"""The packet transport: one connected SEQPACKET socket, one write a packet, one ``dataReceived`` a packet.
+
+Life of a connection
+====================
+
+Reading and writing end separately, as the kernel lets them:
+
+* *end of file* (or an empty packet, which looks the same): everything before it is delivered
+  first, also what was kept back while the protocol had paused us. Then the connection is lost,
+  or, if the protocol is an `IHalfCloseableProtocol`, its ``readConnectionLost`` is called;
+* *hang-up while paused*: the peer is gone. What it sent is read into memory (it is no more than
+  its socket buffer held), so that the descriptor need not be watched, and is delivered when the
+  protocol resumes us: a message that was sent is never lost because its publisher left;
+* *a failed send* (``EPIPE``, ``ECONNRESET``): nothing can be written any more. The queue is
+  abandoned at once, while reading goes on to the end of file.
+
+Callbacks never run in the middle of somebody else's: closing and resuming wait until the hub has
+dealt with the events in hand.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any
+
+from twisted.internet import error, main
+from twisted.internet.interfaces import (
+    IConsumer,
+    IHalfCloseableProtocol,
+    IProtocol,
+    IPushProducer,
+    ITransport,
+)
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from sbus.interfaces import IPacketQueue, IPacketReceiver, IPacketTransport
+from sbus.packets import DEFAULT_MAX_PACKET
+from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.hub import HANGUP, READ, WRITE, Hub
+from sbus.seqpacket.queue import PlainQueue
+from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.sockets import peer_credentials
+
+__all__ = ["PacketTransport"]
+
+_READ_ROUNDS = 8
+"""Batches read in one turn at most, when no other socket is ready."""
+_WRITE_ROUNDS = 16
+"""Batches written in one turn at most."""
+_RETRY = 0.05
+"""Seconds until a socket is tried again for which the kernel had no memory."""
+
+
+@implementer(IPacketTransport, ITransport, IConsumer, IPushProducer)
+class PacketTransport:
+    """A connected SEQPACKET socket as a Twisted transport (`IPacketTransport`).
+
+    :param sock: connected and non-blocking; the transport closes it.
+    :param max_packet: bytes in the longest packet to receive. A longer one is never delivered in
+        part: a protocol that takes batches (`IPacketReceiver`) gets the empty packet instead, any
+        other loses the connection with `twisted.internet.error.ConnectionAborted`.
+    """
+
+    TLS = False
+
+    __slots__ = (
+        "_aborting",
+        "_closed",
+        "_ended",
+        "_events",
+        "_flush_soon",
+        "_half",
+        "_held",
+        "_hub",
+        "_paused",
+        "_producer",
+        "_producer_paused",
+        "_read_told",
+        "_reader",
+        "_receiver",
+        "_resuming",
+        "_sock",
+        "_streaming",
+        "_watched",
+        "_write_closing",
+        "_write_lost",
+        "connected",
+        "credentials",
+        "disconnecting",
+        "protocol",
+        "queue",
+    )
+
+    def __init__(self, reactor: Any, sock: socket.socket, max_packet: int = DEFAULT_MAX_PACKET) -> None:
+        self._hub = Hub.of(reactor)
+        self._sock = sock
+        self._reader = self._hub.reader(max_packet)
+        self.credentials = peer_credentials(sock)
+        self.queue: IPacketQueue = PlainQueue()
+        self.protocol: IProtocol | None = None
+        self._receiver: IPacketReceiver | None = None
+        self._half: IHalfCloseableProtocol | None = None
+        self.connected = False
+        self.disconnecting = False
+        self._events = 0
+        self._paused = False
+        self._resuming = False
+        self._held: list[bytes] | None = None
+        self._ended = False
+        self._read_told = False
+        self._watched = False
+        self._write_closing = False
+        self._write_lost = False
+        self._aborting = False
+        self._closed = False
+        self._flush_soon = False
+        self._producer: Any = None
+        self._producer_paused = False
+        self._streaming = False
+
+    def start(self, protocol: IProtocol) -> None:
+        """Connect a protocol and begin to read."""
+        self.protocol = protocol
+        self._receiver = IPacketReceiver(protocol, None)
+        self._half = IHalfCloseableProtocol(protocol, None)
+        self._events = READ
+        self._hub.add(self._sock.fileno(), self, READ)
+        self._watched = True
+        self.connected = True
+        protocol.makeConnection(self)
+
+    # --- what the hub says -------------------------------------------------------------------
+
+    def ready(self, events: int, alone: bool) -> None:
+        """See `sbus.seqpacket.hub.Handler`."""
+        if self._closed:
+            return
+        if events & WRITE:
+            self.flush()
+        if self._events & READ:
+            if events & (READ | HANGUP):
+                self._read(_READ_ROUNDS if alone else 1)
+        elif events & HANGUP:
+            self._hung_up()
+
+    def failed(self, failure: Failure) -> None:
+        """See `sbus.seqpacket.hub.Handler`."""
+        self._abort(failure)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _read(self, rounds: int) -> None:
+        for _ in range(rounds):
+            try:
+                packets, ended = self._reader.read(self._sock)
+            except OSError as e:
+                self._abort(Failure(_lost(e)))
+                return
+            if ended:
+                self._ended = True
+            if packets:
+                self._deliver(packets)
+            if self._ended:
+                self._watch(self._events & ~READ)
+                if not self._held:
+                    self._end_of_file()
+                return
+            if not packets or not self._events & READ:
+                return
+
+    def _deliver(self, packets: list[bytes]) -> None:
+        """Hand packets to the protocol; what it does not take, as it has paused us, is held."""
+        if self._receiver is not None:
+            taken = self._receiver.packetsReceived(packets)
+        else:
+            taken = 0
+            assert self.protocol is not None
+            for packet in packets:
+                if self._paused or self._aborting or self.disconnecting:
+                    break
+                if not packet:
+                    self._abort(Failure(error.ConnectionAborted("a packet longer than the limit arrived")))
+                    return
+                taken += 1
+                self.protocol.dataReceived(packet)
+        if taken < len(packets) and not self._aborting and not self.disconnecting:
+            self._held = packets[taken:]
+
+    def _hung_up(self) -> None:
+        """The peer is gone while we do not read: keep what it sent, and watch its socket no more."""
+        held = self._held or []
+        while not self._ended:
+            try:
+                packets, self._ended = self._reader.read(self._sock)
+            except OSError:
+                packets, self._ended = [], True
+            if not packets:
+                break
+            held += packets
+        self._held = held
+        if self._ended:
+            self._unwatch()
+            self._lose_writing()
+            if not self._paused:
+                self._resume_soon()
+
+    def _end_of_file(self) -> None:
+        if self._half is None or self._write_lost or self._read_told:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+        else:
+            self._read_told = True
+            self._half.readConnectionLost()
+
+    def pauseProducing(self) -> None:
+        """Read no more (`IPushProducer`); what was read and not taken is kept."""
+        self._paused = True
+        self._watch(self._events & ~READ)
+
+    def resumeProducing(self) -> None:
+        """Read again, soon; what was kept is delivered first (`IPushProducer`)."""
+        if self._paused and not self._closed:
+            self._paused = False
+            self._resume_soon()
+
+    def stopProducing(self) -> None:
+        """Close (`IPushProducer`)."""
+        self.loseConnection()
+
+    def _resume_soon(self) -> None:
+        if not self._resuming:
+            self._resuming = True
+            self._hub.soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = False
+        if self._paused or self._closed or self._aborting or self.disconnecting:
+            return
+        if self._held:
+            held, self._held = self._held, None
+            self._deliver(held)
+            if self._paused or self._held:
+                return
+        self._held = None
+        if self._ended:
+            self._end_of_file()
+        else:
+            self._watch(self._events | READ)
+
+    def _watch(self, events: int) -> None:
+        if events != self._events:
+            self._events = events
+            if self._watched:
+                self._hub.modify(self._sock.fileno(), events)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._hub.remove(self._sock.fileno())
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send one packet, when the events in hand are dealt with (`ITransport`).
+
+        :raises ValueError: if it is empty, as that would read as end-of-file.
+        """
+        if not data:
+            raise ValueError("an empty packet cannot be sent: it reads as end-of-file")
+        if self._write_lost or self._write_closing or self.disconnecting or self._closed:
+            return
+        self.queue.write(data)
+        if not self._flush_soon:
+            self._flush_soon = True
+            self._hub.soon(self.flush)
+        if self._streaming and not self._producer_paused and self._is_high():
+            self._producer_paused = True
+            self._producer.pauseProducing()
+
+    def writeSequence(self, data: Any) -> None:
+        """Send several packets: one for each item (`ITransport`)."""
+        for packet in data:
+            self.write(packet)
+
+    def flush(self) -> None:
+        """Send what the socket takes; for the rest, wait until it is writable. Never raises."""
+        self._flush_soon = False
+        queue = self.queue
+        if self._write_lost or self._aborting:
+            queue.abandon()
+            return
+        for _ in range(_WRITE_ROUNDS):
+            taken = queue.take(BATCH)
+            if not taken:
+                break
+            try:
+                sent = send_packets(self._sock, taken)
+            except OSError as e:
+                if not self._send_failed(e, taken):
+                    return
+                continue
+            queue.done(taken, sent)
+            if sent < len(taken):
+                if len(queue):
+                    self._watch(self._events | WRITE)
+                return
+            if sent < BATCH and not self._events & WRITE:
+                break
+        else:
+            if len(queue):
+                self._watch(self._events | WRITE)  # go on in the next turn
+                return
+        if self._events & WRITE:
+            self._watch(self._events & ~WRITE)
+        if self.disconnecting:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+        elif self._write_closing:
+            self._sock.shutdown(socket.SHUT_WR)
+            self._lose_writing()
+        elif self._producer is not None and (self._producer_paused or not self._streaming):
+            self._producer_paused = False
+            self._producer.resumeProducing()
+
+    def _send_failed(self, e: OSError, taken: list[bytes]) -> bool:
+        """Deal with an error of the first packet's; whether to go on with the others."""
+        queue = self.queue
+        if e.errno == errno.EMSGSIZE:
+            # Longer than this socket's buffer: no fault of the receiver's.
+            queue.done(taken, 1)
+            if not queue.refused(taken[0]):
+                self._abort(Failure(error.MessageLengthError(f"{len(taken[0])} bytes do not fit the send buffer")))
+                return False
+            return True
+        queue.done(taken, 0)
+        if e.errno in (errno.ENOBUFS, errno.ENOMEM):
+            self._hub.reactor.callLater(_RETRY, self.flush)
+        else:
+            self._lose_writing()
+        return False
+
+    def _lose_writing(self) -> None:
+        if self._write_lost:
+            return
+        self._write_lost = True
+        self._watch(self._events & ~WRITE)
+        self.queue.abandon()
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            self._hub.soon(producer.stopProducing)
+        if self.disconnecting or self._read_told:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+        elif self._half is not None:
+            self._hub.soon(self._half.writeConnectionLost)
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """Let a producer follow the socket's pace (`IConsumer`).
+
+        :raises RuntimeError: if there is one already.
+        """
+        if self._producer is not None:
+            raise RuntimeError(f"cannot register {producer!r}: {self._producer!r} was never unregistered")
+        if self._write_lost or self._closed or self.disconnecting:
+            producer.stopProducing()
+            return
+        self._producer = producer
+        self._producer_paused = False
+        self._streaming = streaming
+        if not streaming:
+            producer.resumeProducing()
+
+    def unregisterProducer(self) -> None:
+        """The producer has no more to send (`IConsumer`)."""
+        self._producer = None
+        self._streaming = False
+
+    def _is_high(self) -> bool:
+        return isinstance(self.queue, PlainQueue) and self.queue.is_high()
+
+    # --- closing -----------------------------------------------------------------------------
+
+    def loseConnection(self) -> None:
+        """Send what waits, then close (`ITransport`). What arrives from now on is not delivered."""
+        if self.disconnecting or self._closed or self._aborting:
+            return
+        self.disconnecting = True
+        self._held = None
+        self._watch(self._events & ~READ)
+        self._hub.soon(self.flush)
+
+    def loseWriteConnection(self) -> None:
+        """Send what waits, then shut our side down: the peer reads end-of-file, and we still read."""
+        if not self._write_lost and not self._closed:
+            self._write_closing = True
+            self._hub.soon(self.flush)
+
+    def abortConnection(self) -> None:
+        """Close, and forget what waits."""
+        self._abort(Failure(error.ConnectionAborted()))
+
+    def _abort(self, reason: Failure) -> None:
+        if self._aborting or self._closed:
+            return
+        self._aborting = True
+        self._held = None
+        self._watch(0)
+        self._close_soon(reason)
+
+    def _close_soon(self, reason: Failure) -> None:
+        self._hub.soon(self._close, reason)
+
+    def _close(self, reason: Failure) -> None:
+        if self._closed:
+            return
+        self._unwatch()
+        self._closed = True
+        self.connected = False
+        self._write_lost = True
+        self.queue.abandon()
+        self._sock.close()
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            producer.stopProducing()
+        protocol, self.protocol, self._receiver, self._half = self.protocol, None, None, None
+        if protocol is not None:
+            protocol.connectionLost(reason)
+
+    # --- who and where -----------------------------------------------------------------------
+
+    def getHost(self) -> PacketAddress:
+        """Our own address (`ITransport`)."""
+        return PacketAddress(self._sock.getsockname())
+
+    def getPeer(self) -> PacketAddress:
+        """The peer's address, which for a client is mostly empty (`ITransport`)."""
+        return PacketAddress(self._sock.getpeername())
+
+    def getHandle(self) -> socket.socket:
+        """The socket, for its options."""
+        return self._sock
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def __repr__(self) -> str:
+        return f"<PacketTransport fd {self._sock.fileno()} {self.credentials}>"
+
+
+def _lost(e: OSError) -> error.ConnectionLost:
+    return error.ConnectionLost(f"{e.strerror} [{errno.errorcode.get(e.errno or 0, e.errno)}]")

@@ -1,0 +1,73 @@
+"""What can be replaced, found by name: the built-in components and those that plugins bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from twisted.plugin import getPlugins
+from zope.interface.interface import InterfaceClass
+
+from sbus.errors import PluginError
+from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
+from sbus.interfaces import ICredentialsPolicy, IHardStrategy, IQueueOrder, ISoftStrategy
+from sbus.server.credentials import KernelPolicy, OwnUserPolicy
+
+__all__ = ["FloodControls", "credentials_policies", "find_policy", "installed"]
+
+_POLICIES = (KernelPolicy(), OwnUserPolicy())
+
+
+def installed(interface: InterfaceClass, built_in: Iterable[Any]) -> Iterator[Any]:
+    """The built-in components, then those that plugins provide (`twisted.plugin`)."""
+    return chain(built_in, getPlugins(interface))
+
+
+def _by(attribute: str, interface: InterfaceClass, built_in: Iterable[Any]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for component in installed(interface, built_in):
+        name = getattr(component, attribute)
+        if name in found and found[name] is not component:
+            raise PluginError(f"two components are called {name!r}: {found[name]!r} and {component!r}; remove one")
+        found[name] = component
+    return found
+
+
+def credentials_policies() -> dict[str, ICredentialsPolicy]:
+    """What ``--credentials`` can name."""
+    return _by("name", ICredentialsPolicy, _POLICIES)
+
+
+def find_policy(name: str) -> ICredentialsPolicy:
+    """The credentials policy of this name.
+
+    :raises PluginError: if there is none, with those there are.
+    """
+    policies = credentials_policies()
+    try:
+        return policies[name]
+    except KeyError:
+        raise PluginError(f"no credentials policy is called {name!r}: there is {', '.join(sorted(policies))}") from None
+
+
+def _soft() -> dict[bytes, ISoftStrategy]:
+    return _by("selector", ISoftStrategy, SOFT_STRATEGIES)
+
+
+def _hard() -> dict[bytes, IHardStrategy]:
+    return _by("selector", IHardStrategy, HARD_STRATEGIES)
+
+
+def _orders() -> dict[bytes, IQueueOrder]:
+    return _by("selector", IQueueOrder, ORDERS)
+
+
+@dataclass(frozen=True, slots=True)
+class FloodControls:
+    """The strategies and orders that clients of one bus can choose, by their control message."""
+
+    soft: dict[bytes, ISoftStrategy] = field(default_factory=_soft)
+    hard: dict[bytes, IHardStrategy] = field(default_factory=_hard)
+    orders: dict[bytes, IQueueOrder] = field(default_factory=_orders)

@@ -1,0 +1,62 @@
+"""How much one client, and all of them, may ask of a bus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from sbus.errors import UsageError
+from sbus.flood import QueueLimits
+from sbus.packets import DEFAULT_MAX_PACKET
+
+__all__ = ["MAX_REPLIES", "Limits", "pattern_cost"]
+
+MAX_REPLIES = 64
+"""Replies that may wait for a client before it is not read from."""
+
+_FREE_SEGMENTS = 16
+_SEGMENT_COST = 256
+
+
+def pattern_cost(pattern: bytes, separator: bytes) -> int:
+    """What a pattern counts toward `Limits.max_pattern_bytes`.
+
+    Its bytes; and for each segment past the sixteenth 256 more, as that is what such a segment
+    costs the server's memory: a megabyte of separators would otherwise cost it a hundred.
+    """
+    return len(pattern) + max(0, pattern.count(separator) + 1 - _FREE_SEGMENTS) * _SEGMENT_COST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one bus; each option of ``twistd sbus`` with the same name sets one.
+
+    :ivar max_packet: bytes in the longest packet.
+    :ivar max_clients: connections at one time.
+    :ivar max_patterns: different patterns that one client is subscribed to.
+    :ivar max_pattern_bytes: what these count together, by `pattern_cost`.
+    :ivar queue_messages: messages that may wait for one client.
+    :ivar queue_bytes: bytes in packets that may wait for one client.
+    :ivar total_queue_bytes: bytes in packets that may wait for all clients together.
+    :ivar block_timeout: seconds for which a client that holds publishers back may take nothing.
+    """
+
+    max_packet: int = DEFAULT_MAX_PACKET
+    max_clients: int = 16_384
+    max_patterns: int = 16_384
+    max_pattern_bytes: int = 1 << 20
+    queue_messages: int = 65_536
+    queue_bytes: int = 64 << 20
+    total_queue_bytes: int = 256 << 20
+    block_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise UsageError(f"{field.name} is {getattr(self, field.name)}: it must be more than 0")
+        if self.max_packet < 64:
+            raise UsageError(f"max_packet is {self.max_packet}: replies of the server take up to 64 bytes")
+
+    @property
+    def queue(self) -> QueueLimits:
+        """The limits of one client's queue."""
+        return QueueLimits(self.queue_messages, self.queue_bytes)

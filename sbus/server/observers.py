@@ -1,0 +1,142 @@
+"""Observers of a bus: the base to derive from, how events reach them, and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from sbus.errors import CloseReason, Violation
+from sbus.interfaces import IObserver
+from sbus.keys import CURRENT, Dialect, PeerCredentials
+
+__all__ = ["LogObserver", "Observer", "listeners"]
+
+
+@implementer(IObserver)
+class Observer:
+    """An observer of nothing: override the events that you need (see `IObserver`)."""
+
+    def connected(self, client: Any) -> None:
+        pass
+
+    def subscribed(self, client: Any, pattern: bytes) -> None:
+        pass
+
+    def unsubscribed(self, client: Any, pattern: bytes) -> None:
+        pass
+
+    def published(self, client: Any, key: bytes, payload: bytes | None) -> None:
+        pass
+
+    def delivered(self, client: Any, packets: int, size: int) -> None:
+        pass
+
+    def dropped(self, client: Any, packets: int, size: int) -> None:
+        pass
+
+    def violated(self, client: Any, violation: Violation, key: bytes) -> None:
+        pass
+
+    def refused(self, peer: PeerCredentials, reason: CloseReason) -> None:
+        pass
+
+    def closed(self, client: Any, reason: CloseReason) -> None:
+        pass
+
+
+def listeners(observers: Iterable[Any], event: str) -> tuple[Callable[..., None], ...]:
+    """The methods to call for an event: of those observers only that have one of their own."""
+    return tuple(
+        getattr(observer, event)
+        for observer in observers
+        if getattr(type(observer), event, None) is not getattr(Observer, event)
+    )
+
+
+class LogObserver(Observer):
+    """Writes what an operator wants to know to Twisted's log, with who, what and why.
+
+    Drops are many when there are any: the first is logged at once, the rest in sums, one line for
+    each client that lost messages in `interval` seconds.
+
+    :param clock: an `IReactorTime`.
+    """
+
+    log = Logger(namespace="sbus.bus")
+
+    def __init__(self, clock: IReactorTime, dialect: Dialect = CURRENT, interval: float = 10.0) -> None:
+        self._clock = clock
+        self._dialect = dialect
+        self._interval = interval
+        self._lost: dict[Any, list[int]] = {}
+        self._report: Any = None
+
+    def connected(self, client: Any) -> None:
+        self.log.debug("client {number} connected: {peer}", number=client.number, **_who(client.peer))
+
+    def refused(self, peer: PeerCredentials, reason: CloseReason) -> None:
+        self.log.warn("refused a connection from {peer}: {why}", reason=reason.name, why=reason.value, **_who(peer))
+
+    def violated(self, client: Any, violation: Violation, key: bytes) -> None:
+        self.log.warn(
+            "violation by client {number}, {peer}: {why} (key {key!r})",
+            number=client.number,
+            reason=violation.reason.name,
+            why=violation.reason.value,
+            key=self._dialect.shown(key),
+            **_who(client.peer),
+        )
+
+    def closed(self, client: Any, reason: CloseReason) -> None:
+        self._tell(client)
+        ordinary = reason in (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.SERVER_STOPPED)
+        (self.log.debug if ordinary else self.log.warn)(
+            "client {number} disconnected: {peer}: {why}",
+            number=client.number,
+            reason=reason.name,
+            why=reason.value,
+            **_who(client.peer),
+        )
+
+    def dropped(self, client: Any, packets: int, size: int) -> None:
+        lost = self._lost.setdefault(client, [0, 0])
+        lost[0] += packets
+        lost[1] += size
+        if self._report is None:
+            self._tell(client)
+            self._report = self._clock.callLater(self._interval, self._tell_all)
+
+    def _tell_all(self) -> None:
+        self._report = None
+        if self._lost:
+            for client in tuple(self._lost):
+                self._tell(client)
+            self._report = self._clock.callLater(self._interval, self._tell_all)
+
+    def _tell(self, client: Any) -> None:
+        lost = self._lost.pop(client, None)
+        if lost:
+            self.log.warn(
+                "dropped {messages} messages ({size} bytes) for client {number}, {peer}; {total} in all",
+                messages=lost[0],
+                size=lost[1],
+                number=client.number,
+                total=client.lost,
+                **_who(client.peer),
+            )
+
+    def stop(self) -> None:
+        """Report what is left, and leave the clock alone."""
+        for client in tuple(self._lost):
+            self._tell(client)
+        if self._report is not None:
+            self._report.cancel()
+            self._report = None
+
+
+def _who(peer: PeerCredentials) -> dict[str, Any]:
+    return {"peer": "pid {} uid {} gid {}".format(*peer), "pid": peer.pid, "uid": peer.uid, "gid": peer.gid}

@@ -1,0 +1,286 @@
+"""One client's connection to the bus: takes its packets apart and hands them to the registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet import error
+from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from sbus.errors import CloseReason, Violation, ViolationReason
+from sbus.flood import SendQueue
+from sbus.interfaces import IPacketReceiver, IPacketTransport
+from sbus.keys import PeerCredentials, SecretKey
+from sbus.packets import CMSG, MSG, SUB, UNSUB, build, parse
+from sbus.routes import next_run
+from sbus.server.holdback import Holdback
+from sbus.server.limits import MAX_REPLIES
+
+if TYPE_CHECKING:
+    from sbus.server.registry import SubscriptionRegistry
+
+__all__ = ["BusProtocol"]
+
+_WHOAMI = b"!/cred/whoami"
+
+
+@implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
+class BusProtocol:
+    """A client, as publisher (what it sends) and as receiver (`sbus.flood.Receiver`: what it is sent).
+
+    :ivar number: counts connections, from 1.
+    :ivar peer: who it is, by the kernel's word.
+    :ivar queue: what is on its way to it.
+    :ivar patterns: what it is subscribed to: pattern → (how often, parts of a secret pattern).
+    :ivar pattern_bytes: what these cost together (`sbus.server.limits.pattern_cost`).
+    :ivar lost: messages that were dropped for it.
+    :ivar is_paused: it is not read from, for a receiver's sake or until it takes its replies.
+    """
+
+    __slots__ = (
+        "_echo",
+        "_held_by",
+        "_holdback",
+        "_linger",
+        "_plain",
+        "_registry",
+        "is_paused",
+        "lost",
+        "number",
+        "pattern_bytes",
+        "patterns",
+        "peer",
+        "queue",
+        "reason",
+        "transport",
+    )
+
+    def __init__(self, registry: SubscriptionRegistry) -> None:
+        self._registry = registry
+        self.transport: IPacketTransport | None = None
+        self.number = 0
+        self.peer = PeerCredentials(0, 0, 0)
+        self.queue: SendQueue
+        self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
+        self.pattern_bytes = 0
+        self.lost = 0
+        self.reason: CloseReason | None = None
+        self.is_paused = False
+        self._echo = True
+        self._plain = registry.takesPlain
+        self._held_by: set[Any] | None = None
+        self._holdback: Holdback | None = None
+        self._linger: Any = None
+
+    # --- the connection ----------------------------------------------------------------------
+
+    def makeConnection(self, transport: IPacketTransport) -> None:  # type: ignore[override]
+        """The transport is there (`IProtocol`)."""
+        self.transport = transport
+        self.peer = transport.credentials
+        self.queue = self._registry.makeQueue(self)
+        transport.queue = self.queue
+        self.connectionMade()
+
+    def connectionMade(self) -> None:
+        """Ask to be let in (`IProtocol`)."""
+        self.reason = self._registry.connected(self)
+        if self.reason is not None and self.transport is not None:
+            self.transport.abortConnection()
+
+    def close(self, reason: CloseReason) -> None:
+        """Disconnect this client; the first reason given stands."""
+        if self.reason is None and self.transport is not None:
+            self.reason = reason
+            self.transport.abortConnection()
+
+    def readConnectionLost(self) -> None:
+        """It sends no more: give it what waits, as long as it takes any, then close (`IHalfCloseableProtocol`)."""
+        if self.reason is None and self.transport is not None:
+            self.reason = CloseReason.PEER_CLOSED
+            self._registry.leave(self)
+            if len(self.queue):
+                self._linger = self._registry.later(self.transport.abortConnection)
+            self.transport.loseConnection()
+
+    def writeConnectionLost(self) -> None:
+        """It receives no more; what it has sent still counts (`IHalfCloseableProtocol`)."""
+        self._registry.leave(self)
+        self._release()
+
+    def connectionLost(self, reason: Failure) -> None:
+        """It is gone (`IProtocol`)."""
+        if self._linger is not None and self._linger.active():
+            self._linger.cancel()
+        self._release()
+        for receiver in self._held_by or ():
+            receiver.forget(self)
+        self._held_by = None
+        self.transport = None
+        if self.reason is None:
+            if reason.check(error.ConnectionDone):
+                self.reason = CloseReason.PEER_CLOSED
+            elif reason.check(error.ConnectionLost):
+                self.reason = CloseReason.PEER_RESET
+            else:
+                self.reason = CloseReason.SERVER_ERROR
+        self._registry.disconnected(self, self.reason)
+
+    # --- as publisher ------------------------------------------------------------------------
+
+    def dataReceived(self, data: bytes) -> None:
+        """One packet (`IProtocol`), from a transport that keeps back what comes while it is paused."""
+        self.packetsReceived([data])
+
+    def packetsReceived(self, packets: list[bytes]) -> int:
+        """One batch in (`IPacketReceiver`), and one batch out to each receiver.
+
+        Runs of messages that go the same way by a known route are handed on as one.
+        """
+        registry = self._registry
+        routes = registry.routes
+        total = len(packets)
+        at = 0
+        registry.publisher = self
+        try:
+            while at < total and not self.is_paused and self.reason is None:
+                if self._plain:
+                    receivers, end = next_run(packets, at, routes)
+                    if receivers is not None:
+                        at += registry.deliver(packets[at:end], receivers)
+                        continue
+                self._handle(packets[at])
+                at += 1
+        finally:
+            registry.flush()
+            registry.publisher = None
+        return total if self.reason is not None else at
+
+    def _handle(self, packet: bytes) -> None:
+        """Deal with one packet of any kind."""
+        key = b""
+        try:
+            verb, key, payload = parse(packet)
+            if verb == MSG:
+                self._publish(packet, key, payload)
+            elif verb == SUB:
+                self._registry.subscribe(self, key)
+            elif verb == UNSUB:
+                self._registry.unsubscribe(self, key)
+            else:
+                self._control(verb, key)
+        except Violation as violation:
+            if self._registry.violated(self, violation, key):
+                self.close(CloseReason.VIOLATION)
+
+    def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
+        registry = self._registry
+        receivers = registry.route(key)
+        registry.checkPublication(self, key, payload)
+        if not self._echo and self in receivers:
+            receivers = tuple(receiver for receiver in receivers if receiver is not self)
+        registry.deliver([packet], receivers)
+
+    def _control(self, verb: bytes, key: bytes) -> None:
+        registry = self._registry
+        if not registry.dialect.control:
+            raise Violation(ViolationReason.UNKNOWN_VERB)
+        controls = registry.controls
+        if key == _WHOAMI:
+            self._reply(build(CMSG, key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid)))
+        elif key in controls.soft:
+            self._choose(soft=controls.soft[key])
+        elif key in controls.hard:
+            self._choose(hard=controls.hard[key])
+        elif key in controls.orders:
+            self.queue.arrange(controls.orders[key])
+        elif key in (b"echo/on", b"echo/off"):
+            self._echo = key == b"echo/on"
+            self._plain = self._echo and registry.takesPlain
+        else:
+            registry.counters.unknown_controls += 1
+
+    def _reply(self, packet: bytes) -> None:
+        self.queue.write(packet)
+        self._registry.touch(self)
+        if self.queue.replies > MAX_REPLIES:
+            self._pause()
+
+    def hold(self, receiver: Any) -> None:
+        """A receiver holds this client back (`sbus.server.holdback.Publisher`)."""
+        if self._held_by is None:
+            self._held_by = set()
+        self._held_by.add(receiver)
+        self._pause()
+
+    def letGo(self, receiver: Any) -> None:
+        """That receiver no longer does (`sbus.server.holdback.Publisher`)."""
+        if self._held_by is not None:
+            self._held_by.discard(receiver)
+        self._go_on()
+
+    def _pause(self) -> None:
+        if not self.is_paused and self.transport is not None:
+            self.is_paused = True
+            self.transport.pauseProducing()
+
+    def _go_on(self) -> None:
+        if self.is_paused and not self._held_by and self.queue.replies <= MAX_REPLIES:
+            self.is_paused = False
+            if self.transport is not None:
+                self.transport.resumeProducing()
+
+    # --- as receiver -------------------------------------------------------------------------
+
+    def _choose(self, **strategies: Any) -> None:
+        self.queue.choose(**strategies)
+        self._release()
+        self._registry.congested(self)
+
+    def mayBlock(self) -> bool:
+        """See `sbus.flood.Receiver`."""
+        return self.reason is None and self._registry.mayBlock(self)
+
+    def block(self, until_empty: bool) -> None:
+        """See `sbus.flood.Receiver`."""
+        publisher = self._registry.publisher
+        if publisher is not None:
+            if self._holdback is None:
+                self._holdback = self._registry.makeHoldback(self)
+            self._holdback.hold(publisher, until_empty)
+
+    def moved(self, room: bool, empty: bool) -> None:
+        """See `sbus.flood.Receiver`."""
+        if self._holdback is not None:
+            self._holdback.moved(room, empty)
+        if self.is_paused:
+            self._go_on()
+
+    def congested(self, now: bool) -> None:
+        """See `sbus.flood.Receiver`."""
+        self._registry.congested(self)
+
+    def dropped(self, packets: int, size: int) -> None:
+        """See `sbus.flood.Receiver`."""
+        self.lost += packets
+        self._registry.dropped(self, packets, size)
+
+    def misbehaved(self, reason: CloseReason) -> None:
+        """See `sbus.flood.Receiver`."""
+        self.close(reason)
+
+    def blockedTooLong(self) -> None:
+        """It has held publishers back and taken nothing for the whole time-out."""
+        self.close(CloseReason.BLOCKED_TOO_LONG)
+        self._release()
+
+    def forget(self, publisher: Any) -> None:
+        """A publisher that it holds back is gone."""
+        if self._holdback is not None:
+            self._holdback.discard(publisher)
+
+    def _release(self) -> None:
+        if self._holdback is not None:
+            self._holdback.release()

@@ -1,0 +1,332 @@
+"""The registry of subscriptions: who is connected, who is subscribed to what, and who gets a message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet import defer
+from twisted.internet.interfaces import IReactorTime
+
+from sbus.errors import CloseReason, Violation, ViolationReason
+from sbus.flood import SendQueue, SharedBudget
+from sbus.index import PatternIndex
+from sbus.interfaces import ICredentials
+from sbus.keys import CURRENT, Dialect
+from sbus.packets import MSG, build
+from sbus.routes import RouteCache
+from sbus.server.components import FloodControls
+from sbus.server.holdback import Holdback
+from sbus.server.limits import Limits, pattern_cost
+from sbus.server.observers import listeners
+from sbus.server.protocol import BusProtocol
+
+__all__ = ["Counters", "SubscriptionRegistry"]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened on a bus since it was started; all are numbers of events.
+
+    :ivar published: messages that clients (or the program around the bus) have published.
+    :ivar routed: copies of these that were meant for a receiver.
+    :ivar dropped: of those, copies that flood control or a lost receiver cost.
+    """
+
+    connected: int = 0
+    refused: int = 0
+    published: int = 0
+    routed: int = 0
+    dropped: int = 0
+    violations: int = 0
+    unknown_controls: int = 0
+    unknown_unsubscriptions: int = 0
+
+
+class SubscriptionRegistry(Service):
+    """The switch of one bus. Nothing in it is shared with any other bus.
+
+    :param credentials: decides who may connect, subscribe, publish and block.
+    :param clock: an `IReactorTime`, for time-outs.
+    :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
+    :param observers: `sbus.interfaces.IObserver` s, told of events as they happen.
+    :ivar clients: those who are connected, by their numbers.
+    :ivar routes: the cache of `route`, to be read in hot loops.
+    :ivar publisher: whose packets are in hand; None outside of a batch.
+    """
+
+    name = "registry"
+
+    def __init__(
+        self,
+        credentials: ICredentials,
+        clock: IReactorTime,
+        *,
+        limits: Limits | None = None,
+        dialect: Dialect = CURRENT,
+        ignore_violations: bool = False,
+        controls: FloodControls | None = None,
+        observers: tuple[Any, ...] = (),
+    ) -> None:
+        self.credentials = credentials
+        self.limits = limits or Limits()
+        self.dialect = dialect
+        self.ignore_violations = ignore_violations
+        self.controls = controls or FloodControls()
+        self.counters = Counters()
+        self.clients: dict[int, BusProtocol] = {}
+        self.publisher: BusProtocol | None = None
+        self.budget = SharedBudget(self.limits.total_queue_bytes)
+        self._clock = clock
+        self._index: PatternIndex[BusProtocol] = PatternIndex(dialect)
+        self._cache: RouteCache[BusProtocol] = RouteCache(dialect)
+        self.routes = self._cache.routes
+        self._queue_limits = self.limits.queue
+        self._touched: list[BusProtocol] = []
+        self._holding: set[BusProtocol] = set()
+        self._last_number = 0
+        self._whenEmpty: list[defer.Deferred[None]] = []
+        self._on_connected = listeners(observers, "connected")
+        self._on_subscribed = listeners(observers, "subscribed")
+        self._on_unsubscribed = listeners(observers, "unsubscribed")
+        self._on_published = listeners(observers, "published")
+        self._on_delivered = listeners(observers, "delivered")
+        self._on_dropped = listeners(observers, "dropped")
+        self._on_violated = listeners(observers, "violated")
+        self._on_refused = listeners(observers, "refused")
+        self._on_closed = listeners(observers, "closed")
+        self.takesPlain = not credentials.restrictsPublishing and not self._on_published
+
+    # --- clients come and go -----------------------------------------------------------------
+
+    def makeQueue(self, client: BusProtocol) -> SendQueue:
+        """The queue of packets on their way to a client."""
+        queue = SendQueue(client, self._queue_limits, self.budget, client.peer.uid)
+        if self._on_delivered:
+            queue.watch = lambda packets: self._delivered(client, packets)
+        return queue
+
+    def makeHoldback(self, client: BusProtocol) -> Holdback:
+        """The back-pressure of a client that has chosen to block."""
+        return Holdback(client, self._clock, self.limits.block_timeout)
+
+    def later(self, call: Any) -> Any:
+        """Call when the block time-out has passed; returns the delayed call."""
+        return self._clock.callLater(self.limits.block_timeout, call)
+
+    def connected(self, client: BusProtocol) -> CloseReason | None:
+        """Let a client in, or say why not."""
+        reason = None
+        if not self.running:
+            reason = CloseReason.SERVER_STOPPED
+        elif len(self.clients) >= self.limits.max_clients:
+            reason = CloseReason.TOO_MANY_CLIENTS
+        elif not self.credentials.mayConnect(client.peer):
+            reason = CloseReason.NOT_ALLOWED
+        if reason is not None:
+            self.counters.refused += 1
+            for tell in self._on_refused:
+                tell(client.peer, reason)
+            return reason
+        self._last_number += 1
+        client.number = self._last_number
+        self.clients[client.number] = client
+        self.counters.connected += 1
+        for tell in self._on_connected:
+            tell(client)
+        return None
+
+    def leave(self, client: BusProtocol) -> None:
+        """A client takes no more messages: drop its subscriptions."""
+        for pattern, (_, secret) in client.patterns.items():
+            self._index.unsubscribe(client, pattern, secret, client.peer)
+            self._cache.forget(pattern, secret, client.peer)
+        client.patterns.clear()
+        client.pattern_bytes = 0
+
+    def disconnected(self, client: BusProtocol, reason: CloseReason) -> None:
+        """A client is gone (also one that was never let in)."""
+        if self.clients.pop(client.number, None) is None:
+            return
+        self.leave(client)
+        self._holding.discard(client)
+        for tell in self._on_closed:
+            tell(client, reason)
+        if not self.clients:
+            waiting, self._whenEmpty = self._whenEmpty, []
+            for deferred in waiting:
+                deferred.callback(None)
+
+    def whenEmpty(self) -> defer.Deferred[None]:
+        """Fires when the last client leaves, the next time that happens."""
+        deferred: defer.Deferred[None] = defer.Deferred()
+        self._whenEmpty.append(deferred)
+        return deferred
+
+    def stopService(self) -> defer.Deferred[None]:
+        """Disconnect everyone; fires when they are gone."""
+        super().stopService()
+        if not self.clients:
+            return defer.succeed(None)
+        empty = self.whenEmpty()
+        for client in tuple(self.clients.values()):
+            client.close(CloseReason.SERVER_STOPPED)
+        return empty
+
+    # --- subscriptions -----------------------------------------------------------------------
+
+    def subscribe(self, client: BusProtocol, pattern: bytes) -> None:
+        """Subscribe a client; identical subscriptions are counted.
+
+        :raises Violation: if it may not, or has too many.
+        """
+        count, secret = client.patterns.get(pattern, (0, None))
+        if not count:
+            secret = self.dialect.check(pattern)
+            self.credentials.checkSubscription(client.peer, pattern, secret)
+            cost = pattern_cost(pattern, self.dialect.separator)
+            if len(client.patterns) >= self.limits.max_patterns:
+                raise Violation(ViolationReason.TOO_MANY_PATTERNS)
+            if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
+                raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
+            client.pattern_bytes += cost
+            self._index.subscribe(client, pattern, secret, client.peer)
+            self._cache.forget(pattern, secret, client.peer)
+        client.patterns[pattern] = (count + 1, secret)
+        for tell in self._on_subscribed:
+            tell(client, self._public(pattern))
+
+    def unsubscribe(self, client: BusProtocol, pattern: bytes) -> None:
+        """Take one subscription back; one that is not there is ignored and counted."""
+        count, secret = client.patterns.get(pattern, (0, None))
+        if not count:
+            self.counters.unknown_unsubscriptions += 1
+            return
+        if count > 1:
+            client.patterns[pattern] = (count - 1, secret)
+        else:
+            del client.patterns[pattern]
+            client.pattern_bytes -= pattern_cost(pattern, self.dialect.separator)
+            self._index.unsubscribe(client, pattern, secret, client.peer)
+            self._cache.forget(pattern, secret, client.peer)
+        for tell in self._on_unsubscribed:
+            tell(client, self._public(pattern))
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def route(self, key: bytes) -> tuple[BusProtocol, ...]:
+        """Who is subscribed to a key.
+
+        :raises Violation: if it is a key that nobody may publish with.
+        """
+        receivers = self.routes.get(key)
+        if receivers is None:
+            secret = self.dialect.check(key)
+            receivers = self._cache.remember(key, secret, self._index.route(key, secret))
+        return receivers
+
+    def checkPublication(self, client: BusProtocol, key: bytes, payload: bytes) -> None:
+        """Ask the credentials policy about a message, and tell observers of it.
+
+        :raises Violation: if the policy refuses it.
+        """
+        if self.credentials.restrictsPublishing and not self.credentials.mayPublish(client.peer, key):
+            raise Violation(ViolationReason.REFUSED_PUBLICATION)
+        if self._on_published:
+            secret = self.dialect.is_secret(key)
+            for tell in self._on_published:
+                tell(client, self._public(key), None if secret else payload)
+
+    def publish(self, key: bytes, payload: bytes) -> None:
+        """Publish a message from the program around the bus, on behalf of no client.
+
+        :raises Violation: if it is a key that nobody may publish with.
+        """
+        self.deliver([build(MSG, key, payload)], self.route(key))
+        if self.publisher is None:
+            self.flush()
+
+    def deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...]) -> int:
+        """Queue packets for their receivers; `flush` sends them.
+
+        :returns: how many packets, from the front, were dealt with: it stops where a receiver
+            begins to hold the publisher back.
+        """
+        publisher = self.publisher
+        if self._holding and len(packets) > 1 and not self._holding.isdisjoint(receivers):
+            for count, packet in enumerate(packets, 1):
+                self.deliver([packet], receivers)
+                if publisher is not None and publisher.is_paused:
+                    return count
+            return len(packets)
+        self.counters.published += len(packets)
+        self.counters.routed += len(packets) * len(receivers)
+        touched = self._touched
+        for receiver in receivers:
+            queue = receiver.queue
+            if queue.is_congested:
+                queue.offer(packets)
+            else:
+                if not queue.pending:
+                    touched.append(receiver)
+                queue.pending += packets
+        return len(packets)
+
+    def touch(self, client: BusProtocol) -> None:
+        """A client has something in its queue that `flush` is to send."""
+        self._touched.append(client)
+
+    def flush(self) -> None:
+        """Send what the batch in hand has brought, each receiver's share with one call."""
+        touched, self._touched = self._touched, []
+        for client in touched:
+            if client.transport is not None:
+                client.transport.flush()
+            else:
+                client.queue.abandon()
+
+    # --- flood control -----------------------------------------------------------------------
+
+    def mayBlock(self, receiver: BusProtocol) -> bool:
+        """Whether a receiver may hold back the client that is publishing."""
+        publisher = self.publisher
+        return (
+            publisher is not None
+            and publisher.transport is not None
+            and self.credentials.mayBlock(receiver.peer, publisher.peer)
+        )
+
+    def congested(self, client: BusProtocol) -> None:
+        """A client's queue has begun or ceased to wait, or its strategies have changed."""
+        if client.queue.is_congested and client.queue.may_hold_back:
+            self._holding.add(client)
+        else:
+            self._holding.discard(client)
+
+    def dropped(self, client: BusProtocol, packets: int, size: int) -> None:
+        """Messages were dropped for a client."""
+        self.counters.dropped += packets
+        for tell in self._on_dropped:
+            tell(client, packets, size)
+
+    def _delivered(self, client: BusProtocol, packets: list[bytes]) -> None:
+        for tell in self._on_delivered:
+            tell(client, len(packets), sum(map(len, packets)))
+
+    def violated(self, client: BusProtocol, violation: Violation, key: bytes) -> bool:
+        """A client broke the protocol; whether it is to be disconnected."""
+        self.counters.violations += 1
+        for tell in self._on_violated:
+            tell(client, violation, self._public(key))
+        return not self.ignore_violations
+
+    def _public(self, key: bytes) -> bytes:
+        """A key as observers may see it: a secret one without its ``<rest>``."""
+        if not self.dialect.is_secret(key):
+            return key
+        try:
+            secret = self.dialect.check(key)
+        except Violation:
+            return b"!/..."
+        return b"!/cred/%b/" % secret.ids if secret else key

@@ -1,0 +1,72 @@
+"""The plain twin of the compiled helper `sbus.syscalls._batch`: one system call for each packet."""
+
+from __future__ import annotations
+
+import socket
+
+__all__ = ["PacketReader", "send_packets"]
+
+
+class PacketReader:
+    """Reads packets from SEQPACKET sockets, through buffers that all connections share.
+
+    :param max_packet: bytes in the longest packet that is received whole.
+    :param batch: packets in the largest batch.
+    """
+
+    def __init__(self, max_packet: int, batch: int = 64) -> None:
+        self.max_packet = max_packet
+        self.batch = batch
+        self._buffer = bytearray(max_packet)
+        self._view = memoryview(self._buffer)
+
+    def read(self, sock: socket.socket) -> tuple[list[bytes], bool]:
+        """Receive what has arrived, at most one batch, without waiting.
+
+        A packet that was too long to be received whole becomes the empty packet. Descriptors sent
+        along are not received (recvmsg(2): without room for control data the kernel closes them).
+
+        :returns: the packets, and whether the stream ended behind them (end-of-file, or an empty packet).
+        :raises OSError: as recvmsg(2), if nothing was received; but not EAGAIN.
+        """
+        packets: list[bytes] = []
+        retried = False
+        while len(packets) < self.batch:
+            try:
+                size, _, flags, _ = sock.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                # Reported once, before the packets that still wait (unix(7)): read on.
+                if retried:
+                    raise
+                retried = True
+                continue
+            except OSError:
+                if packets:
+                    break
+                raise
+            if not size:
+                return packets, True
+            packets.append(b"" if flags & socket.MSG_TRUNC else bytes(self._view[:size]))
+        return packets, False
+
+
+def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
+    """Send packets, at most one batch, without waiting.
+
+    :returns: how many, from the front, were sent; 0 if the socket is full.
+    :raises OSError: as sendmsg(2), if the first packet cannot be sent; but not EAGAIN.
+    """
+    sent = 0
+    for packet in packets[:64]:
+        try:
+            sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            break
+        except OSError:
+            if sent:
+                break
+            raise
+        sent += 1
+    return sent

@@ -1,0 +1,306 @@
+"""Addresses of a bus: what a user writes, and sockets that listen on it or connect to it.
+
+========================  =====================================================================
+``/run/sbus.sock``        a path
+``@name``                 an abstract address, exactly this name
+``/dev/unix/abstract/HEX``  an abstract address as the original writes it: the whole ``sun_path`` in
+                          hexadecimal, padded with NULs to its full length
+``/dev/unix/abstract``    a random one of that kind (listening only)
+``/dev/fd/N``             an inherited descriptor (listening only)
+``systemd[:NAME]``        socket activation, see systemd.socket(5) (listening only)
+========================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import re
+import secrets
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sbus.errors import AddressError, ListenError
+from sbus.syscalls.sockets import is_seqpacket, refuse_descriptors
+
+__all__ = ["Address", "Bound", "adopt", "connect", "default_address", "inherited_name", "listen", "parse"]
+
+_SUN_PATH = 108
+_ABSTRACT = "/dev/unix/abstract"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed address: a name for the kernel, or a descriptor, or a name for systemd.
+
+    :ivar text: how to write it so that it means the same.
+    :ivar name: what bind(2) and connect(2) take; abstract ones begin with a NUL.
+    """
+
+    text: str
+    name: bytes = b""
+    descriptor: int | None = None
+    systemd: str | None = None
+
+    @property
+    def is_abstract(self) -> bool:
+        return self.name.startswith(b"\0")
+
+    @property
+    def is_path(self) -> bool:
+        return bool(self.name) and not self.is_abstract
+
+
+def default_address(environ: os._Environ[str] | dict[str, str] = os.environ, uid: int | None = None) -> str:
+    """Where a bus listens if it is not told: ``/run/sbus.sock`` for root, else in ``$XDG_RUNTIME_DIR``.
+
+    :raises AddressError: if there is no such directory.
+    """
+    if (os.getuid() if uid is None else uid) == 0:
+        return "/run/sbus.sock"
+    directory = environ.get("XDG_RUNTIME_DIR")
+    if not directory:
+        raise AddressError("XDG_RUNTIME_DIR is not set: say where the socket is, as --socket=/some/path/sbus.sock")
+    return os.path.join(directory, "sbus.sock")
+
+
+def parse(text: str) -> Address:
+    """Understand an address as a user writes it (see this module's table).
+
+    :raises AddressError: if it is none.
+    """
+    if text == _ABSTRACT:
+        return _abstract(b"\0" + secrets.token_bytes(_SUN_PATH - 1))
+    if text.startswith(_ABSTRACT + "/"):
+        digits = text[len(_ABSTRACT) + 1 :]
+        if len(digits) % 2 or not re.fullmatch("[0-9a-fA-F]+", digits) or len(digits) > 2 * _SUN_PATH:
+            raise AddressError(
+                f"{text}: after {_ABSTRACT}/ come hexadecimal digits, an even number and at most {2 * _SUN_PATH}"
+            )
+        name = bytes.fromhex(digits)
+        return _abstract(name if name.startswith(b"\0") else b"\0" + name)
+    if text.startswith("@"):
+        name = b"\0" + os.fsencode(text[1:])
+        if len(name) < 2 or len(name) > _SUN_PATH:
+            raise AddressError(f"{text}: an abstract name has 1 to {_SUN_PATH - 1} bytes")
+        return Address(text, name)
+    if text == "systemd" or text.startswith("systemd:"):
+        return Address(text, systemd=text[len("systemd:") :])
+    if match := re.fullmatch(r"/dev/fd/(\d{1,9})", text):
+        return Address(text, descriptor=int(match[1]))
+    name = os.fsencode(text)
+    if not name or b"\0" in name:
+        raise AddressError("an address must not be empty or hold a NUL: give a path, or @name for an abstract address")
+    if len(name) >= _SUN_PATH:
+        raise AddressError(f"{text}: the path has {len(name)} bytes, but a socket's has at most {_SUN_PATH - 1}")
+    return Address(text, name)
+
+
+def _abstract(name: bytes) -> Address:
+    if len(name) > _SUN_PATH:
+        raise AddressError(f"an abstract name has at most {_SUN_PATH - 1} bytes")
+    name = name.ljust(_SUN_PATH, b"\0")
+    return Address(f"{_ABSTRACT}/{name.hex()}", name)
+
+
+def connect(address: Address) -> socket.socket:
+    """Connect, without waiting, to a bus.
+
+    :returns: a connected, non-blocking socket.
+    :raises BlockingIOError: if the server is there but its backlog is full: try again soon.
+    :raises OSError: as connect(2).
+    :raises AddressError: if one cannot connect to this kind of address.
+    """
+    if not address.name:
+        raise AddressError(f"{address.text}: one can listen there, but not connect to it: give a path or @name")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(address.name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@dataclass(slots=True)
+class Bound:
+    """A listening socket, and what is to be removed when it closes.
+
+    :ivar inode: (device, inode) of the path that was made for it, if one was.
+    """
+
+    sock: socket.socket
+    address: Address
+    inode: tuple[int, int] | None = None
+
+    def close(self) -> None:
+        """Stop listening; the path goes too, if it is still ours."""
+        if self.inode is not None:
+            with contextlib.suppress(OSError):
+                found = os.lstat(self.address.name)
+                if (found.st_dev, found.st_ino) == self.inode:
+                    os.unlink(self.address.name)
+        self.sock.close()
+
+
+def listen(
+    address: Address,
+    *,
+    mode: int = 0o700,
+    group: str | int | None = None,
+    reuse: bool = False,
+    backlog: int = socket.SOMAXCONN,
+) -> Bound:
+    """Listen on a path or an abstract address, or on an inherited descriptor.
+
+    The path never has more permissions than `mode`, not even for a moment: it is made without any,
+    gets its group, then its mode, and only then the socket listens.
+
+    :param mode: permissions of the path; who may write to it may connect.
+    :param group: name or number of the group that the path is given to.
+    :param reuse: replace a socket that nobody listens on any more (never one that is alive, nor
+        anything that is not a socket).
+    :raises ListenError: with the reason and the remedy in one line.
+    """
+    if address.systemd is not None:
+        raise ListenError(f"{address.text}: sockets from systemd are handed over as descriptors")
+    if address.descriptor is not None:
+        return adopt(address, backlog)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    bound = Bound(sock, address)
+    try:
+        refuse_descriptors(sock)
+        if address.is_abstract:
+            sock.bind(address.name)
+        else:
+            _bind_path(bound, mode, group, reuse)
+        sock.listen(backlog)
+    except BaseException as error:
+        bound.close()
+        if isinstance(error, OSError):
+            raise ListenError(_remedy(address, error)) from error
+        raise
+    return bound
+
+
+def _bind_path(bound: Bound, mode: int, group: str | int | None, reuse: bool) -> None:
+    path = bound.address.name
+    os.fchmod(bound.sock.fileno(), 0)
+    with _directory_lock(os.path.dirname(path) or b"."):
+        if os.path.lexists(path):
+            _check_stale(bound.address, reuse)
+            os.unlink(path)
+        bound.sock.bind(path)
+        made = os.lstat(path)
+        bound.inode = (made.st_dev, made.st_ino)
+    if group is not None:
+        try:
+            gid = grp.getgrnam(group).gr_gid if isinstance(group, str) else group
+        except KeyError:
+            raise ListenError(f"no group is called {group!r}: name one of getent group") from None
+        os.chown(path, -1, gid)
+    os.chmod(path, mode)
+
+
+@contextlib.contextmanager
+def _directory_lock(directory: bytes) -> Iterator[None]:
+    """Keep two servers from replacing each other's fresh socket in the belief that it is the stale one."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot lock
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_stale(address: Address, reuse: bool) -> None:
+    """Refuse unless what stands at the path is a socket that nobody listens on, and may be replaced."""
+    text = address.text
+    if not stat.S_ISSOCK(os.lstat(address.name).st_mode):
+        raise ListenError(f"{text} exists and is not a socket: remove it yourself, or choose another --socket")
+    try:
+        connect(address).close()
+    except ConnectionRefusedError:
+        if not reuse:
+            raise ListenError(
+                f"{text} is left over from a server that is gone: start with --reuse to replace it, or remove it"
+            ) from None
+        return
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
+            raise
+    raise ListenError(f"{text} is in use by a server that is running: stop that one, or choose another --socket")
+
+
+def inherited_name(address: Address) -> bytes:
+    """The name that an inherited socket is bound to; abstract ones begin with a NUL.
+
+    :raises ListenError: if it is no Unix-domain SEQPACKET socket.
+    """
+    sock = _inherited(address)
+    try:
+        name = sock.getsockname()
+        return name if isinstance(name, bytes) else os.fsencode(name)
+    finally:
+        sock.detach()
+
+
+def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> Bound:
+    """Listen on an inherited socket; its path, mode and removal stay with whoever made it.
+
+    :raises ListenError: if it is no Unix-domain SEQPACKET socket, or is not bound.
+    """
+    sock = _inherited(address)
+    sock.setblocking(False)
+    os.set_inheritable(sock.fileno(), False)
+    refuse_descriptors(sock)
+    try:
+        if not sock.getsockname():
+            raise ListenError(f"{address.text} is not bound to an address: bind it before passing it")
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sock.listen(backlog)
+    except OSError as error:
+        sock.detach()
+        raise ListenError(f"{address.text} cannot listen ({error.strerror}): pass a socket that is bound") from None
+    return Bound(sock, address)
+
+
+def _inherited(address: Address) -> socket.socket:
+    """The socket that was passed to this process; `detach` it if it is not to be closed."""
+    assert address.descriptor is not None
+    try:
+        sock = socket.socket(fileno=address.descriptor)
+    except OSError as error:
+        raise ListenError(
+            f"{address.text}: descriptor {address.descriptor} is not an open socket ({error.strerror}): "
+            "have the parent process pass one"
+        ) from None
+    if not is_seqpacket(sock):
+        sock.detach()
+        raise ListenError(
+            f"{address.text}: descriptor {address.descriptor} is not a Unix SOCK_SEQPACKET socket: "
+            "pass one (for systemd: ListenSequentialPacket=)"
+        )
+    return sock
+
+
+def _remedy(address: Address, error: OSError) -> str:
+    text, why = address.text, error.strerror or str(error)
+    directory = os.path.dirname(text) or "."
+    remedies = {
+        errno.EADDRINUSE: "another server is running there: stop that one, or choose another --socket",
+        errno.ENOENT: f"make the directory {directory} first, or choose another --socket",
+        errno.ENOTDIR: f"{directory} is not a directory: choose another --socket",
+        errno.EACCES: f"you may not make a socket in {directory}: choose another --socket, or start as a user who may",
+        errno.EPERM: "only a member of the group (or root) may give it the socket: choose another --group or user",
+        errno.EROFS: f"{directory} is read-only: choose another --socket",
+        errno.ENOSPC: f"the file system of {directory} is full: make room, or choose another --socket",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    }
+    return f"cannot listen on {text}: {why}: {remedies.get(error.errno or 0, 'choose another --socket')}"

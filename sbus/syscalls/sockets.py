@@ -1,0 +1,80 @@
+"""Socket options of SEQPACKET sockets: buffers, descriptors that others send along, who the peer is."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from pathlib import Path
+
+from sbus.keys import PeerCredentials
+
+__all__ = [
+    "LARGEST_SEND_BUFFER",
+    "OVERHEAD",
+    "is_seqpacket",
+    "overflow_ids",
+    "peer_credentials",
+    "raise_send_buffer",
+    "refuse_descriptors",
+    "sendable",
+]
+
+LARGEST_SEND_BUFFER = 1 << 20
+"""Bytes in the largest send buffer that we ask for: what the kernel holds escapes flood control."""
+
+OVERHEAD = 32
+"""Bytes by which the longest packet is shorter than the send buffer (``unix_dgram_sendmsg``, Linux)."""
+
+_SO_SNDBUFFORCE = 32
+_SO_PASSRIGHTS = 83
+_UCRED = struct.Struct("iII")
+
+
+def is_seqpacket(sock: socket.socket) -> bool:
+    """Whether this is a Unix-domain SEQPACKET socket."""
+    return sock.family == socket.AF_UNIX and (
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
+    )
+
+
+def peer_credentials(sock: socket.socket) -> PeerCredentials:
+    """Who connected (or listens), by the kernel's word at the time of connect(2)."""
+    return PeerCredentials(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+
+
+def sendable(sock: socket.socket) -> int:
+    """Bytes in the longest packet that this socket can send."""
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - OVERHEAD
+
+
+def raise_send_buffer(sock: socket.socket, max_packet: int) -> int:
+    """Make the send buffer large enough for a packet of so many bytes, as far as the kernel permits.
+
+    It is set to about the packet's size, which the kernel doubles (socket(7)).
+
+    :returns: bytes in the longest packet that the socket can send now.
+    """
+    wanted = min(max_packet + OVERHEAD, LARGEST_SEND_BUFFER // 2)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
+    if sendable(sock) < min(max_packet, LARGEST_SEND_BUFFER - OVERHEAD):
+        with contextlib.suppress(OSError):  # needs CAP_NET_ADMIN
+            sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, wanted)
+    return sendable(sock)
+
+
+def refuse_descriptors(sock: socket.socket) -> None:
+    """Have the kernel refuse descriptors sent along (SCM_RIGHTS); older kernels drop them when we receive."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+
+
+def overflow_ids() -> tuple[int, int]:
+    """The uid and the gid that stand for those which a user namespace cannot express (user_namespaces(7))."""
+    ids = []
+    for name in ("overflowuid", "overflowgid"):
+        try:
+            ids.append(int(Path("/proc/sys/kernel", name).read_text()))
+        except (OSError, ValueError):
+            ids.append(65534)
+    return ids[0], ids[1]

@@ -1,0 +1,6 @@
+"""``seqpacket:`` for `serverFromString` and `clientFromString`."""
+
+from sbus.seqpacket.endpoints import ClientParser, ServerParser
+
+seqpacketServer = ServerParser()
+seqpacketClient = ClientParser()

@@ -1,0 +1,5 @@
+"""``twistd sbus``."""
+
+from twisted.application.service import ServiceMaker
+
+sbus = ServiceMaker("sbus", "sbus.server.options", "A local message bus over Unix SEQPACKET sockets.", "sbus")
