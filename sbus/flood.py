@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from zope.interface import implementer
 
 from sbus.errors import CloseReason
-
-if TYPE_CHECKING:
-    from sbus.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy
+from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 
 __all__ = [
     "HARD_STRATEGIES",
@@ -48,6 +48,7 @@ class Verdict(enum.Enum):
     CLOSE = "disconnect the receiver"
 
 
+@implementer(ISoftStrategy, IHardStrategy)
 class Strategy:
     """A strategy that always says the same; soft or hard, by its selector."""
 
@@ -63,6 +64,7 @@ class Strategy:
         return self.always
 
 
+@implementer(IQueueOrder)
 class Order:
     """An order given by a sort key, see `sbus.interfaces.IQueueOrder`."""
 
@@ -251,6 +253,7 @@ class _Ranked:
         self._taken = []
 
 
+@implementer(IPacketQueue)
 class SendQueue:
     """The packets on their way to one receiver; an `IPacketQueue` with flood control.
 

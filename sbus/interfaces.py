@@ -7,13 +7,14 @@ by the control message that names it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zope.interface import Attribute, Interface
 
-from sbus.errors import CloseReason, Violation
-from sbus.flood import SendQueue, Verdict
-from sbus.keys import PeerCredentials, SecretKey
+if TYPE_CHECKING:
+    from sbus.errors import CloseReason, Violation
+    from sbus.flood import SendQueue, Verdict
+    from sbus.keys import PeerCredentials, SecretKey
 
 __all__ = [
     "ICredentials",
@@ -35,19 +36,19 @@ class ICredentials(Interface):
         "Whether `mayPublish` is to be asked. It costs time for every message, so say False if it allows everything."
     )
 
-    def mayConnect(peer: PeerCredentials) -> bool:  # type: ignore[misc]
+    def mayConnect(peer: PeerCredentials) -> bool:
         """Whether this peer may use the bus."""
 
-    def checkSubscription(peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:  # type: ignore[misc]
+    def checkSubscription(peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
         """Whether this peer may subscribe; `secret` is the pattern's parts where it is a secret one.
 
         :raises sbus.errors.Violation: if not.
         """
 
-    def mayPublish(peer: PeerCredentials, key: bytes) -> bool:  # type: ignore[misc]
+    def mayPublish(peer: PeerCredentials, key: bytes) -> bool:
         """Whether this peer may publish with this key (asked only if `restrictsPublishing`)."""
 
-    def mayBlock(receiver: PeerCredentials, publisher: PeerCredentials) -> bool:  # type: ignore[misc]
+    def mayBlock(receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
         """Whether a receiver that chose to block may hold this publisher back."""
 
 
@@ -57,7 +58,7 @@ class ICredentialsPolicy(Interface):
     name: str = Attribute("What ``--credentials`` calls it.")
     description: str = Attribute("One line for ``--help``.")
 
-    def make(settings: Any) -> ICredentials:  # type: ignore[misc]
+    def make(settings: Any) -> ICredentials:
         """Make the component for one bus from the `sbus.server.credentials.AccessSettings` in force."""
 
 
@@ -67,7 +68,7 @@ class ISoftStrategy(Interface):
     selector: bytes = Attribute("The control message that selects it, as ``b'blocking/soft/queue'``.")
     always: Verdict | None = Attribute("The verdict if it is always the same one, which is quick; else None.")
 
-    def decide(queue: SendQueue, packet: bytes) -> Verdict:  # type: ignore[misc]
+    def decide(queue: SendQueue, packet: bytes) -> Verdict:
         """The verdict on this packet, which waits for this queue's receiver (asked only if `always` is None)."""
 
 
@@ -77,7 +78,7 @@ class IHardStrategy(Interface):
     selector: bytes = Attribute("The control message that selects it, as ``b'blocking/hard/discard'``.")
     always: Verdict | None = Attribute("The verdict if it is always the same one, which is quick; else None.")
 
-    def decide(queue: SendQueue, packet: bytes) -> Verdict:  # type: ignore[misc]
+    def decide(queue: SendQueue, packet: bytes) -> Verdict:
         """The verdict on this packet, for which there is no room (asked only if `always` is None)."""
 
 
@@ -88,7 +89,7 @@ class IQueueOrder(Interface):
     newestFirst: bool | None = Attribute("What `rank` is told from now on; None leaves what was chosen before.")
     arrival: bool = Attribute("Whether this is the order of arrival, replies included; then `rank` is not asked.")
 
-    def rank(arrival: int, size: int, newest_first: bool) -> Any:  # type: ignore[misc]
+    def rank(arrival: int, size: int, newest_first: bool) -> Any:
         """A sort key for a packet of `size` bytes that arrived as number `arrival`: the lowest is sent first."""
 
 
@@ -101,50 +102,50 @@ class IObserver(Interface):
     ``<pid>``, and its payload is withheld.
     """
 
-    def connected(client: Any) -> None:  # type: ignore[misc]
+    def connected(client: Any) -> None:
         """A client is connected."""
 
-    def subscribed(client: Any, pattern: bytes) -> None:  # type: ignore[misc]
+    def subscribed(client: Any, pattern: bytes) -> None:
         """A client has subscribed."""
 
-    def unsubscribed(client: Any, pattern: bytes) -> None:  # type: ignore[misc]
+    def unsubscribed(client: Any, pattern: bytes) -> None:
         """A client has dropped a subscription."""
 
-    def published(client: Any, key: bytes, payload: bytes | None) -> None:  # type: ignore[misc]
+    def published(client: Any, key: bytes, payload: bytes | None) -> None:
         """A client has published a message; the payload is None if the key is secret."""
 
-    def delivered(client: Any, packets: int, size: int) -> None:  # type: ignore[misc]
+    def delivered(client: Any, packets: int, size: int) -> None:
         """So many packets, of so many bytes together, were handed to the kernel for a client."""
 
-    def dropped(client: Any, packets: int, size: int) -> None:  # type: ignore[misc]
+    def dropped(client: Any, packets: int, size: int) -> None:
         """So many packets, of so many bytes together, were dropped that a client should have got."""
 
-    def violated(client: Any, violation: Violation, key: bytes) -> None:  # type: ignore[misc]
+    def violated(client: Any, violation: Violation, key: bytes) -> None:
         """A client broke the protocol (with this key or pattern, as far as there is one)."""
 
-    def refused(peer: PeerCredentials, reason: CloseReason) -> None:  # type: ignore[misc]
+    def refused(peer: PeerCredentials, reason: CloseReason) -> None:
         """A connection was accepted only to be closed."""
 
-    def closed(client: Any, reason: CloseReason) -> None:  # type: ignore[misc]
+    def closed(client: Any, reason: CloseReason) -> None:
         """A client is gone."""
 
 
 class IPacketQueue(Interface):
     """What a packet transport sends from. `sbus.flood.SendQueue` is one."""
 
-    def __len__() -> int:  # type: ignore[misc]
+    def __len__() -> int:
         """How many packets wait."""
 
-    def write(packet: bytes) -> None:  # type: ignore[misc]
+    def write(packet: bytes) -> None:
         """Add a packet that must be sent."""
 
-    def take(count: int) -> list[bytes]:  # type: ignore[misc]
+    def take(count: int) -> list[bytes]:
         """The next packets to send, at most `count`; they are out of the queue until `done`."""
 
-    def done(taken: list[bytes], sent: int) -> None:  # type: ignore[misc]
+    def done(taken: list[bytes], sent: int) -> None:
         """Of what was taken, so many packets (from the front) were sent; the others are to be kept."""
 
-    def refused(packet: bytes) -> bool:  # type: ignore[misc]
+    def refused(packet: bytes) -> bool:
         """The kernel will never take this packet, as it is too long for the socket's buffer.
 
         It was reported to `done` as sent, to be out of the way.
@@ -152,14 +153,14 @@ class IPacketQueue(Interface):
         :returns: whether the connection may go on without it.
         """
 
-    def abandon() -> None:  # type: ignore[misc]
+    def abandon() -> None:
         """Nothing can be sent any more."""
 
 
 class IPacketReceiver(Interface):
     """A protocol that takes packets by the batch."""
 
-    def packetsReceived(packets: list[bytes]) -> int:  # type: ignore[misc]
+    def packetsReceived(packets: list[bytes]) -> int:
         """Packets have arrived, in this order; an empty one stands for one that was too long.
 
         :returns: how many were handled. If not all, the protocol has paused the transport, which
@@ -173,20 +174,20 @@ class IPacketTransport(Interface):
     queue: Any = Attribute("The `IPacketQueue` that is sent from; a protocol may put its own in its place.")
     credentials: PeerCredentials = Attribute("Who is at the other end.")
 
-    def write(packet: bytes) -> None:  # type: ignore[misc]
+    def write(packet: bytes) -> None:
         """Send one packet, soon."""
 
-    def flush() -> None:  # type: ignore[misc]
+    def flush() -> None:
         """Send now what the socket takes of what waits."""
 
-    def pauseProducing() -> None:  # type: ignore[misc]
+    def pauseProducing() -> None:
         """Read no more."""
 
-    def resumeProducing() -> None:  # type: ignore[misc]
+    def resumeProducing() -> None:
         """Read again; what was kept back is delivered first."""
 
-    def loseConnection() -> None:  # type: ignore[misc]
+    def loseConnection() -> None:
         """Send what waits, then close."""
 
-    def abortConnection() -> None:  # type: ignore[misc]
+    def abortConnection() -> None:
         """Close, and forget what waits."""

@@ -117,7 +117,8 @@ def _check_reserved(key: bytes) -> SecretKey | None:
             if not _ID.fullmatch(field) or (field and int(field) > _LARGEST_ID):
                 raise Violation(ViolationReason.BAD_ID)
         if not start:
-            secret = SecretKey(*credentials.groups(), key[credentials.end() :])
+            gid, uid, pid = credentials.groups()
+            secret = SecretKey(gid, uid, pid, key[credentials.end() :])
         bang = _BANG.search(key, credentials.end())
     return secret
 

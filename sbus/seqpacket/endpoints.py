@@ -67,6 +67,7 @@ class SeqpacketServerEndpoint:
         self.group = group
         self.reuse = reuse
         self.max_packet = max_packet
+        self._bound: addresses.Bound | None = None
 
     def listen(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IListeningPort]:
         """Listen (`IStreamServerEndpoint`); fails with `sbus.errors.ListenError`."""
@@ -77,11 +78,19 @@ class SeqpacketServerEndpoint:
 
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
-        self.resolve()
-        bound = addresses.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
+        bound, self._bound = self._bound or self.bind(), None
         port = PacketPort(self.reactor, bound, protocolFactory, self.max_packet)
         port.startListening()
         return port
+
+    def bind(self) -> addresses.Bound:
+        """Make the listening socket ahead of `listen`, for who wants to know early whether that works.
+
+        :raises sbus.errors.ListenError: with the reason and the remedy.
+        """
+        self.resolve()
+        self._bound = addresses.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
+        return self._bound
 
     def resolve(self) -> addresses.Address:
         """Find the socket that systemd, or whoever started us, has passed; its name is known from then on.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import pwd
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from twisted.application.service import IService, MultiService, Service
+from twisted.internet.interfaces import IReactorFromThreads
 from twisted.python import usage
 
 from sbus import __version__
@@ -27,44 +30,46 @@ _DEFAULTS = Limits()
 
 
 def _mode(text: str) -> int:
-    mode = int(text, 8)
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
     if not 0 <= mode <= 0o777:
-        raise ValueError("a mode has three octal digits, as 0770")
+        raise UsageError(f"--mode={text}: give three octal digits, as 0770")
     return mode
 
 
-def _choice(*words: str) -> Any:
+def _choice(option: str, *words: str) -> Callable[[str], str]:
     def coerce(text: str) -> str:
         if text not in words:
-            raise ValueError(f"must be {' or '.join(words)}")
+            raise UsageError(f"--{option}={text}: say {' or '.join(words)}")
         return text
 
     return coerce
 
 
-def _number(text: str) -> int:
-    number = int(text)
-    if number <= 0:
-        raise ValueError("must be more than 0")
-    return number
+def _amount(option: str, unit: str, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    def coerce(text: str) -> Any:
+        try:
+            amount = kind(text)
+        except ValueError:
+            amount = 0
+        if not 0 < amount < float("inf"):
+            raise UsageError(f"--{option}={text}: give a number of {unit} above 0")
+        return amount
 
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError("must be more than 0")
-    return seconds
+    return coerce
 
 
 def _uid(text: str) -> int:
     if text.isdigit():
         if int(text) > 2**32 - 2:
-            raise usage.UsageError(f"--allow-user={text}: a UID is less than 2^32 - 1")
+            raise UsageError(f"--allow-user={text}: a UID is less than 2^32 - 1")
         return int(text)
     try:
         return pwd.getpwnam(text).pw_uid
     except KeyError:
-        raise usage.UsageError(
+        raise UsageError(
             f"--allow-user={text}: there is no such user: give a name that `getent passwd` knows, or a UID"
         ) from None
 
@@ -87,9 +92,8 @@ class Options(usage.Options):
         [
             "mode",
             "m",
-            0o700,
-            "Permissions of the socket's path, octal; never exceeded [default: 0700]",
-            _mode,
+            "0700",
+            "Permissions of the socket's path, octal; it never has more",
         ],
         [
             "group",
@@ -103,40 +107,58 @@ class Options(usage.Options):
             None,
             "disconnect",
             "What happens to a client that breaks the protocol: disconnect, or ignore (the packet is dropped)",
-            _choice("disconnect", "ignore"),
+            _choice("on-violation", "disconnect", "ignore"),
         ],
-        ["dialect", None, "current", "Revision of the protocol: current or early", _choice(*_DIALECTS)],
+        ["dialect", None, "current", "Revision of the protocol: current or early", _choice("dialect", *_DIALECTS)],
         [
             "block-timeout",
             None,
             _DEFAULTS.block_timeout,
             "Seconds for which a client that holds publishers back may take nothing before it is disconnected",
-            _seconds,
+            _amount("block-timeout", "seconds", float),
         ],
-        ["queue-messages", None, _DEFAULTS.queue_messages, "Messages that may wait for one client", _number],
-        ["queue-bytes", None, _DEFAULTS.queue_bytes, "Bytes that may wait for one client", _number],
+        [
+            "queue-messages",
+            None,
+            _DEFAULTS.queue_messages,
+            "Messages that may wait for one client",
+            _amount("queue-messages", "messages"),
+        ],
+        [
+            "queue-bytes",
+            None,
+            _DEFAULTS.queue_bytes,
+            "Bytes that may wait for one client",
+            _amount("queue-bytes", "bytes"),
+        ],
         [
             "total-queue-bytes",
             None,
             _DEFAULTS.total_queue_bytes,
             "Bytes that may wait for all clients",
-            _number,
+            _amount("total-queue-bytes", "bytes"),
         ],
-        ["max-packet", None, _DEFAULTS.max_packet, "Bytes in the longest packet", _number],
-        ["max-clients", None, _DEFAULTS.max_clients, "Clients connected at one time", _number],
+        ["max-packet", None, _DEFAULTS.max_packet, "Bytes in the longest packet", _amount("max-packet", "bytes")],
+        [
+            "max-clients",
+            None,
+            _DEFAULTS.max_clients,
+            "Clients connected at one time",
+            _amount("max-clients", "clients"),
+        ],
         [
             "max-patterns",
             None,
             _DEFAULTS.max_patterns,
             "Different patterns that one client may hold",
-            _number,
+            _amount("max-patterns", "patterns"),
         ],
         [
             "max-pattern-bytes",
             None,
             _DEFAULTS.max_pattern_bytes,
             "Bytes in the patterns that one client may hold (a segment past a pattern's 16th counts 256 more)",
-            _number,
+            _amount("max-pattern-bytes", "bytes"),
         ],
     ]
 
@@ -166,12 +188,12 @@ class Options(usage.Options):
     )
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self["allow-user"] = []
 
     def opt_allow_user(self, user: str) -> None:
-        """User (name or UID) who may connect; repeatable. The server's own user always may.
-        [default: whoever the socket's mode lets in; on an abstract address only root besides]"""
+        """User (name or UID) who may connect; repeatable. The server's own user always may. [default: whoever the
+        socket's mode lets in; on an abstract address root]"""
         self["allow-user"].append(_uid(user))
 
     opt_u = opt_allow_user
@@ -193,14 +215,23 @@ class Options(usage.Options):
             f"Flood control that clients can choose:\n  {' '.join(names)}\n"
         )
 
-    def postOptions(self) -> None:
+    def parseOptions(self, options: Any = None) -> None:
+        """Parse and check the command line.
+
+        :raises SystemExit: with one line; Twisted's own way would print all of the help around it.
+        """
         try:
-            self["socket"] = self["socket"] or default_address()
-            self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
-            self.policy = find_policy(self["credentials"])
-            self.endpoint = _endpoint(self)
-        except UsageError as e:
-            raise usage.UsageError(str(e)) from None
+            super().parseOptions(options)  # type: ignore[no-untyped-call]
+        except (usage.UsageError, UsageError) as e:
+            raise SystemExit(f"sbus: {e} (see twistd sbus --help)") from None
+
+    def postOptions(self) -> None:
+        """Make the components that the options describe."""
+        self["socket"] = self["socket"] or default_address()
+        self["mode"] = _mode(self["mode"])
+        self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
+        self.policy = find_policy(self["credentials"])
+        self.endpoint = _endpoint(self)
 
 
 def _endpoint(options: Options) -> SeqpacketServerEndpoint:
@@ -217,27 +248,6 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
     )
 
 
-class StartError(Exception, SystemExit):
-    """The bus cannot be started.
-
-    As an Exception it makes twistd remove its pid file and report to whoever waits for the daemon;
-    as a SystemExit it ends the process with status 1 and this one line, without a traceback.
-    """
-
-    def __init__(self, message: str) -> None:
-        SystemExit.__init__(self, f"sbus: {message}")
-
-
-class _Bus(BusService):
-    """A `BusService` whose failure to start is the end of the process."""
-
-    def _listen(self) -> None:
-        try:
-            super()._listen()
-        except (ListenError, OSError) as e:
-            raise StartError(str(e)) from None
-
-
 class _Process(Service):
     """What belongs to the process rather than to the bus: its signals, and its end with the last client."""
 
@@ -248,7 +258,7 @@ class _Process(Service):
     def startService(self) -> None:
         from twisted.internet import reactor
 
-        super().startService()
+        super().startService()  # type: ignore[no-untyped-call]
         # Handlers of our own: after Twisted's the process would end by the signal, not with status 0.
         reactor.callWhenRunning(self._handle_signals)
         if self._auto_close:
@@ -262,7 +272,7 @@ class _Process(Service):
         from twisted.internet import reactor
 
         if self.running:
-            reactor.callFromThread(_stop_reactor)
+            IReactorFromThreads(reactor).callFromThread(_stop_reactor)
 
 
 def _stop_reactor() -> None:
@@ -273,11 +283,19 @@ def _stop_reactor() -> None:
 
 
 def makeService(options: Options) -> IService:
-    """The service that the options describe (`twisted.application.service.IServiceMaker`)."""
+    """The service that the options describe (`twisted.application.service.IServiceMaker`).
+
+    The socket is made already here: before the process becomes a daemon, so that whoever starts it
+    sees why it cannot, and before it gives up its privileges.
+
+    :raises SystemExit: with one line, if the address cannot be listened on.
+    """
     try:
-        address = options.endpoint.resolve()
+        bound = options.endpoint.bind()
     except ListenError as e:
-        raise StartError(str(e)) from None
+        raise SystemExit(f"sbus: {e}") from None
+    atexit.register(bound.close)
+    address = bound.address
     if options["socket"] == "/dev/unix/abstract":
         print(address.text, flush=True)
     access = AccessSettings(
@@ -285,7 +303,7 @@ def makeService(options: Options) -> IService:
         is_abstract=address.is_abstract,
         block_across_users=bool(options["block-across-users"]),
     )
-    bus = _Bus(
+    bus = BusService(
         options.endpoint,
         options.policy.make(access),
         options.limits,
@@ -293,6 +311,6 @@ def makeService(options: Options) -> IService:
         ignore_violations=options["on-violation"] == "ignore",
     )
     parent = MultiService()
-    _Process(bus, bool(options["auto-close"])).setServiceParent(parent)
-    bus.setServiceParent(parent)
+    _Process(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]
+    bus.setServiceParent(parent)  # type: ignore[no-untyped-call]
     return parent

@@ -166,7 +166,7 @@ class SubscriptionRegistry(Service):
 
     def stopService(self) -> defer.Deferred[None]:
         """Disconnect everyone; fires when they are gone."""
-        super().stopService()
+        super().stopService()  # type: ignore[no-untyped-call]
         if not self.clients:
             return defer.succeed(None)
         empty = self.whenEmpty()

@@ -76,7 +76,7 @@ class BusService(MultiService):
         controls: FloodControls | None = None,
         clock: IReactorTime | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         if clock is None:
             from twisted.internet import reactor
 
@@ -97,7 +97,7 @@ class BusService(MultiService):
             controls=controls,
             observers=(self._journal, *observers),
         )
-        self.registry.setServiceParent(self)
+        self.registry.setServiceParent(self)  # type: ignore[no-untyped-call]
         self._port: IListeningPort | None = None
         self._listening: defer.Deferred[None] | None = None
 
@@ -106,7 +106,7 @@ class BusService(MultiService):
 
         :raises sbus.errors.ListenError: if that cannot be.
         """
-        super().privilegedStartService()
+        super().privilegedStartService()  # type: ignore[no-untyped-call]
         self._listen()
 
     def startService(self) -> None:
@@ -114,12 +114,12 @@ class BusService(MultiService):
 
         :raises sbus.errors.ListenError: if that cannot be.
         """
-        super().startService()
+        super().startService()  # type: ignore[no-untyped-call]
         if self._listening is None:
             try:
                 self._listen()
             except BaseException:
-                super().stopService()
+                super().stopService()  # type: ignore[no-untyped-call]
                 raise
 
     def _listen(self) -> None:
@@ -162,7 +162,7 @@ class BusService(MultiService):
         port, self._port, self._listening = self._port, None, None
         if port is not None:
             await defer.maybeDeferred(port.stopListening)
-        await super().stopService()
+        await super().stopService()  # type: ignore[no-untyped-call]
         self._journal.stop()
 
     def stopService(self) -> defer.Deferred[None]:

@@ -131,20 +131,23 @@ def connect(address: Address) -> socket.socket:
 class Bound:
     """A listening socket, and what is to be removed when it closes.
 
-    :ivar inode: (device, inode) of the path that was made for it, if one was.
+    :ivar path: the absolute path that was made for it, if one was.
+    :ivar inode: (device, inode) of that path.
     """
 
     sock: socket.socket
     address: Address
+    path: bytes | None = None
     inode: tuple[int, int] | None = None
 
     def close(self) -> None:
-        """Stop listening; the path goes too, if it is still ours."""
-        if self.inode is not None:
+        """Stop listening; the path goes too, if it is still ours. May be called again."""
+        if self.path is not None:
             with contextlib.suppress(OSError):
-                found = os.lstat(self.address.name)
+                found = os.lstat(self.path)
                 if (found.st_dev, found.st_ino) == self.inode:
-                    os.unlink(self.address.name)
+                    os.unlink(self.path)
+        self.path = None
         self.sock.close()
 
 
@@ -197,7 +200,7 @@ def _bind_path(bound: Bound, mode: int, group: str | int | None, reuse: bool) ->
             os.unlink(path)
         bound.sock.bind(path)
         made = os.lstat(path)
-        bound.inode = (made.st_dev, made.st_ino)
+        bound.path, bound.inode = os.path.abspath(path), (made.st_dev, made.st_ino)
     if group is not None:
         try:
             gid = grp.getgrnam(group).gr_gid if isinstance(group, str) else group
