@@ -203,11 +203,13 @@ class FakePacketTransport:
                 packets, self._held = self._held, []
                 taken = receiver.packetsReceived(packets)
                 self._held = packets[taken:] + self._held
+                if taken < len(packets):
+                    return  # until it is resumed
             elif self._held[0]:
                 self.protocol.dataReceived(self._held.pop(0))
             else:
                 self._abort(Failure(error.ConnectionAborted("a packet longer than the limit arrived")))
-        if self._ended and self._is_listening() and not self._read_told:
+        if self._ended and not self._read_told and self._is_listening():
             half = IHalfCloseableProtocol(self.protocol, None)
             if half is None or self._write_lost:
                 self._close_soon(Failure(main.CONNECTION_DONE))
