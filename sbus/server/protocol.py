@@ -109,6 +109,7 @@ class BusProtocol:
         """It receives no more; what it has sent still counts (`IHalfCloseableProtocol`)."""
         self._registry.leave(self)
         self._release()
+        self._go_on()
 
     def connectionLost(self, reason: Failure) -> None:
         """It is gone (`IProtocol`)."""

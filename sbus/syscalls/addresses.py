@@ -1,14 +1,14 @@
 """Addresses of a bus: what a user writes, and sockets that listen on it or connect to it.
 
-========================  =====================================================================
-``/run/sbus.sock``        a path
-``@name``                 an abstract address, exactly this name
-``/dev/unix/abstract/HEX``  an abstract address as the original writes it: the whole ``sun_path`` in
-                          hexadecimal, padded with NULs to its full length
-``/dev/unix/abstract``    a random one of that kind (listening only)
-``/dev/fd/N``             an inherited descriptor (listening only)
-``systemd[:NAME]``        socket activation, see systemd.socket(5) (listening only)
-========================  =====================================================================
+==========================  ===================================================================
+``/run/sbus.sock``          a path
+``@name``                   an abstract address, exactly this name
+``/dev/unix/abstract/HEX``  an abstract address as the original writes it: the whole ``sun_path``
+                            in hexadecimal, padded with NULs to its full length
+``/dev/unix/abstract``      a random one of that kind (listening only)
+``/dev/fd/N``               an inherited descriptor (listening only)
+``systemd[:NAME]``          socket activation, see systemd.socket(5) (listening only)
+==========================  ===================================================================
 """
 
 from __future__ import annotations

@@ -1,0 +1,69 @@
+# make run     set everything up, then run the bus in the foreground
+# make test    set everything up, then run the tests      (ARGS="tests/unit -x": arguments for pytest)
+# make lint    check style, types and news fragments      (BASE=origin/main: the branch to compare with)
+# make format  put the source into the style that lint expects
+# make docs    build the documentation into docs/_build/html
+# make setup   only make .venv and install sbus into it
+# make clean   remove all that the others made
+#
+# Variables for the bus:     SOCKET=/path/of/sbus.sock   OPTIONS="--dialect=early ..." (see: twistd sbus --help)
+# Variables for the set-up:  PYTHON=python3.12   SBUS_EXTENSION=auto|yes|no   CC=clang
+
+BASE ?= origin/main
+OPTIONS ?= --reuse
+
+# A stamp says that .venv is up to date. Its name holds what the set-up depends on besides files, this directory
+# included: a tree that was copied or moved sets itself up again.
+settings := $(CURDIR)|$(PYTHON)|$(or $(SBUS_EXTENSION),auto)|$(if $(filter-out default,$(origin CC)),$(CC))
+key := $(shell printf '%s' '$(settings)' | cksum | cut -d ' ' -f 1)
+ready := .venv/.ready-$(key)
+sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
+	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
+
+.NOTPARALLEL:
+.PHONY: help run test lint format docs setup clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+$(ready): $(sources)
+	@tools/setup-venv
+	@touch $@
+
+$(ready)-%: $(ready)
+	@tools/setup-venv $*
+	@touch $@
+
+setup: $(ready)
+
+run: $(ready)
+	@exec tools/run-bus '$(SOCKET)' $(OPTIONS)
+
+test: $(ready)-test
+	.venv/bin/python -m pytest $(ARGS)
+
+# mypy checks the tests too, so it needs what they import.
+lint: $(ready)-test $(ready)-lint
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/towncrier build --draft --version next >/dev/null
+	@if git rev-parse --quiet --verify '$(BASE)^{commit}' >/dev/null 2>&1; then \
+		echo .venv/bin/towncrier check --compare-with '$(BASE)'; \
+		.venv/bin/towncrier check --compare-with '$(BASE)'; \
+	else \
+		echo 'No branch $(BASE) here, so nothing says which changes need a news fragment.'; \
+	fi
+
+format: $(ready)-lint
+	.venv/bin/ruff check --fix-only .
+	.venv/bin/ruff format .
+
+docs: $(ready)-docs
+	.venv/bin/sphinx-build -W --keep-going -n -b html docs docs/_build/html
+
+clean:
+	rm -rf .venv .run build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f twisted/plugins/dropin.cache
+	find sbus \( -name '*.so' -o -name '*.c' \) -delete
+	find sbus twisted tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
