@@ -19,6 +19,7 @@ from sbus.keys import CURRENT, Dialect, PeerCredentials, SecretKey
 
 __all__ = ["PatternIndex"]
 
+K = TypeVar("K")
 S = TypeVar("S")
 
 
@@ -26,14 +27,17 @@ class _Node(Generic[S]):
     """A place in the trie: what follows it, and who is subscribed here (``a/b``) and below (``a/b/``).
 
     Subscribers are counted, as two patterns of one client may end at one node (``a*`` and ``a**``).
+
+    :ivar lengths: the lengths of `prefixes`, ascending; `same_length` says how many have each.
     """
 
-    __slots__ = ("below", "here", "lengths", "literals", "prefixes")
+    __slots__ = ("below", "here", "lengths", "literals", "prefixes", "same_length")
 
     def __init__(self) -> None:
         self.literals: dict[bytes, _Node[S]] | None = None
         self.prefixes: dict[bytes, _Node[S]] | None = None
         self.lengths: tuple[int, ...] = ()
+        self.same_length: dict[int, int] | None = None
         self.here: dict[S, int] | None = None
         self.below: dict[S, int] | None = None
 
@@ -42,17 +46,21 @@ class _Node(Generic[S]):
 
 
 class _Trie(Generic[S]):
-    """Patterns without a thought of what is reserved (rules 1 to 4 of matching)."""
+    """Patterns without a thought of what is reserved (rules 1 to 4 of matching).
 
-    __slots__ = ("_everything", "_root", "_separator")
+    Patterns that match everything or nothing are counted beside the tree.
+    """
+
+    __slots__ = ("_everything", "_nothing", "_root", "_separator")
 
     def __init__(self, separator: bytes) -> None:
         self._separator = separator
         self._root: _Node[S] = _Node()
         self._everything: dict[S, int] = {}
+        self._nothing: dict[S, int] = {}
 
     def is_empty(self) -> bool:
-        return not self._everything and self._root.is_empty()
+        return not self._everything and not self._nothing and self._root.is_empty()
 
     def _steps(self, pattern: bytes) -> Iterator[tuple[bytes, bool]] | None:
         """The pattern's segments, each as (literal or prefix, is it a prefix); None if nothing can match."""
@@ -72,17 +80,19 @@ class _Trie(Generic[S]):
             return
         steps = self._steps(pattern)
         if steps is None:
+            self._nothing[subscriber] = self._nothing.get(subscriber, 0) + 1
             return
         node = self._root
         for text, prefix in steps:
             if prefix:
-                if node.prefixes is None:
-                    node.prefixes = {}
+                if node.prefixes is None or node.same_length is None:
+                    node.prefixes, node.same_length = {}, {}
                 child = node.prefixes.get(text)
                 if child is None:
                     child = node.prefixes[text] = _Node()
-                    if len(text) not in node.lengths:
+                    if len(text) not in node.same_length:
                         node.lengths = tuple(sorted((*node.lengths, len(text))))
+                    node.same_length[len(text)] = node.same_length.get(len(text), 0) + 1
             else:
                 if node.literals is None:
                     node.literals = {}
@@ -106,6 +116,7 @@ class _Trie(Generic[S]):
             return
         steps = self._steps(pattern)
         if steps is None:
+            _discount(self._nothing, subscriber)
             return
         way: list[tuple[_Node[S], bytes, bool]] = []
         node = self._root
@@ -124,8 +135,11 @@ class _Trie(Generic[S]):
                 return
             if prefix:
                 assert parent.prefixes is not None
+                assert parent.same_length is not None
                 del parent.prefixes[text]
-                parent.lengths = tuple(sorted({len(t) for t in parent.prefixes}))
+                _discount(parent.same_length, len(text))
+                if len(text) not in parent.same_length:
+                    parent.lengths = tuple(sorted(parent.same_length))
             else:
                 assert parent.literals is not None
                 del parent.literals[text]
@@ -164,12 +178,12 @@ class _Trie(Generic[S]):
             start = end + width
 
 
-def _discount(counts: dict[S, int], subscriber: S) -> None:
-    count = counts[subscriber] - 1
+def _discount(counts: dict[K, int], key: K) -> None:
+    count = counts[key] - 1
     if count:
-        counts[subscriber] = count
+        counts[key] = count
     else:
-        del counts[subscriber]
+        del counts[key]
 
 
 class PatternIndex(Generic[S]):
@@ -204,7 +218,7 @@ class PatternIndex(Generic[S]):
             self._open.remove(pattern, subscriber)
             return
         for ids in secret.readers(peer):
-            trie = self._secret[ids]
+            trie = self._secret[ids]  # there until the last subscription that is in it goes
             trie.remove(secret.rest, subscriber)
             if trie.is_empty():
                 del self._secret[ids]
