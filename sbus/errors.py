@@ -6,8 +6,15 @@
      ├─ Violation            a peer broke a rule of the protocol (carries a ViolationReason)
      ├─ UsageError           a caller asked for something the bus does not offer
      │   ├─ AddressError     an address that cannot be understood or used
+     │   ├─ InvalidKey       a key or pattern that the protocol forbids (carries a ViolationReason or None)
+     │   ├─ PacketTooLong    a message that does not fit a packet
      │   └─ PluginError      a component that is not installed, or named twice
-     └─ ListenError          the address could not be listened on (carries the remedy)
+     ├─ ListenError          the address could not be listened on (carries the remedy)
+     ├─ ConnectError         no connection to a bus could be made (carries the remedy)
+     ├─ Disconnected         the connection to the bus is gone (and whatever waited for it fails)
+     │   └─ Closed           we closed it ourselves
+     ├─ TimedOut             something did not happen in time; also a TimeoutError
+     └─ RequestFailed        the other side answered a request with an error
 
 Anything else that escapes is a bug of ours.
 """
@@ -19,9 +26,16 @@ import enum
 __all__ = [
     "AddressError",
     "CloseReason",
+    "Closed",
+    "ConnectError",
+    "Disconnected",
+    "InvalidKey",
     "ListenError",
+    "PacketTooLong",
     "PluginError",
+    "RequestFailed",
     "SbusError",
+    "TimedOut",
     "UsageError",
     "Violation",
     "ViolationReason",
@@ -79,9 +93,41 @@ class AddressError(UsageError):
     """An address that cannot be understood or used."""
 
 
+class InvalidKey(UsageError):
+    """A routing key or pattern that the protocol forbids; the text says which rule."""
+
+    def __init__(self, message: str, reason: ViolationReason | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class PacketTooLong(UsageError):
+    """A message that does not fit a packet, or the socket's send buffer; the text says by which limit."""
+
+
 class PluginError(UsageError):
     """A component that is not installed, or a name that two components claim."""
 
 
 class ListenError(SbusError):
     """An address could not be listened on; the text says why and names the remedy."""
+
+
+class ConnectError(SbusError):
+    """No connection to a bus could be made; the text says why and names the remedy."""
+
+
+class Disconnected(SbusError):
+    """The connection to the bus is gone; the text says what is known of why."""
+
+
+class Closed(Disconnected):
+    """We have closed the connection ourselves."""
+
+
+class TimedOut(SbusError, TimeoutError):
+    """Something did not happen in the time that was given for it."""
+
+
+class RequestFailed(SbusError):
+    """The other side answered a request with an error; the text is its."""

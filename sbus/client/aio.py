@@ -1,0 +1,330 @@
+"""The client for asyncio, native: no Twisted in it.
+
+::
+
+    async with await connect() as bus:
+        async for message in bus.subscribe("weather/"):
+            print(message.key, message.payload)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sbus.client.calls import Inbox
+from sbus.client.core import Message
+from sbus.client.dialing import Backoff, try_to_dial
+from sbus.client.session import QueuedSubscription, Session
+from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
+from sbus.packets import DEFAULT_MAX_PACKET
+from sbus.syscalls.batch import BATCH, PacketReader, send_packets
+from sbus.syscalls.sockets import sendable
+
+__all__ = ["Bus", "Subscription", "connect"]
+
+T = TypeVar("T")
+
+
+class _Waiter:
+    """A waiter (see `sbus.client.core.Waiter`) that asyncio can await."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def succeed(self, value: bytes) -> None:
+        if not self._future.done():
+            self._future.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+            self._future.exception()  # nobody may be waiting any more; that is no news then
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._future.__await__()
+
+
+class Subscription(QueuedSubscription):
+    """The messages of one pattern, to be read with ``async for`` or `get`."""
+
+    _waiting: asyncio.Future[None] | None = None
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> Message:
+        """The next message.
+
+        :raises sbus.errors.Disconnected: if none will come, as the connection is gone.
+        :raises sbus.errors.Closed: if none will come, as the subscription or the bus was closed.
+        """
+        while (message := self._next()) is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return message
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            return await self.get()
+        except Closed:
+            raise StopAsyncIteration from None
+
+
+async def connect(
+    address: str | None = None,
+    *,
+    dialect: str = "current",
+    max_packet: int = DEFAULT_MAX_PACKET,
+    timeout: float | None = 30.0,
+    reconnect: bool | Backoff = False,
+    on_gap: Callable[[Exception], Any] | None = None,
+    on_control: Callable[[bytes, bytes], Any] | None = None,
+) -> Bus:
+    """Connect to a bus.
+
+    :param address: where it is; without one, see `sbus.client.dialing.find_address`.
+    :param dialect: ``current``, or ``early`` for servers of the first revision.
+    :param max_packet: bytes in the longest packet, as at the server.
+    :param timeout: seconds to try for while the server's backlog is full.
+    :param reconnect: connect and subscribe again when the connection is lost.
+    :param on_gap: called with the reason when that has happened: messages may have been missed.
+    :param on_control: called with (key, payload) of control messages that this client does not know.
+    :raises sbus.errors.ConnectError: with the reason and the remedy.
+    """
+    bus = Bus(
+        address, dialect=dialect, max_packet=max_packet, reconnect=reconnect, on_gap=on_gap, on_control=on_control
+    )
+    await bus._open(timeout)
+    return bus
+
+
+class Bus(Session[Subscription]):
+    """A connection to a bus; made by `connect`, closed by `close` or at the end of ``async with``."""
+
+    def __init__(self, address: str | None, **settings: Any) -> None:
+        super().__init__(address, **settings)
+        self._loop = asyncio.get_running_loop()
+        self._reader = PacketReader(self._max_packet)
+        self._sock: socket.socket | None = None
+        self._writing = False
+        self._published = 0
+        self._task: asyncio.Task[None] | None = None
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+
+    # --- what users do -----------------------------------------------------------------------
+
+    async def publish(self, key: bytes | str, payload: bytes = b"") -> None:
+        """Publish a message; returns when it is handed to the kernel.
+
+        :raises sbus.errors.InvalidKey: if nobody may publish with this key.
+        :raises sbus.errors.PacketTooLong: if it does not fit a packet.
+        :raises sbus.errors.Disconnected: if it cannot be sent any more.
+        """
+        self._check_open()
+        self.outbox.write(self.core.publish(key, payload))
+        await self._drained()
+        self._published += 1
+        if not self._published % BATCH:
+            await asyncio.sleep(0)  # a loop that only publishes must let this program's others have their turn
+
+    async def publish_many(self, messages: list[tuple[bytes | str, bytes]]) -> None:
+        """Publish messages, (key, payload) each, in order; returns when all are handed to the kernel.
+
+        :raises: as `publish`; if one of them cannot be published none is.
+        """
+        self._check_open()
+        publish = self.core.publish
+        self.outbox.extend([publish(key, payload) for key, payload in messages])
+        await self._drained()
+
+    async def whoami(self, timeout: float | None = None) -> bytes:
+        """Our name at the server, ``!/cred/<gid>/<uid>/<pid>``: what our private keys begin with."""
+        return await self._run(self._whoami(), timeout)
+
+    async def fence(self, timeout: float | None = None) -> None:
+        """Wait until the server has dealt with everything that we have sent before."""
+        await self._run(self._fence(), timeout)
+
+    async def inbox(self, name: bytes | str) -> Inbox[Subscription]:
+        """Subscribe to a private key of ours, which nobody else can read."""
+        return await self._inbox(name)
+
+    async def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
+        """Ask somebody, and wait for the answer.
+
+        :raises sbus.errors.TimedOut: if none came in so many seconds.
+        :raises sbus.errors.RequestFailed: if the answer is an error.
+        """
+        return await self._run(self._request(key, payload), timeout)
+
+    async def answer_proofs(self) -> Subscription:
+        """Let others `verify` that we are who we say."""
+        return await self._answer_proofs()
+
+    async def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> bool:
+        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can."""
+        return await self._run(self._verify(peer), timeout)
+
+    async def close(self) -> None:
+        """Send what waits, close, and end everything that waits for us."""
+        if self._error is None and self._sock is not None and len(self.outbox):
+            with contextlib.suppress(Disconnected):
+                await self._drained()
+        self._end(Closed("the connection to the bus was closed here"))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone for good; it raises why, unless we closed it ourselves."""
+        await asyncio.shield(self._gone)
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, for its options.
+
+        :raises sbus.errors.Disconnected: if there is none just now.
+        """
+        if self._sock is None:
+            raise self._error or Disconnected("not connected just now")
+        return self._sock
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- what the session needs --------------------------------------------------------------
+
+    def waiter(self) -> _Waiter:
+        """See `sbus.client.calls.Calls.waiter`."""
+        return _Waiter()
+
+    def callback_failed(self, error: Exception) -> None:
+        """See `sbus.client.session.Session`."""
+        self._loop.call_exception_handler({"message": "an sbus callback failed", "exception": error})
+
+    def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Subscription:
+        return Subscription(self, callback)
+
+    async def _run(self, call: Awaitable[T], timeout: float | None) -> T:
+        try:
+            async with asyncio.timeout(timeout):
+                return await call
+        except TimeoutError as e:
+            if isinstance(e, TimedOut):
+                raise
+            raise TimedOut(f"no answer within {timeout} seconds") from None
+
+    async def _open(self, timeout: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                while (sock := try_to_dial(self.address, self._max_packet)) is None:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise ConnectError(f"the bus at {self.address} accepts nobody: it is overloaded or stopped") from None
+        self._sock = sock
+        self.core.max_packet = min(self._max_packet, sendable(sock))
+        self._set_reading(not self._crowded)
+
+    def _set_reading(self, reading: bool) -> None:
+        if self._sock is not None:
+            if reading:
+                self._loop.add_reader(self._sock, self._readable)
+            else:
+                self._loop.remove_reader(self._sock)
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            packets, ended = self._reader.read(self._sock)
+        except OSError as e:
+            self._disconnected(f"the connection broke: {e.strerror}")
+            return
+        self.core.receive(packets)
+        if ended and self._sock is not None:
+            self._disconnected("the server closed the connection")
+
+    async def _drained(self) -> None:
+        if self._sock is not None and not self._writing:
+            self._flush()
+            if not len(self.outbox):
+                self._check_open()
+                return
+        waiter = _Waiter()
+        self.outbox.wait(waiter)
+        await waiter
+
+    def _flush(self) -> None:
+        outbox = self.outbox
+        while self._sock is not None and (taken := outbox.take(BATCH)):
+            try:
+                sent = send_packets(self._sock, taken)
+            except OSError as e:
+                outbox.done(taken, 0)
+                self._broke(e)
+                return
+            outbox.done(taken, sent)
+            if sent < len(taken):
+                if not self._writing:
+                    self._writing = True
+                    self._loop.add_writer(self._sock, self._flush)
+                return
+        if self._writing and self._sock is not None:
+            self._writing = False
+            self._loop.remove_writer(self._sock)
+
+    def _broke(self, e: OSError) -> None:
+        """The server takes no more; what it sent before is still here to be read."""
+        ended = False
+        while self._sock is not None and not ended:
+            try:
+                packets, ended = self._reader.read(self._sock)
+            except OSError:
+                break
+            self.core.receive(packets)
+            ended = ended or not packets
+        self._disconnected(f"the server closed the connection: {e.strerror}")
+
+    def _detach(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock)
+            self._loop.remove_writer(sock)
+            self._writing = False
+            sock.close()
+
+    def _reconnect(self, error: Exception) -> None:
+        self._task = self._loop.create_task(self._try_again(error))
+
+    async def _try_again(self, error: Exception) -> None:
+        assert self._backoff is not None
+        for delay in self._backoff.delays():
+            await asyncio.sleep(delay)
+            try:
+                await self._open(None)
+                break
+            except ConnectError:
+                continue
+        await self._greet(error)
+
+    def _ended(self, error: Exception) -> None:
+        if isinstance(error, Closed):
+            self._gone.set_result(None)
+        else:
+            self._gone.set_exception(error)
+            self._gone.exception()  # it is told to everyone who waits; not everyone does

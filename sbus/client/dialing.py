@@ -1,0 +1,105 @@
+"""How a client finds its bus, connects to it, and tries again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sbus.errors import ConnectError
+from sbus.syscalls import addresses
+from sbus.syscalls.sockets import raise_send_buffer
+
+__all__ = ["Backoff", "dial", "find_address", "remedy", "try_to_dial"]
+
+_RETRY = 0.01
+"""Seconds between two attempts to connect to a server whose backlog is full."""
+
+
+def find_address(address: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """The address of the bus: as given, else ``$SBUS_SOCKET``, else ``$XDG_RUNTIME_DIR/sbus.sock`` if it
+    exists, else ``/run/sbus.sock``."""
+    if address:
+        return address
+    if environ.get("SBUS_SOCKET"):
+        return environ["SBUS_SOCKET"]
+    if directory := environ.get("XDG_RUNTIME_DIR"):
+        path = os.path.join(directory, "sbus.sock")
+        if os.path.exists(path):
+            return path
+    return "/run/sbus.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait between attempts to reconnect: longer each time, and never quite alike.
+
+    :ivar first: seconds before the second attempt; the first is made at once.
+    :ivar factor: by how much each wait is longer than the one before.
+    :ivar longest: seconds that no wait exceeds.
+    :ivar spread: each wait is shortened by up to this part of it, by chance, so that the clients of
+        a server that comes back do not all knock at the same moment.
+    """
+
+    first: float = 0.05
+    factor: float = 1.6
+    longest: float = 15.0
+    spread: float = 0.5
+
+    def delays(self) -> Iterator[float]:
+        """Seconds to wait before each attempt, without end."""
+        yield 0.0
+        delay = self.first
+        while True:
+            yield delay * (1 - self.spread * random.random())
+            delay = min(delay * self.factor, self.longest)
+
+
+def try_to_dial(address: str, max_packet: int) -> socket.socket | None:
+    """Connect without waiting.
+
+    :returns: a connected, non-blocking socket with a send buffer for packets of `max_packet` bytes
+        (as far as the kernel permits); None if the server is there but its backlog is full.
+    :raises ConnectError: with the reason and the remedy.
+    """
+    try:
+        sock = addresses.connect(addresses.parse(address))
+    except BlockingIOError:
+        return None
+    except OSError as e:
+        raise ConnectError(remedy(address, e)) from e
+    raise_send_buffer(sock, max_packet)
+    return sock
+
+
+def dial(address: str, max_packet: int, timeout: float | None) -> socket.socket:
+    """Connect, waiting as long as the server's backlog is full, at most `timeout` seconds.
+
+    :raises ConnectError: with the reason and the remedy.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while (sock := try_to_dial(address, max_packet)) is None:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise ConnectError(f"the bus at {address} accepts nobody: it is overloaded or stopped; try again later")
+        time.sleep(_RETRY)
+    return sock
+
+
+def remedy(address: str, error: Any) -> str:
+    """What to tell somebody whose attempt to connect failed with this OSError (or Twisted's ConnectError)."""
+    number = int((error.errno if isinstance(error, OSError) else getattr(error, "osError", None)) or 0)
+    remedies = {
+        errno.ENOENT: f"start one (twistd sbus --socket={address}), or say where it is (--socket, SBUS_SOCKET)",
+        errno.ECONNREFUSED: "the server is gone; start it again (with --reuse, as its socket is left over)",
+        errno.EACCES: "you lack the permission; ask whoever runs it for --mode, --group or --allow-user",
+        errno.EPERM: "you lack the permission; ask whoever runs it for --mode, --group or --allow-user",
+        errno.EPROTOTYPE: "that is a socket of another kind, no bus; say where the bus is (--socket, SBUS_SOCKET)",
+        errno.ENOTSOCK: "that is no socket; say where the bus is (--socket, SBUS_SOCKET)",
+    }
+    why = os.strerror(number) if number else str(error) or type(error).__name__
+    return f"no bus at {address}: {why}: {remedies.get(number, 'say where the bus is (--socket, SBUS_SOCKET)')}"

@@ -1,0 +1,238 @@
+"""What the Twisted and the asyncio shell share: subscriptions as queues, and a connection that may come and go.
+
+Everything here happens in one thread, in turns of an event loop, and nothing here waits.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from sbus.client.calls import Calls
+from sbus.client.core import ClientCore, Message
+from sbus.client.dialing import Backoff, find_address
+from sbus.client.outbox import Outbox
+from sbus.errors import Closed, Disconnected
+from sbus.keys import CURRENT, EARLY
+
+__all__ = ["HIGH_WATER", "QueuedSubscription", "Session"]
+
+HIGH_WATER = 4096
+"""Messages that one subscription keeps unread before the socket is not read any more."""
+
+Sub = TypeVar("Sub", bound="QueuedSubscription")
+
+
+class QueuedSubscription:
+    """The messages of one pattern: kept until they are read, or given to a callback.
+
+    :ivar pattern: what it is subscribed to.
+    """
+
+    def __init__(self, session: Session[Any], callback: Callable[[Message], Any] | None) -> None:
+        self.pattern = b""
+        self._session = session
+        self._callback = callback
+        self._messages: deque[Message] = deque()
+        self._error: Exception | None = None
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Something has changed: let who waits look again."""
+
+    def deliver(self, message: Message) -> None:
+        """See `sbus.client.core.Sink`."""
+        if self._callback is not None:
+            try:
+                self._callback(message)
+            except Exception as error:
+                self._session.callback_failed(error)
+            return
+        self._messages.append(message)
+        self._wake()
+        if len(self._messages) >= HIGH_WATER:
+            self._session.crowd(self)
+
+    def end(self, error: Exception) -> None:
+        """No more messages will come; those that are here can still be read."""
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def _next(self) -> Message | None:
+        """The next message, or None if one may come.
+
+        :raises sbus.errors.Disconnected: if none will come.
+        """
+        if not self._messages:
+            if self._error is not None:
+                raise self._error
+            return None
+        message = self._messages.popleft()
+        if len(self._messages) == HIGH_WATER // 4:
+            self._session.uncrowd(self)
+        return message
+
+    def get_ready(self) -> list[Message]:
+        """All messages that are here already, in one list; empty if there are none."""
+        messages = list(self._messages)
+        self._messages.clear()
+        self._session.uncrowd(self)
+        return messages
+
+    def close(self) -> None:
+        """Unsubscribe; who iterates comes to the end."""
+        self._session.unsubscribe(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Session(Calls[Sub]):
+    """A client's connection to a bus, over an event loop.
+
+    A shell gives it the methods that are abstract here and in `Calls`; it calls `connected` and
+    `disconnected`, and lets `core` receive what arrives.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        dialect: str,
+        max_packet: int,
+        reconnect: bool | Backoff,
+        on_gap: Callable[[Exception], Any] | None,
+        on_control: Callable[[bytes, bytes], Any] | None,
+    ) -> None:
+        super().__init__()
+        self.address = find_address(address)
+        self.core = ClientCore(EARLY if dialect == "early" else CURRENT, max_packet, on_control)
+        self.outbox = Outbox()
+        self._max_packet = max_packet
+        self._backoff = Backoff() if reconnect is True else (reconnect or None)
+        self._on_gap = on_gap
+        self._crowded: set[QueuedSubscription] = set()
+        self._error: Exception | None = None
+
+    # --- what a shell does -------------------------------------------------------------------
+
+    @abstractmethod
+    def callback_failed(self, error: Exception) -> None:
+        """A callback of the application's has raised an exception: log it."""
+
+    @abstractmethod
+    def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Sub:
+        """A subscription of the shell's kind."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Send what the socket takes of the outbox, if there is a socket."""
+
+    @abstractmethod
+    def _set_reading(self, reading: bool) -> None:
+        """Read from the socket, or do not, if there is a socket."""
+
+    @abstractmethod
+    def _detach(self) -> None:
+        """Close the socket, if there is one."""
+
+    @abstractmethod
+    def _reconnect(self, error: Exception) -> None:
+        """Begin to reconnect, after this error."""
+
+    @abstractmethod
+    def _ended(self, error: Exception) -> None:
+        """It is over: tell who waits for that."""
+
+    # --- what users do -----------------------------------------------------------------------
+
+    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
+        """Get what the pattern matches: by iterating over the result, or in a callback.
+
+        :raises sbus.errors.InvalidKey: if nobody may use this pattern.
+        """
+        self._check_open()
+        subscription = self._make_subscription(callback)
+        self.send(self.core.subscribe(pattern, subscription))
+        return subscription
+
+    def unsubscribe(self, subscription: QueuedSubscription) -> None:
+        """End a subscription."""
+        if self._error is None:
+            self.send(self.core.unsubscribe(subscription))
+        subscription.end(Closed("the subscription was closed here"))
+        self.uncrowd(subscription)
+
+    def send(self, packets: list[bytes]) -> None:
+        """See `sbus.client.calls.Calls.send`."""
+        self._check_open()
+        if packets:
+            self.outbox.extend(packets)
+            self._flush()
+
+    # --- back-pressure -----------------------------------------------------------------------
+
+    def crowd(self, subscription: QueuedSubscription) -> None:
+        """A subscription is not read: leave the rest to the server and the flood control chosen there."""
+        if not self._crowded:
+            self._set_reading(False)
+        self._crowded.add(subscription)
+
+    def uncrowd(self, subscription: QueuedSubscription) -> None:
+        """A subscription has room again."""
+        if subscription in self._crowded:
+            self._crowded.discard(subscription)
+            if not self._crowded:
+                self._set_reading(True)
+
+    # --- coming and going --------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _disconnected(self, why: str) -> None:
+        """The connection is lost: reconnect if that is wanted, else it is the end."""
+        if self._error is not None:
+            return
+        error = Disconnected(f"{why} ({self.address})")
+        self._detach()
+        if self._backoff is None:
+            self._end(error)
+        else:
+            self._lost(error)
+            self._reconnect(error)
+
+    async def _greet(self, error: Exception) -> None:
+        """A new connection is there: be again where the old one was, then tell of the gap."""
+        self._me = None
+        if self._answers is not None:
+            # Our name has changed if this is another process's connection; ask and subscribe anew.
+            answers, self._answers = self._answers, None
+            self.core.unsubscribe(answers)
+        self.outbox.restart(self.core.greeting())
+        self._flush()
+        try:
+            await self._fence()
+        except Disconnected:
+            return  # lost again already, and another attempt is under way
+        if self._on_gap is not None:
+            self._on_gap(error)
+
+    def _end(self, error: Exception) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._detach()
+        self._lost(error)
+        self.outbox.fail(error)
+        for subscription in self.core.sinks():
+            assert isinstance(subscription, QueuedSubscription)
+            subscription.end(error)
+        self._ended(error)
