@@ -57,17 +57,21 @@ class Holdback:
         if empty:
             self.release()
         elif room:
-            self._let_go(self._until_room - self._until_empty)
-            self._until_room.clear()
+            roomy, self._until_room = self._until_room - self._until_empty, set()
+            self._let_go(roomy)
 
     def release(self) -> None:
         """Let everyone go."""
-        self._let_go(self._until_empty | self._until_room)
-        self._until_empty.clear()
-        self._until_room.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Let everyone go, as it may be that they need not wait; if they must after all, no time was won by it."""
+        publishers = self._until_empty | self._until_room
+        self._until_empty, self._until_room = set(), set()
+        self._let_go(publishers)
 
     def discard(self, publisher: Publisher) -> None:
         """A publisher is gone."""

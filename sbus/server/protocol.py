@@ -237,7 +237,8 @@ class BusProtocol:
 
     def _choose(self, **strategies: Any) -> None:
         self.queue.choose(**strategies)
-        self._release()
+        if self._holdback is not None:
+            self._holdback.reconsider()
         self._registry.congested(self)
 
     def mayBlock(self) -> bool:

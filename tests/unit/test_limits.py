@@ -1,0 +1,82 @@
+"""The limits of a bus: their defaults, what is no limit, and what a pattern costs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.errors import UsageError
+from sbus.flood import QueueLimits
+from sbus.server.limits import MAX_REPLIES, Limits, pattern_cost
+
+
+def test_defaults():
+    """Without options a bus has the limits that the protocol's page promises."""
+    assert Limits() == Limits(
+        max_packet=409_600,
+        max_clients=16_384,
+        max_patterns=16_384,
+        max_pattern_bytes=1_048_576,
+        queue_messages=65_536,
+        queue_bytes=67_108_864,
+        total_queue_bytes=268_435_456,
+        block_timeout=30.0,
+    )
+    assert MAX_REPLIES == 64
+
+
+def test_queue_limits():
+    """The limits of one client's queue are those of the options, and by default the core's own."""
+    assert Limits(queue_messages=3, queue_bytes=5).queue == QueueLimits(3, 5)
+    assert Limits().queue == QueueLimits()
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_limit_is_more_than_nothing(name, value):
+    """A limit of zero or less is refused by its name."""
+    with pytest.raises(UsageError, match=rf"^{name} is {value}\b"):
+        Limits(**{name: value})
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Limits) if field.name != "max_packet"])
+def test_the_smallest_limit(name):
+    """Any other limit may be 1."""
+    assert getattr(Limits(**{name: 1}), name) == 1
+
+
+def test_replies_fit_a_packet():
+    """A packet must have room for the longest reply of the server, so 64 bytes are the least."""
+    assert len(b"CMSG !/cred/whoami\0!/cred/4294967295/4294967295/4294967295") <= 64
+    assert Limits(max_packet=64).max_packet == 64
+    with pytest.raises(UsageError, match="max_packet is 63"):
+        Limits(max_packet=63)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cost"),
+    [
+        (b"", 0),
+        (b"a", 1),
+        (b"/" * 15, 15),
+        (b"/" * 16, 16 + 256),
+        (b"a/" * 15 + b"a", 31),
+        (b"a/" * 16 + b"a", 33 + 256),
+        (b"a/" * 17, 34 + 512),
+        (b"." * 100, 100),
+    ],
+)
+def test_pattern_cost(pattern, cost):
+    """A pattern costs its bytes, and 256 more for each segment past the sixteenth."""
+    assert pattern_cost(pattern, b"/") == cost
+    assert pattern_cost(pattern.translate(bytes.maketrans(b"./", b"/.")), b".") == cost
+
+
+@given(st.text("ab*/", max_size=40).map(str.encode))
+def test_pattern_cost_goes_by_segments(pattern):
+    """What a pattern costs beyond its bytes depends on nothing but the number of its segments."""
+    extra = pattern_cost(pattern, b"/") - len(pattern)
+    assert extra == 256 * max(0, len(pattern.split(b"/")) - 16)
