@@ -41,13 +41,14 @@ class KernelCredentials:
     restrictsPublishing = False
 
     def __init__(self, settings: AccessSettings, allowed: Iterable[int] | None) -> None:
-        self._own = os.getuid()
         self._settings = settings
-        self._allowed = None if allowed is None else frozenset((*allowed, self._own))
+        self._allowed = None if allowed is None else frozenset(allowed)
         self._overflow_uid, self._overflow_gid = overflow_ids()
 
+    # The server's own user is asked for each time: it is another one after twistd --uid has given root up.
+
     def mayConnect(self, peer: PeerCredentials) -> bool:
-        return self._allowed is None or peer.uid in self._allowed
+        return self._allowed is None or peer.uid in self._allowed or peer.uid == os.getuid()
 
     def checkSubscription(self, peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
         if not secret:
@@ -61,7 +62,7 @@ class KernelCredentials:
         return True
 
     def mayBlock(self, receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
-        return self._settings.block_across_users or receiver.uid == publisher.uid or receiver.uid in (0, self._own)
+        return self._settings.block_across_users or receiver.uid == publisher.uid or receiver.uid in (0, os.getuid())
 
 
 @implementer(ICredentialsPolicy)
