@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -477,11 +477,11 @@ class SendQueue:
             self._receiver.dropped(1, len(packet))
         return True
 
-    def abandon(self) -> None:
-        """Nobody will get what waits: drop and count it."""
+    def abandon(self, taken: Sequence[bytes] = ()) -> None:
+        """Nobody will get what waits, nor what was taken and is not `done`: drop and count it."""
         messages = self.messages
         size = self.size
-        for packet in self.pending:
+        for packet in (*taken, *self.pending) if self._backlog is None else ():
             if type(packet) is not Reply:
                 messages += 1
                 size += len(packet)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from zope.interface import Attribute, Interface
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sbus.errors import CloseReason, Violation
     from sbus.flood import SendQueue, Verdict
     from sbus.keys import PeerCredentials, SecretKey
@@ -148,13 +150,13 @@ class IPacketQueue(Interface):
     def refused(packet: bytes) -> bool:
         """The kernel will never take this packet, as it is too long for the socket's buffer.
 
-        It was reported to `done` as sent, to be out of the way.
+        If the connection goes on, the packet is reported to `done` as if it were sent, to be out of the way.
 
         :returns: whether the connection may go on without it.
         """
 
-    def abandon() -> None:
-        """Nothing can be sent any more."""
+    def abandon(taken: Sequence[bytes] = ()) -> None:
+        """Nothing can be sent any more, neither what waits nor what was taken and not reported to `done`."""
 
 
 class IPacketReceiver(Interface):

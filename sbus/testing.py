@@ -136,10 +136,12 @@ class FakePacketTransport:
             return
         while taken := self.queue.take(BATCH):
             sent = 0
-            refused: list[bytes] = []
             for packet in taken:
                 if self.longest is not None and len(packet) > self.longest:
-                    refused.append(packet)
+                    if not self.queue.refused(packet):
+                        self.queue.abandon(taken)
+                        self._abort(Failure(error.MessageLengthError(f"{len(packet)} bytes do not fit the buffer")))
+                        return
                 elif self.capacity == 0:
                     break
                 else:
@@ -148,10 +150,6 @@ class FakePacketTransport:
                         self.capacity -= 1
                 sent += 1
             self.queue.done(taken, sent)
-            for packet in refused:
-                if not self.queue.refused(packet):
-                    self._abort(Failure(error.MessageLengthError(f"{len(packet)} bytes do not fit the send buffer")))
-                    return
             if sent < len(taken):
                 return
         if self.is_losing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from zope.interface import implementer
 
@@ -79,7 +80,7 @@ class Outbox:
         """The socket will not take a packet; ours are measured before they get here, so end it."""
         return False
 
-    def abandon(self) -> None:
+    def abandon(self, taken: Sequence[bytes] = ()) -> None:
         """The connection is gone; what waits is kept for the next one."""
 
     def fail(self, error: Exception) -> None:

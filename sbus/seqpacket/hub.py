@@ -41,6 +41,9 @@ class Handler(Protocol):
     def failed(self, failure: Failure) -> None:
         """`ready` raised an exception (which was logged): clean up."""
 
+    def lost(self, reason: Failure) -> None:
+        """The reactor gives everything up, as it is stopping: close at once."""
+
 
 @implementer(IReadDescriptor)
 class Hub:
@@ -149,4 +152,9 @@ class Hub:
         return "sbus"
 
     def connectionLost(self, reason: Failure) -> None:
-        """The reactor gave the epoll set up (it is shutting down, or was told to forget everything)."""
+        """The reactor gives us up, as it does with everything when it stops: so all our sockets are lost."""
+        for handler in tuple(self._handlers.values()):
+            try:
+                handler.lost(reason)
+            except Exception:
+                self._log.failure("Error in {handler}", handler=handler)

@@ -117,6 +117,10 @@ class PacketPort:
         """See `sbus.seqpacket.hub.Handler`: rather than spin, try again later."""
         self._wait()
 
+    def lost(self, reason: Failure) -> None:
+        """See `sbus.seqpacket.hub.Handler`."""
+        self.stopListening()
+
     def _exhausted(self, e: OSError) -> None:
         """No descriptor (or memory) for a connection: turn it away with the spare one."""
         now = self.reactor.seconds()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zope.interface import implementer
 
 from sbus.interfaces import IPacketQueue
@@ -44,6 +46,6 @@ class PlainQueue:
         """A stream of packets with a hole in it would mislead: have the connection end."""
         return False
 
-    def abandon(self) -> None:
+    def abandon(self, taken: Sequence[bytes] = ()) -> None:
         self._packets.clear()
         self._size = 0

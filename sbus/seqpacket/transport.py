@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import error, main
@@ -32,6 +33,7 @@ from twisted.internet.interfaces import (
     IPushProducer,
     ITransport,
 )
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -65,6 +67,8 @@ class PacketTransport:
 
     TLS = False
 
+    _log = Logger()
+
     __slots__ = (
         "_aborting",
         "_closed",
@@ -81,6 +85,7 @@ class PacketTransport:
         "_reader",
         "_receiver",
         "_resuming",
+        "_retry",
         "_sock",
         "_streaming",
         "_watched",
@@ -116,12 +121,16 @@ class PacketTransport:
         self._aborting = False
         self._closed = False
         self._flush_soon = False
+        self._retry: Any = None
         self._producer: Any = None
         self._producer_paused = False
         self._streaming = False
 
     def start(self, protocol: IProtocol) -> None:
-        """Connect a protocol and begin to read."""
+        """Connect a protocol and begin to read.
+
+        :raises Exception: what its ``makeConnection`` raised; the connection is closed then.
+        """
         self.protocol = protocol
         self._receiver = IPacketReceiver(protocol, None)
         self._half = IHalfCloseableProtocol(protocol, None)
@@ -129,7 +138,11 @@ class PacketTransport:
         self._hub.add(self._sock.fileno(), self, READ)
         self._watched = True
         self.connected = True
-        protocol.makeConnection(self)
+        try:
+            protocol.makeConnection(self)
+        except BaseException:
+            self._guarded(self._close, Failure())
+            raise
 
     # --- what the hub says -------------------------------------------------------------------
 
@@ -148,6 +161,23 @@ class PacketTransport:
     def failed(self, failure: Failure) -> None:
         """See `sbus.seqpacket.hub.Handler`."""
         self._abort(failure)
+
+    def lost(self, reason: Failure) -> None:
+        """See `sbus.seqpacket.hub.Handler`."""
+        self._close(reason)
+
+    def _soon(self, call: Callable[..., object], *args: Any) -> None:
+        """Call when the events in hand are dealt with."""
+        self._hub.soon(self._guarded, call, *args)
+
+    def _guarded(self, call: Callable[..., object], *args: Any) -> None:
+        """Call; an exception, which is most likely the protocol's, costs this connection and no other."""
+        try:
+            call(*args)
+        except Exception:
+            failure = Failure()
+            self._log.failure("Error in {transport}", failure=failure, transport=self)
+            self._abort(failure)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -207,6 +237,8 @@ class PacketTransport:
                 self._resume_soon()
 
     def _end_of_file(self) -> None:
+        if self.disconnecting:
+            return  # what waits is still sent
         if self._half is None or self._write_lost or self._read_told:
             self._close_soon(Failure(main.CONNECTION_DONE))
         else:
@@ -231,7 +263,7 @@ class PacketTransport:
     def _resume_soon(self) -> None:
         if not self._resuming:
             self._resuming = True
-            self._hub.soon(self._resume)
+            self._soon(self._resume)
 
     def _resume(self) -> None:
         self._resuming = False
@@ -240,11 +272,12 @@ class PacketTransport:
         if self._held:
             held, self._held = self._held, None
             self._deliver(held)
-            if self._paused or self._held:
+            if self._paused or self._held or self._aborting or self.disconnecting:
                 return
         self._held = None
         if self._ended:
-            self._end_of_file()
+            if not self._read_told:
+                self._end_of_file()
         else:
             self._watch(self._events | READ)
 
@@ -268,12 +301,14 @@ class PacketTransport:
         """
         if not data:
             raise ValueError("an empty packet cannot be sent: it reads as end-of-file")
-        if self._write_lost or self._write_closing or self.disconnecting or self._closed:
+        if self._write_lost or self._closed:
+            return
+        if (self.disconnecting or self._write_closing) and self._producer is None:
             return
         self.queue.write(data)
         if not self._flush_soon:
             self._flush_soon = True
-            self._hub.soon(self.flush)
+            self._soon(self.flush)
         if self._streaming and not self._producer_paused and self._is_high():
             self._producer_paused = True
             self._producer.pauseProducing()
@@ -284,7 +319,7 @@ class PacketTransport:
             self.write(packet)
 
     def flush(self) -> None:
-        """Send what the socket takes; for the rest, wait until it is writable. Never raises."""
+        """Send what the socket takes; for the rest, wait until it is writable."""
         self._flush_soon = False
         queue = self.queue
         if self._write_lost or self._aborting:
@@ -294,64 +329,84 @@ class PacketTransport:
             taken = queue.take(BATCH)
             if not taken:
                 break
-            try:
-                sent = send_packets(self._sock, taken)
-            except OSError as e:
-                if not self._send_failed(e, taken):
-                    return
-                continue
+            sent = self._send(taken)
+            if sent is None:
+                queue.abandon(taken)
+                if not self._aborting:
+                    self._lose_writing()
+                return
             queue.done(taken, sent)
-            if sent < len(taken):
-                if len(queue):
-                    self._watch(self._events | WRITE)
+            if sent < len(taken) and len(queue):
+                self._watch_writing(self._retry is None)
                 return
             if sent < BATCH and not self._events & WRITE:
                 break
         else:
             if len(queue):
-                self._watch(self._events | WRITE)  # go on in the next turn
+                self._watch_writing(True)  # go on in the next turn
                 return
-        if self._events & WRITE:
-            self._watch(self._events & ~WRITE)
-        if self.disconnecting:
+        self._watch_writing(False)
+        if self._producer is not None:
+            if self._producer_paused or not self._streaming:
+                self._producer_paused = False
+                self._producer.resumeProducing()
+        elif self.disconnecting:
             self._close_soon(Failure(main.CONNECTION_DONE))
         elif self._write_closing:
             self._sock.shutdown(socket.SHUT_WR)
             self._lose_writing()
-        elif self._producer is not None and (self._producer_paused or not self._streaming):
-            self._producer_paused = False
-            self._producer.resumeProducing()
 
-    def _send_failed(self, e: OSError, taken: list[bytes]) -> bool:
-        """Deal with an error of the first packet's; whether to go on with the others."""
-        queue = self.queue
-        if e.errno == errno.EMSGSIZE:
-            # Longer than this socket's buffer: no fault of the receiver's.
-            queue.done(taken, 1)
-            if not queue.refused(taken[0]):
-                self._abort(Failure(error.MessageLengthError(f"{len(taken[0])} bytes do not fit the send buffer")))
-                return False
-            return True
-        queue.done(taken, 0)
-        if e.errno in (errno.ENOBUFS, errno.ENOMEM):
-            self._hub.reactor.callLater(_RETRY, self.flush)
-        else:
-            self._lose_writing()
-        return False
+    def _send(self, taken: list[bytes]) -> int | None:
+        """Send packets until the socket is full.
+
+        :returns: how many, from the front, are dealt with; None if nothing can be sent any more.
+        """
+        sent = 0
+        batch = taken
+        while True:
+            try:
+                count = send_packets(self._sock, batch)
+            except OSError as e:
+                if e.errno == errno.EMSGSIZE:
+                    # Longer than this socket's buffer: no fault of the receiver's, nor of the other packets'.
+                    if not self.queue.refused(batch[0]):
+                        why = f"{len(batch[0])} bytes do not fit the send buffer"
+                        self._abort(Failure(error.MessageLengthError(why)))
+                        return None
+                    sent += 1
+                    batch = taken[sent:]
+                    continue
+                if e.errno not in (errno.ENOBUFS, errno.ENOMEM):
+                    return None
+                if self._retry is None:
+                    self._retry = self._hub.reactor.callLater(_RETRY, self._guarded, self._try_again)
+                return sent
+            sent += count
+            if count == 0 or count == len(batch):
+                return sent
+            # A batch that was cut short does not say why; the packet that it ended at, sent alone, does.
+            batch = taken[sent : sent + 1]
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.flush()
+
+    def _watch_writing(self, on: bool) -> None:
+        self._watch(self._events | WRITE if on else self._events & ~WRITE)
 
     def _lose_writing(self) -> None:
         if self._write_lost:
             return
         self._write_lost = True
-        self._watch(self._events & ~WRITE)
+        self._watch_writing(False)
         self.queue.abandon()
         if self._producer is not None:
             producer, self._producer = self._producer, None
-            self._hub.soon(producer.stopProducing)
+            self._soon(producer.stopProducing)
         if self.disconnecting or self._read_told:
             self._close_soon(Failure(main.CONNECTION_DONE))
         elif self._half is not None:
-            self._hub.soon(self._half.writeConnectionLost)
+            self._soon(self._half.writeConnectionLost)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
         """Let a producer follow the socket's pace (`IConsumer`).
@@ -370,9 +425,11 @@ class PacketTransport:
             producer.resumeProducing()
 
     def unregisterProducer(self) -> None:
-        """The producer has no more to send (`IConsumer`)."""
+        """The producer has no more to send (`IConsumer`); what was to be closed behind it closes now."""
         self._producer = None
         self._streaming = False
+        if self.disconnecting or self._write_closing:
+            self._soon(self.flush)
 
     def _is_high(self) -> bool:
         return isinstance(self.queue, PlainQueue) and self.queue.is_high()
@@ -380,19 +437,25 @@ class PacketTransport:
     # --- closing -----------------------------------------------------------------------------
 
     def loseConnection(self) -> None:
-        """Send what waits, then close (`ITransport`). What arrives from now on is not delivered."""
+        """Send what waits, and what a producer has to send, then close (`ITransport`).
+
+        What arrives from now on is not delivered.
+        """
         if self.disconnecting or self._closed or self._aborting:
             return
         self.disconnecting = True
         self._held = None
         self._watch(self._events & ~READ)
-        self._hub.soon(self.flush)
+        if self._write_lost:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+        else:
+            self._soon(self.flush)
 
     def loseWriteConnection(self) -> None:
         """Send what waits, then shut our side down: the peer reads end-of-file, and we still read."""
         if not self._write_lost and not self._closed:
             self._write_closing = True
-            self._hub.soon(self.flush)
+            self._soon(self.flush)
 
     def abortConnection(self) -> None:
         """Close, and forget what waits."""
@@ -407,7 +470,7 @@ class PacketTransport:
         self._close_soon(reason)
 
     def _close_soon(self, reason: Failure) -> None:
-        self._hub.soon(self._close, reason)
+        self._soon(self._close, reason)
 
     def _close(self, reason: Failure) -> None:
         if self._closed:
@@ -418,9 +481,12 @@ class PacketTransport:
         self._write_lost = True
         self.queue.abandon()
         self._sock.close()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         if self._producer is not None:
             producer, self._producer = self._producer, None
-            producer.stopProducing()
+            self._guarded(producer.stopProducing)
         protocol, self.protocol, self._receiver, self._half = self.protocol, None, None, None
         if protocol is not None:
             protocol.connectionLost(reason)
@@ -428,12 +494,12 @@ class PacketTransport:
     # --- who and where -----------------------------------------------------------------------
 
     def getHost(self) -> PacketAddress:
-        """Our own address (`ITransport`)."""
-        return PacketAddress(self._sock.getsockname())
+        """Our own address (`ITransport`); an empty one when the connection is lost."""
+        return PacketAddress(None if self._closed else self._sock.getsockname())
 
     def getPeer(self) -> PacketAddress:
-        """The peer's address, which for a client is mostly empty (`ITransport`)."""
-        return PacketAddress(self._sock.getpeername())
+        """The peer's address (`ITransport`), which for a client is mostly empty, as for a lost connection."""
+        return PacketAddress(None if self._closed else self._sock.getpeername())
 
     def getHandle(self) -> socket.socket:
         """The socket, for its options."""
