@@ -136,21 +136,23 @@ def _is_plain(pattern: bytes, separator: bytes) -> bool:
     return bool(pattern) and b"*" not in pattern and not pattern.endswith(separator)
 
 
-def next_run(packets: list[bytes], start: int, routes: dict[bytes, tuple[S, ...]]) -> tuple[tuple[S, ...] | None, int]:
-    """How many packets from `start` on are messages that go, by known routes, to the very same receivers?
+def next_run(
+    packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]]
+) -> tuple[tuple[S, ...] | None, int]:
+    """How many packets from `start` to `end` are messages that go, by known routes, to the very same receivers?
 
-    :returns: the receivers, and the index behind the last such packet (`start` if there is none:
-        another kind of packet, a malformed one, or a key that is not in `routes`).
+    :returns: the receivers, and the index behind the last such packet. They are None if the first packet
+        is of another kind or malformed, or its key not in `routes`.
     """
     receivers: tuple[S, ...] | None = None
-    for at in range(start, len(packets)):
+    for at in range(start, end):
         packet = packets[at]
-        end = packet.find(b"\0", 4)
-        if end < 0 or packet[:4] != b"MSG ":
+        nul = packet.find(b"\0", 4)
+        if nul < 0 or packet[:4] != b"MSG ":
             return receivers, at
-        found = routes.get(packet[4:end])
+        found = routes.get(packet[4:nul])
         if found is not receivers or found is None:
             if receivers is not None or found is None:
                 return receivers, at
             receivers = found
-    return receivers, len(packets)
+    return receivers, end

@@ -175,7 +175,7 @@ def connect(
 class Bus(Session[Subscription]):
     """A connection to a bus, made by `connect`. Deferreds may be cancelled."""
 
-    _log = Logger(namespace="sbus.client")
+    _log = Logger()
 
     def __init__(
         self, reactor: Any, address: str | IStreamClientEndpoint | None, *, timeout: float = 30.0, **settings: Any

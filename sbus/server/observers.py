@@ -66,7 +66,7 @@ class LogObserver(Observer):
     :param clock: an `IReactorTime`.
     """
 
-    log = Logger(namespace="sbus.bus")
+    log = Logger()
 
     def __init__(self, clock: IReactorTime, dialect: Dialect = CURRENT, interval: float = 10.0) -> None:
         self._clock = clock

@@ -17,6 +17,7 @@ from sbus.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routes import next_run
 from sbus.server.holdback import Holdback
 from sbus.server.limits import MAX_REPLIES
+from sbus.syscalls.batch import BATCH
 
 if TYPE_CHECKING:
     from sbus.server.registry import SubscriptionRegistry
@@ -146,18 +147,24 @@ class BusProtocol:
         at = 0
         registry.publisher = self
         try:
-            while at < total and not self.is_paused and self.reason is None:
-                if self._plain:
-                    receivers, end = next_run(packets, at, routes)
-                    if receivers is not None:
-                        at += registry.deliver(packets[at:end], receivers)
-                        continue
-                self._handle(packets[at])
-                at += 1
+            while at < total and self._goes_on():
+                end = min(at + BATCH, total)  # what was held can be more than a batch
+                while at < end and self._goes_on():
+                    if self._plain:
+                        receivers, until = next_run(packets, at, end, routes)
+                        if receivers is not None:
+                            at += registry.deliver(packets[at:until], receivers)
+                            continue
+                    self._handle(packets[at])
+                    at += 1
+                registry.flush()
         finally:
             registry.flush()
             registry.publisher = None
         return total if self.reason is not None else at
+
+    def _goes_on(self) -> bool:
+        return not self.is_paused and self.reason is None
 
     def _handle(self, packet: bytes) -> None:
         """Deal with one packet of any kind."""
@@ -205,7 +212,8 @@ class BusProtocol:
 
     def _reply(self, packet: bytes) -> None:
         self.queue.write(packet)
-        self._registry.touch(self)
+        if not self.queue.is_congested:
+            self._registry.touch(self)
         if self.queue.replies > MAX_REPLIES:
             self._pause()
 

@@ -62,7 +62,7 @@ class BusService(MultiService):
     started and stopped any number of times.
     """
 
-    log = Logger(namespace="sbus.bus")
+    log = Logger()
 
     def __init__(
         self,

@@ -299,7 +299,7 @@ def test_early_dialect_groups_by_its_separator():
 
 def run(packets, start, routes):
     """`next_run`, with receivers by name."""
-    receivers, end = next_run(packets, start, routes)
+    receivers, end = next_run(packets, start, len(packets), routes)
     return (None if receivers is None else "".join(receivers)), end
 
 

@@ -1,0 +1,466 @@
+"""The server's protocol on fakes: what each packet does, to whom, and what it never does."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.logger import globalLogPublisher
+
+from sbus.errors import CloseReason
+from sbus.keys import EARLY
+from sbus.server.credentials import AccessSettings
+from sbus.server.limits import Limits
+from sbus.server.observers import LogObserver, Observer
+from tests.unit.buses import Bus
+
+
+def message(key: str, payload: bytes = b"x") -> bytes:
+    return b"MSG %b\0%b" % (key.encode(), payload)
+
+
+class Recorder(Observer):
+    """Keeps every event, as (name, arguments)."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def connected(self, client):
+        self.events.append(("connected", client.number))
+
+    def subscribed(self, client, pattern):
+        self.events.append(("subscribed", pattern))
+
+    def unsubscribed(self, client, pattern):
+        self.events.append(("unsubscribed", pattern))
+
+    def published(self, client, key, payload):
+        self.events.append(("published", key, payload))
+
+    def delivered(self, client, packets, size):
+        self.events.append(("delivered", client.number, packets, size))
+
+    def dropped(self, client, packets, size):
+        self.events.append(("dropped", client.number, packets, size))
+
+    def violated(self, client, violation, key):
+        self.events.append(("violated", violation.reason.name, key))
+
+    def refused(self, peer, reason):
+        self.events.append(("refused", peer.uid, reason))
+
+    def closed(self, client, reason):
+        self.events.append(("closed", client.number, reason))
+
+
+def test_delivers_the_published_packet_itself():
+    """A receiver gets the published packet byte for byte, NULs in the payload included."""
+    bus = Bus()
+    a, b = bus.connect(), bus.connect()
+    a.send(b"SUB x/*")
+    b.send(b"MSG x/1\0pay\0load", b"MSG y\0no", b"MSG x/2\0")
+    assert a.take() == [b"MSG x/1\0pay\0load", b"MSG x/2\0"]
+    assert b.take() == []
+
+
+def test_one_copy_for_many_patterns_and_counted_subscriptions():
+    """Many matching patterns bring one copy; two SUB of one pattern take two UNSUB."""
+    bus = Bus()
+    a = bus.connect()
+    a.send(b"SUB x", b"SUB x", b"SUB *", b"SUB ", b"MSG x\0")
+    assert a.take() == [b"MSG x\0"]
+    a.send(b"UNSUB *", b"UNSUB ", b"UNSUB x", b"MSG x\0")
+    assert a.take() == [b"MSG x\0"]
+    a.send(b"UNSUB x", b"MSG x\0", b"UNSUB x")
+    assert a.take() == []
+    assert bus.registry.counters.unknown_unsubscriptions == 1
+
+
+def test_subscribing_and_unsubscribing_in_one_batch():
+    """SUB then UNSUB leaves nothing behind, and hurts nobody."""
+    bus = Bus()
+    a = bus.connect()
+    a.send(b"SUB q", b"UNSUB q", b"SUB q\0ignored", b"UNSUB q\0ignored", b"MSG q\0")
+    assert a.take() == [] and a.is_connected
+
+
+@pytest.mark.parametrize("packet", [b"HELLO x", b"MSG no-nul", b"MSG", b"", b"SUBx", b"msg a\0", b"MSG !/x\0"])
+def test_a_violation_disconnects_that_client_only(packet):
+    """What is malformed or reserved ends its sender; what stood before it holds, what follows does not."""
+    bus = Bus()
+    good, bad = bus.connect(), bus.connect()
+    good.send(b"SUB ")
+    bad.send(b"MSG a\0before", packet, b"MSG a\0after")
+    assert good.take() == [b"MSG a\0before"]
+    assert not bad.is_connected and good.is_connected
+    assert bad.protocol.reason is CloseReason.VIOLATION
+    assert bus.registry.counters.violations == 1
+
+
+def test_ignored_violations_keep_the_client():
+    """With ignore_violations the packet is dropped, and the next one counts."""
+    bus = Bus(ignore_violations=True)
+    a = bus.connect()
+    a.send(b"SUB ", b"NONSENSE", b"MSG a\0")
+    assert a.take() == [b"MSG a\0"] and a.is_connected
+
+
+def test_whoami_is_answered_word_for_word():
+    """The reply has no slash and no NUL at its end, and needs no subscription."""
+    bus = Bus()
+    a = bus.connect(uid=1000, gid=100, pid=77)
+    a.send(b"CMSG !/cred/whoami", b"CMSG !/cred/whoami\0payload is ignored")
+    assert a.take() == [b"CMSG !/cred/whoami\0!/cred/100/1000/77"] * 2
+
+
+def test_control_messages_are_never_forwarded():
+    """Not even to who has subscribed to everything; an unknown one is counted."""
+    bus = Bus()
+    a = bus.connect()
+    a.send(b"SUB ", b"CMSG unknown/thing", b"CMSG echo/on")
+    assert a.take() == []
+    assert bus.registry.counters.unknown_controls == 1
+
+
+def test_echo_off_spares_the_sender_alone():
+    """echo/off keeps own messages from coming back, others still get them; echo/on undoes it."""
+    bus = Bus()
+    a, b = bus.connect(), bus.connect()
+    a.send(b"SUB k", b"CMSG echo/off")
+    b.send(b"SUB k")
+    a.send(b"MSG k\x001")
+    assert (a.take(), b.take()) == ([], [b"MSG k\x001"])
+    b.send(b"MSG k\x002")
+    assert (a.take(), b.take()) == ([b"MSG k\x002"], [b"MSG k\x002"])
+    a.send(b"CMSG echo/on", b"MSG k\x003")
+    assert a.take() == [b"MSG k\x003"]
+
+
+def test_secrets_reach_only_whom_they_are_for():
+    """No wildcard and no other client gets a secret; an empty field stands for the subscriber's own ID."""
+    bus = Bus()
+    spy, me = bus.connect(uid=1001, gid=101, pid=9), bus.connect(uid=1000, gid=100, pid=8)
+    for pattern in (b"SUB ", b"SUB *", b"SUB */", b"SUB */cred/", b"SUB */*/*/*/*/*"):
+        spy.send(pattern)
+    me.send(b"SUB !/cred////inbox")
+    for ids in ("//", "100/1000/8", "/1000/", "//8"):
+        spy.send(message(f"!/cred/{ids}/inbox"))
+    assert len(me.take()) == 4
+    spy.send(message("!/cred/101/1001/9/inbox"), message("!/cred//1001//inbox"))
+    assert me.take() == [] and spy.take() == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        b"!/cred/100/1001//x", b"!/cred///9/x", b"!/cred/*///x", b"!/cred/100/1000/8", b"!/cred/", b"!", b"!/",
+        b"!/cred/0100///x", b"!/cred/4294967296///x", b"a/!/b", b"!/other/x", b"!/cred////!/cred/1/2",
+    ],
+)  # fmt: skip
+def test_refused_subscriptions_are_violations(pattern):
+    """Foreign, truncated, wild or malformed credentials end who asks."""
+    bus = Bus()
+    me = bus.connect(uid=1000, gid=100, pid=8)
+    me.send(b"SUB " + pattern)
+    assert not me.is_connected
+    assert bus.registry.counters.violations == 1
+
+
+def test_shared_ids_prove_nothing():
+    """Who has PID 0 or an overflow ID gets no secrets, but is told who it is."""
+    bus = Bus(ignore_violations=True)
+    nobody = bus.connect(uid=65534, gid=100, pid=8)
+    nobody.send(b"SUB !/cred////x", b"MSG !/cred////x\0", b"CMSG !/cred/whoami")
+    assert nobody.take() == [b"CMSG !/cred/whoami\0!/cred/100/65534/8"]
+
+
+def test_the_early_dialect_has_three_verbs_and_dots():
+    """CMSG is an unknown verb there, '.' separates, and a first segment that begins with '!' is reserved."""
+    bus = Bus(dialect=EARLY)
+    a = bus.connect()
+    a.send(b"SUB a.*.c.", b"MSG a.b.c.d.e\0", b"MSG a.b.c\0", b"MSG a/b\0")
+    assert a.take() == [b"MSG a.b.c.d.e\0"]
+    for bad in (b"CMSG echo/off", b"SUB !x", b"MSG !x.y\0"):
+        client = bus.connect()
+        client.send(bad)
+        assert not client.is_connected
+
+
+def test_limits_on_clients_and_patterns():
+    """One client too many is accepted and closed; one pattern too many is a violation."""
+    recorder = Recorder()
+    bus = Bus(limits=Limits(max_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
+    a, b, late = bus.connect(), bus.connect(), bus.connect()
+    assert not late.is_connected and ("refused", 1000, CloseReason.TOO_MANY_CLIENTS) in recorder.events
+    a.send(b"SUB a", b"SUB a", b"SUB b")
+    assert a.is_connected
+    a.send(b"SUB c")
+    assert not a.is_connected
+    b.send(b"SUB 0123456789")
+    assert b.is_connected
+    b.send(b"SUB x")
+    assert not b.is_connected
+    assert [e[1] for e in recorder.events if e[0] == "violated"] == ["TOO_MANY_PATTERNS", "TOO_MANY_PATTERN_BYTES"]
+
+
+def test_allowed_users():
+    """Only the users named (and the server's own) get in."""
+    bus = Bus(access=AccessSettings(allowed_users=frozenset((1000,))))
+    assert bus.connect(uid=1000).is_connected
+    assert not bus.connect(uid=1001).is_connected
+    assert bus.registry.counters.refused == 1
+
+
+def test_block_stops_the_publisher_inside_its_batch():
+    """What a paused publisher had sent already is held, and goes on in order when the receiver has drained."""
+    bus = Bus()
+    reader, other, publisher = bus.connect(), bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    other.send(b"SUB k")
+    reader.stall()
+    publisher.send(message("k", b"1"))
+    publisher.send(*[message("k", b"%d" % n) for n in range(2, 10)])
+    assert publisher.transport.is_paused
+    assert len(other.take()) < 9
+    before = len(other.transport.written)
+    reader.drain()
+    got = [packet[6:] for packet in reader.take()]
+    assert got == [b"%d" % n for n in range(1, 10)]
+    assert not publisher.transport.is_paused
+    assert len(other.transport.written) > before
+
+
+def test_block_acts_as_queue_toward_other_users():
+    """A receiver does not hold back a publisher of another user; what exceeds its queue is dropped."""
+    bus = Bus(limits=Limits(queue_messages=3))
+    reader, publisher = bus.connect(uid=1000), bus.connect(uid=1001)
+    reader.send(b"SUB k", b"CMSG blocking/soft/block", b"CMSG blocking/hard/error")
+    reader.stall()
+    publisher.send(*[message("k", b"%d" % n) for n in range(5)])
+    assert not publisher.transport.is_paused and reader.is_connected
+    reader.drain()
+    assert len(reader.take()) == 3 and reader.protocol.lost == 2
+
+
+def test_a_receiver_that_blocks_too_long_is_disconnected():
+    """After the block time-out without a packet leaving its queue, the publishers go on without it."""
+    bus = Bus()
+    reader, publisher, other = bus.connect(), bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    other.send(b"SUB k")
+    reader.stall()
+    publisher.send(message("k", b"1"))
+    publisher.send(message("k", b"2"))
+    bus.clock.advance(29.9)
+    assert reader.is_connected and publisher.transport.is_paused
+    reader.drain(0)
+    bus.clock.advance(0.2)
+    bus.settle()
+    assert not reader.is_connected and reader.protocol.reason is CloseReason.BLOCKED_TOO_LONG
+    assert not publisher.transport.is_paused
+    assert [packet[6:] for packet in other.take()] == [b"1", b"2"]
+
+
+def test_a_client_that_blocks_itself_is_disconnected():
+    """Blocking on one's own messages ends by the time-out; it does not hang."""
+    bus = Bus()
+    narcissus = bus.connect()
+    narcissus.send(b"SUB k", b"CMSG blocking/soft/block")
+    narcissus.stall()
+    narcissus.send(message("k"))
+    bus.clock.advance(30.1)
+    bus.settle()
+    assert not narcissus.is_connected and not bus.registry.clients
+
+
+def test_two_clients_that_block_each_other_end():
+    """Neither reads, so the time-out ends at least one of them; nothing hangs."""
+    bus = Bus()
+    a, b = bus.connect(), bus.connect()
+    a.send(b"SUB a", b"CMSG blocking/soft/block")
+    b.send(b"SUB b", b"CMSG blocking/soft/block")
+    a.stall()
+    b.stall()
+    a.send(message("b"), message("b"))
+    b.send(message("a"), message("a"))
+    assert a.transport.is_paused and b.transport.is_paused
+    bus.clock.advance(30.1)
+    bus.settle()
+    assert not (a.is_connected and b.is_connected)
+    assert not any(peer.transport.is_paused for peer in (a, b) if peer.is_connected)
+
+
+@pytest.mark.parametrize(
+    ("setting", "limit", "reason"),
+    [(b"blocking/soft/error", 10, CloseReason.SOCKET_FULL), (b"blocking/hard/error", 2, CloseReason.QUEUE_FULL)],
+)
+def test_error_disconnects_the_receiver(setting, limit, reason):
+    """A receiver that chose error is disconnected; its publisher and bystanders go on."""
+    bus = Bus(limits=Limits(queue_messages=limit))
+    reader, bystander, publisher = bus.connect(), bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG " + setting)
+    bystander.send(b"SUB k")
+    reader.stall()
+    publisher.send(*[message("k", b"%d" % n) for n in range(5)])
+    assert not reader.is_connected and reader.protocol.reason is reason
+    assert len(bystander.take()) == 5 and publisher.is_connected
+
+
+def test_replies_do_not_pile_up():
+    """A client that asks and does not read is not read from past 64 waiting replies, and gets all in the end."""
+    bus = Bus()
+    a = bus.connect()
+    a.stall()
+    a.send(*[b"CMSG !/cred/whoami"] * 200)
+    assert a.transport.is_paused
+    assert a.protocol.queue.replies <= 66
+    a.drain()
+    assert len(a.take()) == 200 and not a.transport.is_paused
+
+
+def test_a_publisher_that_leaves_is_heard_to_the_end():
+    """What a paused publisher had sent before it left is still delivered."""
+    bus = Bus()
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    reader.stall()
+    publisher.send(message("k", b"1"))
+    publisher.send(message("k", b"2"), message("k", b"3"))
+    publisher.transport.end()
+    publisher.transport.breakDown()
+    bus.settle()
+    assert publisher.is_connected
+    reader.drain()
+    bus.settle()
+    assert [packet[6:] for packet in reader.take()] == [b"1", b"2", b"3"]
+    assert not publisher.is_connected
+
+
+def test_a_client_that_breaks_down_while_its_replies_wait_is_let_go():
+    """A dead client that was paused for its replies is closed, not kept for ever."""
+    bus = Bus()
+    a = bus.connect()
+    a.stall()
+    a.send(*[b"CMSG !/cred/whoami"] * 100)
+    a.transport.end()
+    a.transport.breakDown()
+    bus.settle()
+    assert not a.is_connected and not bus.registry.clients
+
+
+def test_a_half_closed_client_still_gets_what_waits():
+    """End-of-file ends the subscriptions; what was queued before is sent, for the block time-out at most."""
+    bus = Bus()
+    reader, publisher, stalled = bus.connect(), bus.connect(), bus.connect()
+    for client in (reader, stalled):
+        client.send(b"SUB k")
+        client.stall()
+    publisher.send(message("k", b"1"))
+    for client in (reader, stalled):
+        client.transport.end()
+    publisher.send(message("k", b"2"))
+    reader.drain()
+    assert [packet[6:] for packet in reader.take()] == [b"1"] and not reader.is_connected
+    assert stalled.is_connected
+    bus.clock.advance(30)
+    bus.settle()
+    assert not stalled.is_connected
+
+
+def test_observers_are_told_and_get_no_secrets():
+    """Each event reaches an observer that wants it; secret keys are cut and their payloads withheld."""
+    recorder = Recorder()
+    bus = Bus(observers=(recorder,))
+    a = bus.connect(uid=1000, gid=100, pid=8)
+    a.send(b"SUB !/cred////in", b"MSG !/cred/100///in\0secret", b"SUB a", b"MSG a\0open", b"UNSUB a", b"BAD")
+    bus.settle()
+    assert recorder.events == [
+        ("connected", 1),
+        ("subscribed", b"!/cred////"),
+        ("published", b"!/cred/100///", None),
+        ("subscribed", b"a"),
+        ("published", b"a", b"open"),
+        ("unsubscribed", b"a"),
+        ("violated", "UNKNOWN_VERB", b""),
+        ("dropped", 1, 2, 36),
+        ("closed", 1, CloseReason.VIOLATION),
+    ]
+
+
+def test_delivered_counts_what_the_kernel_took():
+    """The delivered event counts packets handed to the kernel, and those only."""
+    recorder = Recorder()
+    bus = Bus(observers=(recorder,))
+    a, b = bus.connect(capacity=2), bus.connect()
+    a.send(b"SUB k")
+    b.send(*[message("k")] * 5)
+    assert [e for e in recorder.events if e[0] == "delivered"] == [("delivered", 1, 2, 14)]
+
+
+def test_counters_balance():
+    """What was routed is what was sent, what was dropped and what waits."""
+    bus = Bus(limits=Limits(queue_messages=3))
+    a, b, publisher = bus.connect(), bus.connect(), bus.connect()
+    for client in (a, b):
+        client.send(b"SUB k")
+    a.stall()
+    publisher.send(*[message("k", b"%d" % n) for n in range(10)])
+    counters = bus.registry.counters
+    assert (counters.published, counters.routed, counters.dropped) == (10, 20, 7)
+    assert len(b.take()) == 10 and a.protocol.queue.messages == 3
+    a.transport.end()
+    a.transport.breakDown()
+    bus.settle()
+    assert counters.dropped == 10 and bus.registry.budget.bytes == 0
+
+
+def test_the_program_around_the_bus_can_publish():
+    """registry.publish reaches subscribers, also from within a client's batch, and is never held back."""
+    bus = Bus()
+    reader = bus.connect()
+    reader.send(b"SUB k")
+    bus.registry.publish(b"k", b"1")
+    assert reader.take() == [b"MSG k\x001"]
+    reader.send(b"CMSG blocking/soft/block")
+    reader.stall()
+    bus.registry.publish(b"k", b"2")
+    bus.registry.publish(b"k", b"3")
+    reader.drain()
+    assert reader.take() == [b"MSG k\x002", b"MSG k\x003"]
+
+
+def test_stopping_disconnects_everyone_and_can_be_repeated():
+    """stopService fires when all are gone; the registry starts again empty."""
+    bus = Bus()
+    for _ in range(3):
+        clients = [bus.connect() for _ in range(3)]
+        clients[0].send(b"SUB a")
+        done = bus.registry.stopService()
+        bus.settle()
+        assert done.called and not any(client.is_connected for client in clients)
+        assert bus.registry._index.is_empty() and not bus.registry.routes
+        assert not bus.connect().is_connected
+        bus.registry.startService()
+
+
+def test_drops_are_logged_in_sums_without_payloads():
+    """The first drop is told at once, the others in one line after the interval, with who lost what."""
+    events: list[dict[str, object]] = []
+    globalLogPublisher.addObserver(events.append)
+    try:
+        bus = Bus(limits=Limits(queue_messages=1))
+        log = LogObserver(bus.clock)
+        bus.registry._on_dropped = (log.dropped,)
+        reader, publisher = bus.connect(), bus.connect()
+        reader.send(b"SUB k")
+        reader.stall()
+        for _ in range(50):
+            publisher.send(message("k", b"sensitive"))
+        lines = [e for e in events if "messages" in e]
+        assert [e["messages"] for e in lines] == [1]
+        bus.clock.advance(10)
+        lines = [e for e in events if "messages" in e]
+        assert [e["messages"] for e in lines] == [1, 48]
+        assert lines[1]["uid"] == 1000 and lines[1]["total"] == 49
+        assert "sensitive" not in repr(lines)
+        log.stop()
+    finally:
+        globalLogPublisher.removeObserver(events.append)
