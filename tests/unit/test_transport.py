@@ -1,0 +1,758 @@
+"""The transport in every order of events: real sockets, a reactor that is turned by hand."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet import error
+from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
+from zope.interface.verify import verifyObject
+
+from sbus.errors import CloseReason
+from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, Strategy
+from sbus.interfaces import IPacketQueue, IPacketTransport
+from sbus.seqpacket import transport as module
+from sbus.seqpacket.queue import HIGH_WATER, PlainQueue
+from sbus.seqpacket.transport import PacketTransport
+from sbus.syscalls.batch import send_packets
+from sbus.syscalls.sockets import raise_send_buffer, sendable
+from tests.reactors import BatchRecorder, HalfRecorder, HandTurnedReactor, Recorder, received, socket_pair
+
+
+class World:
+    """A reactor turned by hand, and connections in it."""
+
+    def __init__(self) -> None:
+        self.reactor = HandTurnedReactor()
+        self.peers: list[socket.socket] = []
+        self.transports: list[PacketTransport] = []
+
+    def connect(self, protocol: Recorder, max_packet: int = 1000) -> socket.socket:
+        ours, peer = socket_pair()
+        self.peers.append(peer)
+        transport = PacketTransport(self.reactor, ours, max_packet)
+        self.transports.append(transport)
+        transport.start(protocol)
+        return peer
+
+    def turn(self, times: int = 1) -> None:
+        self.reactor.turn(times)
+
+    def settle(self) -> None:
+        self.reactor.settle()
+
+    def close(self) -> None:
+        """Close everything; nothing may be left in the reactor."""
+        for peer in self.peers:
+            peer.close()
+        for transport in self.transports:
+            transport.abortConnection()
+        self.settle()
+        assert self.reactor.getReaders() == []
+        assert [call for call in self.reactor.getDelayedCalls() if call.active()] == []
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%04d" % i for i in range(start, start + count)]
+
+
+class Watched:
+    """A receiver that writes down what flood control says to it (`sbus.flood.Receiver`)."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self.reasons: list[CloseReason] = []
+
+    def mayBlock(self) -> bool:
+        return False
+
+    def block(self, until_empty: bool) -> None:
+        raise AssertionError("it may not block")
+
+    def moved(self, room: bool, empty: bool) -> None:
+        pass
+
+    def congested(self, now: bool) -> None:
+        pass
+
+    def dropped(self, packets: int, size: int) -> None:
+        self.lost += packets
+
+    def misbehaved(self, reason: CloseReason) -> None:
+        self.reasons.append(reason)
+
+
+def flood_controlled(transport: PacketTransport, soft: Strategy) -> tuple[SendQueue, Watched]:
+    """Give a transport a queue with flood control, as the server does."""
+    receiver = Watched()
+    queue = SendQueue(receiver, QueueLimits(), SharedBudget())
+    queue.choose(soft=soft)
+    transport.queue = queue
+    return queue, receiver
+
+
+QUEUE, DISCARD, _, ERROR = SOFT_STRATEGIES
+
+# --- any order of events ------------------------------------------------------------------------
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(1, 100)),
+        st.tuples(st.just("read"), st.integers(1, 100)),
+        st.tuples(st.just("write"), st.integers(1, 200)),
+        st.tuples(st.just("take"), st.integers(1, 50)),
+        st.tuples(st.sampled_from(["pause", "resume", "turn", "flush"]), st.just(1)),
+    ),
+    max_size=40,
+)
+
+
+def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None:
+    """Do all this to a connection, then let it come to rest: nothing is lost, doubled or out of order."""
+    world = World()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    sent: list[bytes] = []
+    written: list[bytes] = []
+    read: list[bytes] = []
+    for step, count in script:
+        if step == "send":
+            for packet in numbered(count, len(sent)):
+                try:
+                    peer.send(packet)
+                except BlockingIOError:
+                    break
+                sent.append(packet)
+        elif step == "read":
+            for _ in range(count):
+                try:
+                    read.append(peer.recv(2000))
+                except BlockingIOError:
+                    break
+        elif step == "write":
+            packets = numbered(count, len(written))
+            transport.writeSequence(packets)
+            written += packets
+        elif step == "take" and isinstance(recorder, BatchRecorder):
+            recorder.room = (recorder.room or 0) + count
+            transport.resumeProducing()
+        elif step == "take":
+            limit = len(recorder.packets) + count
+            recorder.react = lambda _, limit=limit: len(recorder.packets) == limit and transport.pauseProducing()
+            transport.resumeProducing()
+        elif step == "pause":
+            transport.pauseProducing()
+        elif step == "resume":
+            transport.resumeProducing()
+        elif step == "turn":
+            world.turn()
+        else:
+            transport.flush()
+        assert recorder.packets == sent[: len(recorder.packets)]
+        assert read == written[: len(read)]
+    if leave:
+        # Whoever closes with unread packets takes their sender's connection with them; so read first.
+        read += received(peer)
+        peer.close()
+        world.turn(2)
+    recorder.react = None
+    if isinstance(recorder, BatchRecorder):
+        recorder.room = None
+    for _ in range(200):
+        transport.resumeProducing()
+        world.turn()
+        if not leave:
+            read += received(peer)
+    assert recorder.packets == sent
+    if leave:
+        assert read == written[: len(read)]
+        assert len(recorder.lost) == 1
+    else:
+        assert read == written
+        assert not recorder.lost
+    world.close()
+    assert len(recorder.lost) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.sampled_from([Recorder, BatchRecorder]), st.booleans())
+def test_any_order_of_events(script, kind, leave):
+    """However reading, writing, pausing and leaving interleave, each packet arrives once and in order."""
+    play(script, kind(), leave)
+
+
+def test_taken_in_two_turns_after_the_peer_left():
+    """One order of events that needs all the parts: a batch taken in pieces, the peer gone in between."""
+    script = [("take", 5), ("send", 70), ("turn", 1), ("write", 3), ("take", 10), ("turn", 1)]
+    play(script, BatchRecorder(), True)
+    play(script, Recorder(), True)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_reads_more_in_a_turn_when_alone(world):
+    """A socket that alone is ready is read for several batches in a turn, but not without bound."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder)
+    raise_send_buffer(peer, 409_600)
+    for packet in numbered(700):
+        peer.send(packet)
+    world.turn()
+    assert recorder.batches == [64] * 8
+    world.turn()
+    assert recorder.packets == numbered(700)
+
+
+def test_reads_one_batch_in_a_turn_in_company(world):
+    """Of several sockets that are ready each is read for one batch a turn."""
+    recorders = [BatchRecorder() for _ in range(3)]
+    for recorder in recorders:
+        peer = world.connect(recorder)
+        for packet in numbered(200):
+            peer.send(packet)
+    world.turn()
+    assert [recorder.batches for recorder in recorders] == [[64]] * 3
+
+
+def test_large_packets_come_in_small_batches(world):
+    """The buffers of a batch stay within bounds, however long a packet may be."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder, max_packet=16 << 20)
+    for packet in numbered(10):
+        peer.send(packet)
+    world.turn()
+    assert recorder.batches == [2] * 5
+
+
+def test_lose_connection_over_a_kept_packet(world):
+    """A protocol that closes while it is given what was kept for it is given nothing more."""
+
+    class Closing(BatchRecorder):
+        def packetsReceived(self, packets):
+            if self.packets:
+                self.transport.loseConnection()
+                self.packets += packets
+                return len(packets)
+            return super().packetsReceived(packets)
+
+    recorder = Closing()
+    recorder.room = 2
+    peer = world.connect(recorder)
+    for packet in numbered(5):
+        peer.send(packet)
+    world.settle()
+    recorder.transport.writeSequence([b"x" * 900] * 1000)
+    recorder.transport.resumeProducing()
+    for packet in numbered(5, 5):
+        peer.send(packet)
+    world.settle()
+    assert recorder.packets == numbered(5)
+    assert not recorder.lost, "what was written is not sent yet"
+
+
+def test_resume_after_end_of_file(world):
+    """To pause and resume a half-closed connection does not tell its end-of-file again, nor close it."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder)
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    recorder.transport.pauseProducing()
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.halves == ["read"]
+    recorder.transport.write(b"still open")
+    world.settle()
+    assert received(peer) == [b"still open"]
+
+
+def test_pause_and_resume_at_the_end_of_file(world):
+    """A protocol that pauses and resumes over the last packet before end-of-file is told of it once."""
+
+    def react(packet):
+        recorder.transport.pauseProducing()
+        recorder.transport.resumeProducing()
+
+    recorder = HalfRecorder(react)
+    peer = world.connect(recorder)
+    peer.send(b"last")
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    assert recorder.halves == ["read"]
+    assert not recorder.lost
+
+
+def test_resume_of_a_closed_connection(world):
+    """To resume a connection that is closing or lost does nothing."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.pauseProducing()
+    peer.send(b"one")
+    world.settle()
+    recorder.transport.loseConnection()
+    recorder.transport.resumeProducing()
+    world.settle()
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == []
+    assert len(recorder.lost) == 1
+
+
+def test_failed_read(world, monkeypatch):
+    """A read that fails ends the connection with ConnectionLost, which names the error."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+
+    class BrokenReader:
+        def read(self, sock):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(recorder.transport, "_reader", BrokenReader())
+    peer.send(b"one")
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionLost)
+    assert "EIO" in str(recorder.lost[0].value)
+
+
+def test_failed_read_of_a_vanished_peer(world, monkeypatch):
+    """A read that fails when the peer has vanished while paused is the end of what it sent."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+
+    class BrokenReader:
+        def read(self, sock):
+            raise OSError(errno.EIO, "Input/output error")
+
+    recorder.transport.pauseProducing()
+    monkeypatch.setattr(recorder.transport, "_reader", BrokenReader())
+    peer.close()
+    world.settle()
+    assert not recorder.lost
+    recorder.transport.resumeProducing()
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionDone)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def test_what_is_written_in_one_turn_goes_in_one_batch(world, monkeypatch):
+    """Packets written one by one are sent together, when the events in hand are dealt with."""
+    batches = []
+
+    def send(sock, packets):
+        batches.append(len(packets))
+        return len(packets)
+
+    monkeypatch.setattr(module, "send_packets", send)
+    recorder = Recorder(lambda packet: recorder.transport.write(packet))
+    peer = world.connect(recorder)
+    for packet in numbered(50):
+        peer.send(packet)
+    world.turn()
+    assert batches == [50]
+
+
+def test_bounded_writing(world, monkeypatch):
+    """A peer that takes everything does not keep the reactor in one flush: the rest goes in the next turns."""
+    monkeypatch.setattr(module, "send_packets", lambda sock, packets: len(packets))
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.writeSequence(numbered(9000))
+    left = 9000
+    while left > 2000:
+        world.turn()
+        assert 0 < left - len(recorder.transport.queue) <= 2 * 16 * 64
+        left = len(recorder.transport.queue)
+    world.settle()
+    assert len(recorder.transport.queue) == 0
+
+
+def test_full_socket_is_not_polled(world):
+    """While a socket is full nobody tries to send; when the peer reads it goes on by itself."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.writeSequence(numbered(1000))
+    world.turn(2)
+    left = len(recorder.transport.queue)
+    assert 0 < left < 1000
+    got = received(peer)
+    world.turn()
+    assert len(recorder.transport.queue) < left
+    for _ in range(20):
+        got += received(peer)
+        world.turn()
+    assert got == numbered(1000)
+
+
+def test_packet_too_long_for_the_socket_is_no_fault_of_the_receivers(world):
+    """A packet that the socket can never take is dropped and counted; the packets around it, and flood control, \
+are not affected."""
+    for soft in (QUEUE, DISCARD, ERROR):
+        for place in (0, 2, 5):
+            recorder = Recorder()
+            peer = world.connect(recorder)
+            queue, receiver = flood_controlled(recorder.transport, soft)
+            packets = numbered(5)
+            queue.pending += [*packets[:place], bytes(sendable(recorder.transport.getHandle()) + 1), *packets[place:]]
+            recorder.transport.flush()
+            assert received(peer) == packets
+            assert receiver.lost == 1
+            assert receiver.reasons == []
+            assert not queue.is_congested
+
+
+def test_several_packets_too_long_for_the_socket(world):
+    """Of a batch all packets arrive but those that the socket can never take."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    long = bytes(sendable(recorder.transport.getHandle()) + 1)
+    queue.pending += [long, b"a", long, long, b"b", long]
+    recorder.transport.flush()
+    assert received(peer) == [b"a", b"b"]
+    assert receiver.lost == 4
+    assert receiver.reasons == []
+
+
+def test_packet_too_long_for_a_congested_socket(world):
+    """A packet that the socket can never take does not block the queue that it waits in."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    queue.pending += numbered(500)
+    recorder.transport.flush()
+    assert queue.is_congested
+    queue.offer([bytes(sendable(recorder.transport.getHandle()) + 1), b"last"])
+    got = []
+    for _ in range(20):
+        got += received(peer)
+        world.turn()
+    assert got == [*numbered(500), b"last"]
+    assert receiver.lost == 1
+
+
+def test_peer_that_left_is_not_said_to_misbehave(world):
+    """Flood control does not take a peer that has left for one whose socket is full; its losses are counted."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder)
+    recorder.transport.pauseProducing()
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    peer.send(b"before it left")
+    peer.close()
+    queue.pending += numbered(100)
+    recorder.transport.flush()
+    assert receiver.reasons == []
+    assert receiver.lost == 100
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == [b"before it left"]
+
+
+def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):
+    """The same if the peer leaves between two packets of one batch, when the kernel just says how many went."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    real = send_packets
+
+    def send(sock, packets):
+        if len(packets) > 1:
+            count = real(sock, packets[:3])
+            peer.close()
+            return count
+        return real(sock, packets)
+
+    monkeypatch.setattr(module, "send_packets", send)
+    queue.pending += numbered(100)
+    recorder.transport.flush()
+    assert receiver.reasons == []
+    assert receiver.lost == 100
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+def test_closing_with_a_queue_that_drops(world):
+    """A connection that is to be closed closes, also if flood control drops what the last flush left."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, DISCARD)
+    queue.pending += numbered(1000)
+    recorder.transport.loseConnection()
+    world.settle()
+    assert len(recorder.lost) == 1
+    assert len(received(peer)) + receiver.lost == 1001
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_kernel_without_memory(world, monkeypatch, number):
+    """When the kernel has no memory for packets they are tried again a little later, and no sooner."""
+    attempts = []
+    out_of_memory = True
+
+    def send(sock, packets):
+        attempts.append(len(packets))
+        if out_of_memory:
+            raise OSError(number, "no memory")
+        return real(sock, packets)
+
+    real = send_packets
+    monkeypatch.setattr(module, "send_packets", send)
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.writeSequence(numbered(3))
+    world.turn(10)
+    assert attempts == [3]
+    world.reactor.advance(0.1)
+    world.turn(10)
+    assert attempts == [3, 3]
+    out_of_memory = False
+    world.reactor.advance(0.1)
+    world.settle()
+    assert received(peer) == numbered(3)
+    assert not recorder.lost
+
+
+def test_closed_while_the_kernel_has_no_memory(world, monkeypatch):
+    """A connection that closes while it waits for the kernel's memory leaves no timer behind."""
+
+    def send(sock, packets):
+        raise OSError(errno.ENOBUFS, "no memory")
+
+    monkeypatch.setattr(module, "send_packets", send)
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.write(b"one")
+    world.turn()
+    assert len(world.reactor.getDelayedCalls()) == 1
+    recorder.transport.abortConnection()
+    world.settle()
+    assert recorder.lost
+    assert world.reactor.getDelayedCalls() == []
+
+
+# --- producers ----------------------------------------------------------------------------------
+
+
+class Producer:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def resumeProducing(self) -> None:
+        self.calls.append("resume")
+
+    def pauseProducing(self) -> None:
+        self.calls.append("pause")
+
+    def stopProducing(self) -> None:
+        self.calls.append("stop")
+
+
+def test_push_producer_is_told_once(world):
+    """A push producer that does not stop writing is told to pause once, and to resume once all is sent."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    producer = Producer()
+    recorder.transport.registerProducer(producer, True)
+    packets = [b"x" * 1000] * (HIGH_WATER // 1000 + 300)
+    recorder.transport.writeSequence(packets[: HIGH_WATER // 1000])
+    assert producer.calls == []
+    recorder.transport.writeSequence(packets[HIGH_WATER // 1000 :])
+    assert producer.calls == ["pause"]
+    got = []
+    for _ in range(20):
+        world.turn()
+        got += received(peer)
+    assert got == packets
+    assert producer.calls == ["pause", "resume"]
+
+
+def test_producer_and_loss_of_writing(world):
+    """A producer is stopped, once, when nothing can be written any more, though the connection is still read."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder)
+    producer = Producer()
+    recorder.transport.registerProducer(producer, True)
+    recorder.transport.write(b"last")
+    peer.shutdown(socket.SHUT_RD)
+    recorder.transport.flush()
+    world.settle()
+    assert producer.calls == ["stop"]
+    assert recorder.halves == ["write"]
+    peer.send(b"still heard")
+    world.settle()
+    assert recorder.packets == [b"still heard"]
+    assert not recorder.lost
+    recorder.transport.abortConnection()
+    world.settle()
+    assert producer.calls == ["stop"]
+
+
+def test_producer_that_fails_to_stop(world):
+    """A producer that raises when it is stopped does not keep the protocol from being told."""
+
+    class Stubborn(Producer):
+        def stopProducing(self):
+            raise ZeroDivisionError
+
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.registerProducer(Stubborn(), True)
+    recorder.transport.abortConnection()
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+def test_lose_write_connection_waits_for_the_producer(world):
+    """loseWriteConnection waits for the producer, too, to finish."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    producer = Producer()
+    recorder.transport.registerProducer(producer, True)
+    recorder.transport.loseWriteConnection()
+    world.settle()
+    recorder.transport.write(b"last")
+    world.settle()
+    assert received(peer) == [b"last"]
+    recorder.transport.unregisterProducer()
+    recorder.transport.write(b"never")
+    world.settle()
+    assert received(peer) == [b""]
+
+
+# --- closing ------------------------------------------------------------------------------------
+
+
+def test_lose_connection_after_lose_write_connection(world):
+    """A connection whose writing end is shut already is closed by loseConnection."""
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.loseWriteConnection()
+    world.settle()
+    assert not recorder.lost
+    recorder.transport.loseConnection()
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionDone)
+
+
+def test_lose_connection_after_a_failed_write(world):
+    """A paused connection whose peer has left is closed by loseConnection."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.pauseProducing()
+    peer.close()
+    recorder.transport.write(b"one")
+    world.settle()
+    assert not recorder.lost
+    recorder.transport.loseConnection()
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionDone)
+
+
+def test_stop_producing_closes(world):
+    """A consumer that stops the transport as its producer closes the connection."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.write(b"one")
+    recorder.transport.stopProducing()
+    world.settle()
+    assert received(peer) == [b"one", b""]
+    assert len(recorder.lost) == 1
+
+
+def test_abort_out_of_flow_control(world):
+    """A queue that has its connection aborted in the middle of a flush sends nothing more."""
+
+    class Aborting(PlainQueue):
+        __slots__ = ()
+
+        def done(self, taken, sent):
+            super().done(taken, sent)
+            recorder.transport.abortConnection()
+
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.queue = Aborting()
+    recorder.transport.writeSequence(numbered(10))
+    world.settle()
+    recorder.transport.write(b"never")
+    recorder.transport.flush()
+    assert received(peer) == [*numbered(10), b""]
+    recorder.lost[0].trap(error.ConnectionAborted)
+
+
+def test_close_again(world):
+    """To close a lost connection, in whatever way, does nothing."""
+    recorder = Recorder()
+    world.connect(recorder)
+    transport = recorder.transport
+    transport.abortConnection()
+    transport.abortConnection()
+    world.settle()
+    for again in (transport.abortConnection, transport.loseConnection, transport.loseWriteConnection, transport.flush):
+        again()
+    transport.write(b"never")
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+def test_protocol_that_fails_to_start(world):
+    """A protocol that raises in makeConnection is told that the connection is lost, and it is closed."""
+
+    class Failing(Recorder):
+        def connectionMade(self):
+            raise ZeroDivisionError
+
+    ours, peer = socket_pair()
+    recorder = Failing()
+    with pytest.raises(ZeroDivisionError):
+        PacketTransport(world.reactor, ours).start(recorder)
+    recorder.lost[0].trap(ZeroDivisionError)
+    assert received(peer) == [b""]
+    assert ours.fileno() == -1
+    assert world.reactor.getReaders() == []
+    peer.close()
+
+
+# --- who and where ------------------------------------------------------------------------------
+
+
+def test_interfaces(world):
+    """The transport has everything that its interfaces promise."""
+    recorder = Recorder()
+    world.connect(recorder)
+    for interface in (IPacketTransport, ITransport, IConsumer, IPushProducer):
+        verifyObject(interface, recorder.transport)
+    verifyObject(IPacketQueue, recorder.transport.queue)
+
+
+def test_who_and_where(world):
+    """The transport says who the peer is, and answers also when the connection is lost."""
+    recorder = Recorder()
+    world.connect(recorder)
+    transport: Any = recorder.transport
+    assert transport.credentials == (os.getpid(), os.getuid(), os.getgid())
+    assert transport.fileno() == transport.getHandle().fileno() >= 0
+    assert transport.getHost() == transport.getPeer()
+    assert str(os.getpid()) in repr(transport)
+    transport.abortConnection()
+    world.settle()
+    assert transport.fileno() == -1
+    assert transport.getHost().name == transport.getPeer().name == b""
+    assert not transport.connected
