@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from sbus.keys import CURRENT, Dialect, PeerCredentials, SecretKey
 
-__all__ = ["RouteCache", "next_run"]
+__all__ = ["RouteCache"]
 
 S = TypeVar("S")
 
@@ -134,25 +134,3 @@ class RouteCache(Generic[S]):
 def _is_plain(pattern: bytes, separator: bytes) -> bool:
     """Whether a pattern matches one key only, the one that reads like it."""
     return bool(pattern) and b"*" not in pattern and not pattern.endswith(separator)
-
-
-def next_run(
-    packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]]
-) -> tuple[tuple[S, ...] | None, int]:
-    """How many packets from `start` to `end` are messages that go, by known routes, to the very same receivers?
-
-    :returns: the receivers, and the index behind the last such packet. They are None if the first packet
-        is of another kind or malformed, or its key not in `routes`.
-    """
-    receivers: tuple[S, ...] | None = None
-    for at in range(start, end):
-        packet = packets[at]
-        nul = packet.find(b"\0", 4)
-        if nul < 0 or packet[:4] != b"MSG ":
-            return receivers, at
-        found = routes.get(packet[4:nul])
-        if found is not receivers or found is None:
-            if receivers is not None or found is None:
-                return receivers, at
-            receivers = found
-    return receivers, end

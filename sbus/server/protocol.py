@@ -14,7 +14,7 @@ from sbus.flood import SendQueue
 from sbus.interfaces import IPacketReceiver, IPacketTransport
 from sbus.keys import PeerCredentials, SecretKey
 from sbus.packets import CMSG, MSG, SUB, UNSUB, build, parse
-from sbus.routes import next_run
+from sbus.runs import next_run
 from sbus.server.holdback import Holdback
 from sbus.server.limits import MAX_REPLIES
 from sbus.syscalls.batch import BATCH

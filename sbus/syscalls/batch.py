@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
+
+from sbus.compiled import is_wanted
 
 __all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets"]
 
@@ -16,7 +17,7 @@ BATCH = 64
 COMPILED = False
 """Whether the compiled helper is in use."""
 
-if TYPE_CHECKING or os.environ.get("SBUS_PURE", "0") not in ("", "0"):
+if TYPE_CHECKING or not is_wanted():
     from sbus.syscalls._pure import PacketReader, send_packets
 else:
     try:

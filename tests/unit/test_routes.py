@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from sbus.index import PatternIndex
 from sbus.keys import CURRENT, EARLY, Dialect, PeerCredentials
-from sbus.packets import MSG, build
-from sbus.routes import RouteCache, next_run
+from sbus.routes import RouteCache
 from tests.costs import calls
 from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns
 
@@ -295,56 +294,3 @@ def test_early_dialect_groups_by_its_separator():
         bus.route(key)
     bus.subscribe(Client(), b"a.")
     assert set(bus.cache.routes) == {b"b.a", b"a/b"}
-
-
-def run(packets, start, routes):
-    """`next_run`, with receivers by name."""
-    receivers, end = next_run(packets, start, len(packets), routes)
-    return (None if receivers is None else "".join(receivers)), end
-
-
-def test_runs_of_one_way():
-    """A run is the messages in a row whose known routes are the very same receivers."""
-    ab, c = ("a", "b"), ("c",)
-    routes = {b"1": ab, b"2": ab, b"3": c, b"": (), b"4": ("a", "b", "")[:2]}
-    assert routes[b"4"] == ab
-    assert routes[b"4"] is not ab
-
-    def m(key):
-        return build(MSG, key, b"payload\0")
-
-    packets = [m(b"1"), m(b"2"), m(b"3"), m(b"3"), m(b""), m(b""), m(b"1"), m(b"4")]
-    assert run(packets, 0, routes) == ("ab", 2)
-    assert run(packets, 1, routes) == ("ab", 2)
-    assert run(packets, 2, routes) == ("c", 4)
-    assert run(packets, 4, routes) == ("", 6)
-    assert run(packets, 6, routes) == ("ab", 7)
-    assert run(packets, 7, routes) == ("ab", 8)
-    assert run(packets, 8, routes) == (None, 8)
-    assert run([], 0, routes) == (None, 0)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        b"",
-        b"SUB 1",
-        b"SUB 1\0",
-        b"UNSUB 1\0",
-        b"CMSG 1\0",
-        b"MSG 1",
-        b"MSG",
-        b"MSG\0",
-        b"MSG 5\0",
-        b"XMSG 1\0",
-        b"msg 1\0x",
-        b"MSG 1 \0",
-    ],
-)
-def test_a_run_ends_before_anything_else(other):
-    """Any other packet, one that is malformed, and a message with an unknown key end a run, and begin none."""
-    routes = {b"1": ("a",)}
-    packets = [b"MSG 1\0", other, b"MSG 1\0"]
-    assert run(packets, 0, routes) == ("a", 1)
-    assert run(packets, 1, routes) == (None, 1)
-    assert run(packets, 2, routes) == ("a", 3)
