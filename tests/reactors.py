@@ -186,9 +186,18 @@ class HandTurnedReactor(MemoryReactorClock):
     """A reactor of which a test decides when it looks at sockets and when time passes."""
 
     def turn(self, times: int = 1) -> None:
-        """One turn of a reactor's: what is due is called, then what is readable is read."""
+        """One turn of a reactor's: what is due is called, then what is readable is read.
+
+        What is put off meanwhile, if only by 0 seconds, waits for the next turn, as with real reactors
+        (`Clock.advance` would call it at once).
+        """
         for _ in range(times):
-            self.advance(0)
+            due: list[Any] = [call for call in self.getDelayedCalls() if call.getTime() <= self.seconds()]
+            for call in due:
+                if call.active():
+                    self.calls.remove(call)
+                    call.called = 1
+                    call.func(*call.args, **call.kw)
             for reader in self.getReaders():
                 reader.doRead()
 

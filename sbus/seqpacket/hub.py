@@ -11,7 +11,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
 from twisted.logger import Logger
@@ -61,12 +61,17 @@ class Hub:
         return hub
 
     def __init__(self, reactor: Any) -> None:
-        self.reactor = reactor
+        self._reactor = ref(reactor)  # else the table of hubs would keep it for ever
         self._epoll: select.epoll | None = None
         self._handlers: dict[int, Handler] = {}
         self._soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._dispatching = False
         self._readers: dict[int, PacketReader] = {}
+
+    @property
+    def reactor(self) -> Any:
+        """The reactor whose sockets these are."""
+        return self._reactor()
 
     def reader(self, max_packet: int) -> PacketReader:
         """The buffers for packets of this size, which all sockets of the hub share."""
@@ -85,7 +90,11 @@ class Hub:
         if self._epoll is None:
             self._epoll = select.epoll()
             IReactorFDSet(self.reactor).addReader(self)
-        self._epoll.register(fd, events)
+        try:
+            self._epoll.register(fd, events)
+        except BaseException:
+            self._rest()
+            raise
         self._handlers[fd] = handler
 
     def modify(self, fd: int, events: int) -> None:
@@ -98,7 +107,11 @@ class Hub:
         if self._handlers.pop(fd, None) is None or self._epoll is None:
             return
         self._epoll.unregister(fd)
-        if not self._handlers:
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the reactor if there is nothing to watch."""
+        if self._epoll is not None and not self._handlers:
             self.reactor.removeReader(self)
             self._epoll.close()
             self._epoll = None
@@ -135,7 +148,7 @@ class Hub:
                 except Exception:
                     failure = Failure()
                     self._log.failure("Error in {handler}", failure=failure, handler=handler)
-                    handler.failed(failure)
+                    self._tell(handler, handler.failed, failure)
             for _ in range(_SOON_ROUNDS):
                 if not self._soon:
                     break
@@ -154,7 +167,12 @@ class Hub:
     def connectionLost(self, reason: Failure) -> None:
         """The reactor gives us up, as it does with everything when it stops: so all our sockets are lost."""
         for handler in tuple(self._handlers.values()):
-            try:
-                handler.lost(reason)
-            except Exception:
-                self._log.failure("Error in {handler}", handler=handler)
+            self._tell(handler, handler.lost, reason)
+        self._handlers.clear()
+        self._rest()
+
+    def _tell(self, handler: Handler, method: Callable[[Failure], None], failure: Failure) -> None:
+        try:
+            method(failure)
+        except Exception:
+            self._log.failure("Error in {handler}", handler=handler)
