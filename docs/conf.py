@@ -46,5 +46,5 @@ if os.environ.get("SBUS_DOCS_INTERSPHINX"):
 _others = "|".join(map(re.escape, sorted({*sys.stdlib_module_names, "pyarrow", "pyspark", "twisted", "zope"})))
 nitpick_ignore_regex = [
     (r"py:.*", rf"({_others})\..*"),
-    (r"py:class", r"sbus\.(index|routes)\.S"),  # type variables
+    (r"py:class", r"sbus\.(index|routes|runs)\.S"),  # type variables
 ]

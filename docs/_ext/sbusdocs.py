@@ -33,7 +33,7 @@ class ZopeInterface(SphinxDirective):
         if not isinstance(interface, InterfaceClass):
             raise self.error(f"{self.arguments[0]} is not a zope interface")
         self.env.note_dependency(inspect.getfile(importlib.import_module(module_name)))
-        lines = [f".. py:class:: {module_name}.{name}", ""]
+        lines = [f".. py:class:: {name}", f"   :module: {module_name}", ""]
         bases = [base for base in interface.__bases__ if base.__name__ != "Interface"]
         if bases:
             lines += ["   Extends " + ", ".join(f"``{base.__name__}``" for base in bases) + ".", ""]
@@ -82,10 +82,10 @@ def resolve_imported(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: nodes.TextElement
 ) -> nodes.Element | None:
     """Link an annotation such as ``SendQueue`` to what its module imports under that name."""
-    if node.get("refdomain") != "py" or "py:module" not in node:
+    if node.get("refdomain") != "py" or not node.get("py:module"):
         return None
     first, dot, rest = node["reftarget"].partition(".")
-    meaning = imported_names(node["py:module"] or "").get(first)
+    meaning = imported_names(node["py:module"]).get(first)
     if meaning is None:
         return None
     target = meaning + dot + rest

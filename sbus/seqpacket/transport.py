@@ -1,9 +1,6 @@
 """The packet transport: one connected SEQPACKET socket, one write a packet, one ``dataReceived`` a packet.
 
-Life of a connection
-====================
-
-Reading and writing end separately, as the kernel lets them:
+In the life of a connection, reading and writing end separately, as the kernel lets them:
 
 * *end of file* (or an empty packet, which looks the same): everything before it is delivered
   first, also what was kept back while the protocol had paused us. Then the connection is lost,

@@ -1,0 +1,88 @@
+"""Components of our own for sbus: a credentials policy, a soft and a hard strategy, and an order."""
+
+from __future__ import annotations
+
+import os
+
+from twisted.plugin import IPlugin
+from zope.interface import implementer
+
+from sbus.errors import Violation, ViolationReason
+from sbus.flood import SendQueue, Verdict
+from sbus.interfaces import ICredentials, ICredentialsPolicy, IHardStrategy, IQueueOrder, ISoftStrategy
+from sbus.keys import PeerCredentials, SecretKey
+from sbus.server.credentials import AccessSettings, KernelPolicy
+
+
+@implementer(ICredentials)
+class HouseRules:
+    """As the kernel's word has it; and nobody listens to everything, or speaks for the system unless he runs it."""
+
+    restrictsPublishing = True
+
+    def __init__(self, kernel: ICredentials) -> None:
+        self._kernel = kernel
+
+    def mayConnect(self, peer: PeerCredentials) -> bool:
+        return self._kernel.mayConnect(peer)
+
+    def checkSubscription(self, peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
+        self._kernel.checkSubscription(peer, pattern, secret)  # this is what keeps secrets secret
+        first = pattern.partition(b"/")[0]
+        if not pattern or b"*" in first:
+            raise Violation(ViolationReason.REFUSED_SUBSCRIPTION)
+
+    def mayPublish(self, peer: PeerCredentials, key: bytes) -> bool:
+        return not key.startswith(b"system/") or peer.uid in (0, os.getuid())
+
+    def mayBlock(self, receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
+        return self._kernel.mayBlock(receiver, publisher)
+
+
+@implementer(IPlugin, ICredentialsPolicy)
+class HouseRulesPolicy:
+    name = "house-rules"
+    description = "as kernel, but no pattern matches every first segment, and system/ is for the server's user"
+
+    def make(self, settings: AccessSettings) -> HouseRules:
+        return HouseRules(KernelPolicy().make(settings))
+
+
+@implementer(IPlugin, ISoftStrategy)
+class Recent:
+    """Keep the ten newest messages of those that the socket does not take."""
+
+    selector = b"blocking/soft/recent"
+    always = None
+
+    def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
+        while queue.messages >= 10 and queue.drop_next():
+            pass
+        return Verdict.KEEP
+
+
+@implementer(IPlugin, IHardStrategy)
+class MakeRoom:
+    """At the limit, drop what would be sent next rather than what comes."""
+
+    selector = b"blocking/hard/make-room"
+    always = None
+
+    def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
+        enough = queue.size - len(packet)
+        while queue.drop_next():
+            if queue.size <= enough or not queue.messages:
+                return Verdict.KEEP
+        return Verdict.DROP
+
+
+@implementer(IPlugin, IQueueOrder)
+class SmallestFirst:
+    """The smallest packet first; equal sizes in order of arrival."""
+
+    selector = b"order/smallest"
+    newestFirst = None
+    arrival = False
+
+    def rank(self, arrival: int, size: int, newest_first: bool) -> tuple[int, int]:
+        return size, arrival

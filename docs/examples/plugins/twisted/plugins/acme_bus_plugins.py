@@ -1,0 +1,8 @@
+"""What Twisted's plugin system finds of ``acme_bus``."""
+
+from acme_bus import HouseRulesPolicy, MakeRoom, Recent, SmallestFirst
+
+houseRules = HouseRulesPolicy()
+recent = Recent()
+makeRoom = MakeRoom()
+smallestFirst = SmallestFirst()

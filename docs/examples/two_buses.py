@@ -1,0 +1,59 @@
+"""Two buses in one process; what the inner one carries under ``public/`` goes out on the outer one too.
+
+python3 two_buses.py inner.sock outer.sock
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import react
+
+from sbus.errors import CloseReason
+from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.server.observers import Observer
+from sbus.server.service import BusService
+
+
+class Window(Observer):
+    """Shows the outer bus what may be seen of the inner one."""
+
+    def __init__(self, outer: BusService) -> None:
+        self.outer = outer
+
+    def published(self, client: Any, key: bytes, payload: bytes | None) -> None:
+        if payload is not None and key.startswith(b"public/"):
+            self.outer.registry.publish(key, payload)
+
+
+class Books(Observer):
+    """Says of each client that leaves what it has got and what it has lost."""
+
+    def __init__(self, bus: str) -> None:
+        self.bus = bus
+        self.got: Counter[Any] = Counter()
+
+    def delivered(self, client: Any, packets: int, size: int) -> None:
+        self.got[client] += packets
+
+    def closed(self, client: Any, reason: CloseReason) -> None:
+        print(f"{self.bus}: uid {client.peer.uid} got {self.got.pop(client, 0)}, lost {client.lost}: {reason.value}")
+
+
+def main(reactor: Any, inner_address: str, outer_address: str) -> Deferred[None]:
+    outer = BusService(SeqpacketServerEndpoint(reactor, outer_address, reuse=True), observers=[Books("outer")])
+    inner = BusService(
+        SeqpacketServerEndpoint(reactor, inner_address, reuse=True), observers=[Books("inner"), Window(outer)]
+    )
+    for bus in (outer, inner):
+        bus.startService()
+        reactor.addSystemEventTrigger("before", "shutdown", bus.stopService)
+    print("both buses listen", flush=True)
+    return Deferred()  # until a signal ends the program
+
+
+if __name__ == "__main__":
+    react(main, sys.argv[1:])
