@@ -79,7 +79,8 @@ def test_subscribing_and_unsubscribing_in_one_batch():
     bus = Bus()
     a = bus.connect()
     a.send(b"SUB q", b"UNSUB q", b"SUB q\0ignored", b"UNSUB q\0ignored", b"MSG q\0")
-    assert a.take() == [] and a.is_connected
+    assert a.take() == []
+    assert a.is_connected
 
 
 @pytest.mark.parametrize("packet", [b"HELLO x", b"MSG no-nul", b"MSG", b"", b"SUBx", b"msg a\0", b"MSG !/x\0"])
@@ -90,7 +91,8 @@ def test_a_violation_disconnects_that_client_only(packet):
     good.send(b"SUB ")
     bad.send(b"MSG a\0before", packet, b"MSG a\0after")
     assert good.take() == [b"MSG a\0before"]
-    assert not bad.is_connected and good.is_connected
+    assert not bad.is_connected
+    assert good.is_connected
     assert bad.protocol.reason is CloseReason.VIOLATION
     assert bus.registry.counters.violations == 1
 
@@ -100,7 +102,8 @@ def test_ignored_violations_keep_the_client():
     bus = Bus(ignore_violations=True)
     a = bus.connect()
     a.send(b"SUB ", b"NONSENSE", b"MSG a\0")
-    assert a.take() == [b"MSG a\0"] and a.is_connected
+    assert a.take() == [b"MSG a\0"]
+    assert a.is_connected
 
 
 def test_whoami_is_answered_word_for_word():
@@ -145,7 +148,8 @@ def test_secrets_reach_only_whom_they_are_for():
         spy.send(message(f"!/cred/{ids}/inbox"))
     assert len(me.take()) == 4
     spy.send(message("!/cred/101/1001/9/inbox"), message("!/cred//1001//inbox"))
-    assert me.take() == [] and spy.take() == []
+    assert me.take() == []
+    assert spy.take() == []
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,8 @@ def test_limits_on_clients_and_patterns():
     recorder = Recorder()
     bus = Bus(limits=Limits(max_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
     a, b, late = bus.connect(), bus.connect(), bus.connect()
-    assert not late.is_connected and ("refused", 1000, CloseReason.TOO_MANY_CLIENTS) in recorder.events
+    assert not late.is_connected
+    assert ("refused", 1000, CloseReason.TOO_MANY_CLIENTS) in recorder.events
     a.send(b"SUB a", b"SUB a", b"SUB b")
     assert a.is_connected
     a.send(b"SUB c")
@@ -235,9 +240,11 @@ def test_block_acts_as_queue_toward_other_users():
     reader.send(b"SUB k", b"CMSG blocking/soft/block", b"CMSG blocking/hard/error")
     reader.stall()
     publisher.send(*[message("k", b"%d" % n) for n in range(5)])
-    assert not publisher.transport.is_paused and reader.is_connected
+    assert not publisher.transport.is_paused
+    assert reader.is_connected
     reader.drain()
-    assert len(reader.take()) == 3 and reader.protocol.lost == 2
+    assert len(reader.take()) == 3
+    assert reader.protocol.lost == 2
 
 
 def test_a_receiver_that_blocks_too_long_is_disconnected():
@@ -250,11 +257,13 @@ def test_a_receiver_that_blocks_too_long_is_disconnected():
     publisher.send(message("k", b"1"))
     publisher.send(message("k", b"2"))
     bus.clock.advance(29.9)
-    assert reader.is_connected and publisher.transport.is_paused
+    assert reader.is_connected
+    assert publisher.transport.is_paused
     reader.drain(0)
     bus.clock.advance(0.2)
     bus.settle()
-    assert not reader.is_connected and reader.protocol.reason is CloseReason.BLOCKED_TOO_LONG
+    assert not reader.is_connected
+    assert reader.protocol.reason is CloseReason.BLOCKED_TOO_LONG
     assert not publisher.transport.is_paused
     assert [packet[6:] for packet in other.take()] == [b"1", b"2"]
 
@@ -268,7 +277,8 @@ def test_a_client_that_blocks_itself_is_disconnected():
     narcissus.send(message("k"))
     bus.clock.advance(30.1)
     bus.settle()
-    assert not narcissus.is_connected and not bus.registry.clients
+    assert not narcissus.is_connected
+    assert not bus.registry.clients
 
 
 def test_two_clients_that_block_each_other_end():
@@ -281,7 +291,8 @@ def test_two_clients_that_block_each_other_end():
     b.stall()
     a.send(message("b"), message("b"))
     b.send(message("a"), message("a"))
-    assert a.transport.is_paused and b.transport.is_paused
+    assert a.transport.is_paused
+    assert b.transport.is_paused
     bus.clock.advance(30.1)
     bus.settle()
     assert not (a.is_connected and b.is_connected)
@@ -300,8 +311,10 @@ def test_error_disconnects_the_receiver(setting, limit, reason):
     bystander.send(b"SUB k")
     reader.stall()
     publisher.send(*[message("k", b"%d" % n) for n in range(5)])
-    assert not reader.is_connected and reader.protocol.reason is reason
-    assert len(bystander.take()) == 5 and publisher.is_connected
+    assert not reader.is_connected
+    assert reader.protocol.reason is reason
+    assert len(bystander.take()) == 5
+    assert publisher.is_connected
 
 
 def test_replies_do_not_pile_up():
@@ -313,7 +326,8 @@ def test_replies_do_not_pile_up():
     assert a.transport.is_paused
     assert a.protocol.queue.replies <= 66
     a.drain()
-    assert len(a.take()) == 200 and not a.transport.is_paused
+    assert len(a.take()) == 200
+    assert not a.transport.is_paused
 
 
 def test_a_publisher_that_leaves_is_heard_to_the_end():
@@ -343,7 +357,8 @@ def test_a_client_that_breaks_down_while_its_replies_wait_is_let_go():
     a.transport.end()
     a.transport.breakDown()
     bus.settle()
-    assert not a.is_connected and not bus.registry.clients
+    assert not a.is_connected
+    assert not bus.registry.clients
 
 
 def test_a_half_closed_client_still_gets_what_waits():
@@ -358,7 +373,8 @@ def test_a_half_closed_client_still_gets_what_waits():
         client.transport.end()
     publisher.send(message("k", b"2"))
     reader.drain()
-    assert [packet[6:] for packet in reader.take()] == [b"1"] and not reader.is_connected
+    assert [packet[6:] for packet in reader.take()] == [b"1"]
+    assert not reader.is_connected
     assert stalled.is_connected
     bus.clock.advance(30)
     bus.settle()
@@ -405,11 +421,13 @@ def test_counters_balance():
     publisher.send(*[message("k", b"%d" % n) for n in range(10)])
     counters = bus.registry.counters
     assert (counters.published, counters.routed, counters.dropped) == (10, 20, 7)
-    assert len(b.take()) == 10 and a.protocol.queue.messages == 3
+    assert len(b.take()) == 10
+    assert a.protocol.queue.messages == 3
     a.transport.end()
     a.transport.breakDown()
     bus.settle()
-    assert counters.dropped == 10 and bus.registry.budget.bytes == 0
+    assert counters.dropped == 10
+    assert bus.registry.budget.bytes == 0
 
 
 def test_the_program_around_the_bus_can_publish():
@@ -435,8 +453,10 @@ def test_stopping_disconnects_everyone_and_can_be_repeated():
         clients[0].send(b"SUB a")
         done = bus.registry.stopService()
         bus.settle()
-        assert done.called and not any(client.is_connected for client in clients)
-        assert bus.registry._index.is_empty() and not bus.registry.routes
+        assert done.called
+        assert not any(client.is_connected for client in clients)
+        assert bus.registry._index.is_empty()
+        assert not bus.registry.routes
         assert not bus.connect().is_connected
         bus.registry.startService()
 
@@ -459,7 +479,8 @@ def test_drops_are_logged_in_sums_without_payloads():
         bus.clock.advance(10)
         lines = [e for e in events if "messages" in e]
         assert [e["messages"] for e in lines] == [1, 48]
-        assert lines[1]["uid"] == 1000 and lines[1]["total"] == 49
+        assert lines[1]["uid"] == 1000
+        assert lines[1]["total"] == 49
         assert "sensitive" not in repr(lines)
         log.stop()
     finally:
