@@ -89,8 +89,9 @@ class Hub:
         """
         if self._epoll is None:
             self._epoll = select.epoll()
-            IReactorFDSet(self.reactor).addReader(self)
         try:
+            if not self._handlers:
+                IReactorFDSet(self.reactor).addReader(self)
             self._epoll.register(fd, events)
         except BaseException:
             self._rest()

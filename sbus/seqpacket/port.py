@@ -58,11 +58,18 @@ class PacketPort:
         self._last_complaint = float("-inf")
 
     def startListening(self) -> None:
-        """Begin to accept."""
+        """Begin to accept.
+
+        :raises OSError: if the kernel has no descriptors or memory left; then all is as it was.
+        """
         self.factory.doStart()
-        self._reserve()
-        self._hub.add(self._bound.sock.fileno(), self, READ)
+        try:
+            self._hub.add(self._bound.sock.fileno(), self, READ)
+        except BaseException:
+            self.factory.doStop()
+            raise
         self._listening = True
+        self._reserve()
 
     def stopListening(self) -> defer.Deferred[None]:
         """Accept no more; connections that were accepted go on."""
