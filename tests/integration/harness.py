@@ -1,0 +1,437 @@
+"""What the integration tests work with: the real twistd as a process, and clients that know nothing of this package.
+
+The clients use nothing but Python's `socket`, as a client of the original would. Nothing here
+sleeps: a client waits for a packet, a server for its log; who has to wait in vain fails.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+TIMEOUT = 10.0
+"""Seconds after which something that should have happened has not."""
+
+OTHER_USER = (12001, 12001)
+"""A UID and a GID that are neither root's nor anybody's, nor the overflow ids that stand for many."""
+THIRD_USER = (12002, 12002)
+SAME_USER = (os.geteuid(), os.getegid())
+"""For a client that differs from the others in its PID only."""
+
+WHOAMI = b"CMSG !/cred/whoami"
+
+_LARGEST = 4 << 20
+_CONNECT = """
+import os, socket, sys
+uid, gid = int(sys.argv[1]), int(sys.argv[2])
+if os.geteuid() == 0:
+    os.setgroups([])
+os.setresgid(gid, gid, gid)
+os.setresuid(uid, uid, uid)
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+try:
+    sock.connect(bytes.fromhex(sys.argv[3]))
+except OSError as e:
+    sys.exit(str(e.errno))
+socket.send_fds(socket.socket(fileno=0), [str(os.getpid()).encode()], [sock.fileno()])
+"""
+
+
+def twistd() -> list[str]:
+    """The command that starts the twistd of the interpreter in use."""
+    script = Path(sys.executable).with_name("twistd")
+    if script.exists():
+        return [sys.executable, str(script)]
+    return [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
+
+
+def name_of(address: str | Path) -> bytes:
+    """What connect(2) takes for an address as it is written on the command line."""
+    text = str(address)
+    if text.startswith("@"):
+        return b"\0" + text[1:].encode()
+    if text.startswith("/dev/unix/abstract/"):
+        return bytes.fromhex(text.rpartition("/")[2])
+    return text.encode()
+
+
+class Client:
+    """A raw client: a SEQPACKET socket on which nobody waits for ever.
+
+    :param address: as the server's ``--socket``.
+    :param user: connect as this (uid, gid), in a process of its own.
+    :ivar pid, uid, gid: what the kernel tells the server.
+    """
+
+    _buffer = bytearray(_LARGEST)
+    _numbers = itertools.count()
+
+    def __init__(self, address: str | Path, *, user: tuple[int, int] | None = None) -> None:
+        self.pid, self.uid, self.gid = os.getpid(), os.geteuid(), os.getegid()
+        if user is None:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                self.sock.connect(name_of(address))
+            except BaseException:
+                self.sock.close()
+                raise
+        else:
+            self.sock, self.pid = _connect_as(name_of(address), user)
+            self.uid, self.gid = user
+        self.sock.setblocking(False)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def credentials(self) -> bytes:
+        """The beginning of this client's own secret keys."""
+        return b"!/cred/%d/%d/%d" % (self.gid, self.uid, self.pid)
+
+    def send(self, packet: bytes) -> None:
+        """Send, as soon as there is room."""
+        while not self.push(packet):
+            assert self._wait(select.POLLOUT), f"there is no room for a packet for {TIMEOUT} s"
+
+    def sub(self, *patterns: bytes) -> None:
+        for pattern in patterns:
+            self.send(b"SUB " + pattern)
+
+    def unsub(self, pattern: bytes) -> None:
+        self.send(b"UNSUB " + pattern)
+
+    def msg(self, key: bytes, payload: bytes = b"") -> bytes:
+        packet = b"MSG " + key + b"\0" + payload
+        self.send(packet)
+        return packet
+
+    def cmsg(self, *keys: bytes) -> None:
+        for key in keys:
+            self.send(b"CMSG " + key)
+
+    def push(self, packet: bytes) -> bool:
+        """Send if that needs no waiting; whether it was sent."""
+        try:
+            return self.sock.send(packet) == len(packet)
+        except BlockingIOError:
+            return False
+
+    def recv(self) -> bytes:
+        """The next packet, or the empty one at end-of-file."""
+        was_reset = False
+        while True:
+            try:
+                return bytes(memoryview(self._buffer)[: self.sock.recv_into(self._buffer)])
+            except BlockingIOError:
+                assert self._wait(select.POLLIN), f"nothing has come for {TIMEOUT} s"
+            except ConnectionResetError:
+                if was_reset:
+                    return b""
+                was_reset = True  # told once, before the packets that still wait
+
+    def _wait(self, event: int, timeout: float = TIMEOUT) -> bool:
+        poll = select.poll()
+        poll.register(self.sock, event)
+        return bool(poll.poll(timeout * 1000))
+
+    def receive(self, count: int) -> list[bytes]:
+        """So many packets."""
+        packets: list[bytes] = []
+        for _ in range(count):
+            packet = self.recv()
+            assert packet, f"the connection ended after {len(packets)} packets of {count}"
+            packets.append(packet)
+        return packets
+
+    def has_input(self) -> bool:
+        """Whether a packet or end-of-file is there now."""
+        return self._wait(select.POLLIN, 0)
+
+    def sync(self) -> list[bytes]:
+        """Have the server answer, which it does after all it was sent before; returns what came until then.
+
+        What others sent that the server had handled by then is among it, unless the client chose
+        an order other than ``order/queue``.
+        """
+        self.send(WHOAMI)
+        packets: list[bytes] = []
+        while not (packet := self.recv()).startswith(WHOAMI + b"\0"):
+            assert packet, f"the connection ended, after {packets!r:.200}"
+            packets.append(packet)
+        return packets
+
+    def echo(self, key: bytes = b"to/myself") -> list[bytes]:
+        """As `sync`, for a dialect without whoami: wait for a message to oneself."""
+        self.sub(key)
+        mine = self.msg(key, b"%d" % next(self._numbers))
+        self.unsub(key)
+        packets: list[bytes] = []
+        while (packet := self.recv()) != mine:
+            assert packet, f"the connection ended, after {packets!r:.200}"
+            packets.append(packet)
+        return packets
+
+    def rest(self) -> list[bytes]:
+        """All that comes until end-of-file."""
+        packets: list[bytes] = []
+        while packet := self.recv():
+            packets.append(packet)
+        return packets
+
+    def has_ended(self) -> bool:
+        """Wait for end-of-file; False if a packet comes instead."""
+        return not self.recv()
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def _connect_as(name: bytes, user: tuple[int, int]) -> tuple[socket.socket, int]:
+    """Connect in a process of its own that is another user: who a peer is is taken down at connect(2)."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = [sys.executable, "-I", "-S", "-c", _CONNECT, *map(str, user), name.hex()]
+            child = subprocess.run(command, stdin=theirs.fileno(), stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
+        if child.returncode:
+            if child.stderr.strip().isdigit():
+                number = int(child.stderr)
+                raise OSError(number, os.strerror(number))
+            raise AssertionError(child.stderr)
+        pid, fds, _, _ = socket.recv_fds(ours, 16, 1)
+    return socket.socket(fileno=fds[0]), int(pid)
+
+
+class Process:
+    """A twistd process; its standard output and error are collected, in one text.
+
+    :param arguments: twistd's, the plugin's name included.
+    :param before: a command that starts the one given behind it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        arguments: Iterable[str | Path],
+        *,
+        env: dict[str, str | None] | None = None,
+        before: Sequence[str | Path] = (),
+        pass_fds: Sequence[int] = (),
+        umask: int = -1,
+    ) -> None:
+        environment: dict[str, str] = {**os.environ, "PYTHONWARNINGS": "default"}
+        for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+            environment.pop(name, None)
+        for name, value in (env or {}).items():
+            environment.pop(name, None)
+            if value is not None:
+                environment[name] = value
+        self.command = [str(part) for part in (*before, *twistd(), *arguments)]
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._over = False
+        self._process = subprocess.Popen(
+            self.command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+            pass_fds=pass_fds,
+            umask=umask,
+        )
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    @property
+    def log(self) -> str:
+        """All output so far."""
+        with self._changed:
+            return "".join(self._lines)
+
+    def wait_log(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
+        """Wait until the pattern occurs (so often) in the output; returns the places."""
+        with self._changed:
+            deadline = time.monotonic() + TIMEOUT
+            while True:
+                found = list(re.finditer(pattern, "".join(self._lines), re.MULTILINE))
+                if len(found) >= count:
+                    return found
+                left = deadline - time.monotonic()
+                assert left > 0, f"no {pattern!r} in the log for {TIMEOUT} s"
+                assert not self._over, f"the process ended without {pattern!r} in its log"
+                self._changed.wait(left)
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait for the end; returns the exit status (negative: the signal that ended it)."""
+        status = self._process.wait(TIMEOUT)
+        self._reader.join(TIMEOUT)
+        return status
+
+    def kill(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it by a signal; returns the exit status."""
+        self.kill(number)
+        return self.wait()
+
+    def ensure_gone(self) -> None:
+        """Clean up, whatever has happened."""
+        if self.is_running():
+            self._process.kill()
+        self._process.wait()
+        self._reader.join(TIMEOUT)
+
+    # --- what /proc tells --------------------------------------------------------------------
+
+    def cpu(self) -> float:
+        """Seconds of CPU time used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def descriptors(self) -> dict[int, str]:
+        """Its open descriptors."""
+        found = {}
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
+            try:
+                found[int(entry.name)] = os.readlink(entry)
+            except FileNotFoundError:
+                continue
+        return found
+
+    def memory(self) -> int:
+        """Bytes resident."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Bus(Process):
+    """A bus that a real twistd serves.
+
+    :param options: those of ``twistd sbus``, besides ``--socket``.
+    :param address: the ``--socket``; by default a path in the directory.
+    :param flags: twistd's own options.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        address: str | Path | None = None,
+        flags: Sequence[str | Path] = ("-n", "--pidfile="),
+        env: dict[str, str | None] | None = None,
+        before: Sequence[str | Path] = (),
+        pass_fds: Sequence[int] = (),
+        umask: int = -1,
+    ) -> None:
+        self.address: str | Path = directory / "bus" if address is None else address
+        self._clients: list[Client] = []
+        arguments = [*flags, "sbus", f"--socket={self.address}", *options]
+        super().__init__(directory, arguments, env=env, before=before, pass_fds=pass_fds, umask=umask)
+
+    def wait_started(self) -> Bus:
+        self.wait_log(r"sbus listens on .*")
+        return self
+
+    def client(self, *patterns: bytes, user: tuple[int, int] | None = None) -> Client:
+        """A connected client, subscribed to the patterns by the time this returns."""
+        client = Client(self.address, user=user)
+        self._clients.append(client)
+        if patterns:
+            client.sub(*patterns)
+            assert client.sync() == []
+        return client
+
+    def ensure_gone(self) -> None:
+        for client in self._clients:
+            client.close()
+        super().ensure_gone()
+
+    def dropped(self) -> int:
+        """Messages that the log counts as dropped so far."""
+        return sum(int(n) for n in re.findall(r"dropped (\d+) messages", self.log))
+
+
+def numbered(key: bytes, count: int, size: int = 0, start: int = 0) -> list[bytes]:
+    """Messages that can be told apart, each of at least `size` bytes."""
+    return [(b"MSG %b\0%d " % (key, i)).ljust(size, b".") for i in range(start, start + count)]
+
+
+def is_held_back(publisher: Client, bystander: Client, packet: bytes, most: int = 20_000) -> bool:
+    """Whether the server reads no more from a publisher: its socket fills up, and stays full.
+
+    To stay full means: while the server served the bystander many times. `most` packets or so are
+    more than any socket holds.
+    """
+    sent = turns = 0
+    while turns < 30:
+        if publisher.push(packet):
+            sent += 1
+            turns = 0
+            if sent > most:
+                return False
+        else:
+            bystander.sync()
+            turns += 1
+    return True
+
+
+def goes_on(bus: Bus, count: int = 100) -> bool:
+    """Whether two bystanders, just come, can talk to each other at length."""
+    with Client(bus.address) as one, Client(bus.address) as other:
+        other.sub(b"bystander/*")
+        other.sync()
+        for packet in numbered(b"bystander/talk", count):
+            one.send(packet)  # one by one, so that they need no room in a queue
+            if other.recv() != packet:
+                return False
+        return one.sync() == other.sync() == []
+
+
+def wait_end(pid: int) -> None:
+    """Wait for the end of a process that is not our child."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([fd], [], [], TIMEOUT)[0], f"process {pid} does not end"
+    finally:
+        os.close(fd)
+
+
+def send_with_descriptors(client: Client, packet: bytes, descriptors: Sequence[int]) -> None:
+    """Send a packet with descriptors along (SCM_RIGHTS)."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    client.sock.sendmsg([packet], [rights])
