@@ -1,13 +1,15 @@
 """Endpoints: SEQPACKET for everything in Twisted that takes an endpoint, as classes and as strings.
 
 ``seqpacket:/run/sbus.sock:mode=770:group=bus:reuse=1`` listens, ``seqpacket:/run/sbus.sock:timeout=5``
-connects; a colon in the address is written ``\\:``. The addresses are those of
-`sbus.syscalls.addresses`.
+connects. A colon in the address is written ``\\:``; one that holds an equals sign is written after
+``address=``. The addresses are those of `sbus.syscalls.addresses`.
 """
 
 from __future__ import annotations
 
+import re
 import socket
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +82,14 @@ class SeqpacketServerEndpoint:
         """
         bound, self._bound = self._bound or self.bind(), None
         port = PacketPort(self.reactor, bound, protocolFactory, self.max_packet)
-        port.startListening()
+        try:
+            port.startListening()
+        except BaseException as e:
+            bound.close()
+            if isinstance(e, OSError):
+                why = f"cannot listen on {self.address.text}: {e.strerror}: raise the limit of open files (ulimit -n)"
+                raise ListenError(why) from e
+            raise
         return port
 
     def bind(self) -> addresses.Bound:
@@ -130,19 +139,26 @@ class _ClientTransport(PacketTransport):
 
     def __init__(self, reactor: Any, sock: socket.socket, factory: IProtocolFactory, max_packet: int) -> None:
         super().__init__(reactor, sock, max_packet)
-        self._factory = factory
+        self._factory: IProtocolFactory | None = factory
 
     def _close(self, reason: Failure) -> None:
-        first = self.connected
-        super()._close(reason)
-        if first:
-            self._factory.doStop()
+        try:
+            super()._close(reason)
+        finally:
+            self.stopFactory()
+
+    def stopFactory(self) -> None:
+        """Stop the factory, once."""
+        factory, self._factory = self._factory, None
+        if factory is not None:
+            factory.doStop()
 
 
 @implementer(IStreamClientEndpoint)
 class SeqpacketClientEndpoint:
     """Connects to a SEQPACKET socket.
 
+    :param address: a path or an abstract address, as `sbus.syscalls.addresses.parse` takes it.
     :param timeout: seconds to try for while the server's backlog is full.
     """
 
@@ -151,6 +167,8 @@ class SeqpacketClientEndpoint:
     ) -> None:
         self.reactor = reactor
         self.address = addresses.parse(address)
+        if not self.address.name:
+            raise AddressError(f"{address}: one can listen there, but not connect to it: give a path or @name")
         self.timeout = timeout
         self.max_packet = max_packet
 
@@ -170,27 +188,44 @@ class SeqpacketClientEndpoint:
                 await deferLater(self.reactor, _RETRY)
             except OSError as e:
                 raise error.getConnectError(e) from None
-        try:
+        with ExitStack() as failing:
+            failing.callback(sock.close)
             raise_send_buffer(sock, self.max_packet)
             transport = _ClientTransport(self.reactor, sock, factory, self.max_packet)
             factory.doStart()
+            failing.callback(transport.stopFactory)
             protocol = factory.buildProtocol(transport.getPeer())
             if protocol is None:
-                factory.doStop()
                 raise error.ConnectError(string="the factory built no protocol")
             transport.start(protocol)
-        except BaseException:
-            sock.close()
-            raise
+            failing.pop_all()
         return protocol
 
     def __repr__(self) -> str:
         return f"<SeqpacketClientEndpoint {self.address.text}>"
 
 
+def _mode(text: str) -> int:
+    if not re.fullmatch("[0-7]{1,4}", text):
+        raise AddressError(f"mode: {text!r} is no octal number of up to four digits, as 770 is")
+    return int(text, 8)
+
+
+def _bytes(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or not int(text):
+        raise AddressError(f"max_packet: {text!r} is no number of bytes from 1 to 999999999")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text):
+        raise AddressError(f"timeout: {text!r} is no number of seconds, as 2.5 is")
+    return float(text)
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in ("0", "1", "no", "yes", "false", "true"):
-        raise AddressError(f"{text!r} is neither yes nor no")
+        raise AddressError(f"reuse: {text!r} is neither yes nor no")
     return text.lower() in ("1", "yes", "true")
 
 
@@ -212,10 +247,10 @@ class ServerParser:
         return SeqpacketServerEndpoint(
             reactor,
             address,
-            mode=int(mode, 8),
+            mode=_mode(mode),
             group=int(group) if group and group.isdigit() else group,
             reuse=_flag(reuse),
-            max_packet=int(max_packet),
+            max_packet=_bytes(max_packet),
         )
 
 
@@ -228,4 +263,4 @@ class ClientParser:
     def parseStreamClient(  # type: ignore[override]
         self, reactor: Any, address: str, timeout: str = "30", max_packet: str = str(DEFAULT_MAX_PACKET)
     ) -> SeqpacketClientEndpoint:
-        return SeqpacketClientEndpoint(reactor, address, timeout=float(timeout), max_packet=int(max_packet))
+        return SeqpacketClientEndpoint(reactor, address, timeout=_seconds(timeout), max_packet=_bytes(max_packet))
