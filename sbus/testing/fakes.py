@@ -150,7 +150,7 @@ class FakePacketTransport:
                         self.capacity -= 1
                 sent += 1
             self.queue.done(taken, sent)
-            if sent < len(taken):
+            if sent < len(taken) and len(self.queue):
                 return
         if self.is_losing:
             self._close_soon(Failure(main.CONNECTION_DONE))
@@ -173,7 +173,10 @@ class FakePacketTransport:
         """Send what waits, then close. What arrives from now on is not delivered."""
         if self.protocol is not None and not self.is_losing and not self.is_aborted:
             self.is_losing = True
-            self._soon(self.flush)
+            if self._write_lost:
+                self._close_soon(Failure(main.CONNECTION_DONE))
+            else:
+                self._soon(self.flush)
 
     def abortConnection(self) -> None:
         """Close soon, and forget what waits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from sbus.seqpacket.queue import HIGH_WATER, PlainQueue
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import send_packets
 from sbus.syscalls.sockets import raise_send_buffer, sendable
+from sbus.testing import FakePacketTransport
 from tests.reactors import BatchRecorder, HalfRecorder, HandTurnedReactor, Recorder, received, socket_pair
 
 
@@ -756,3 +757,308 @@ def test_who_and_where(world):
     assert transport.fileno() == -1
     assert transport.getHost().name == transport.getPeer().name == b""
     assert not transport.connected
+
+
+# --- the fake does as the real one does ---------------------------------------------------------
+
+
+class RealLink:
+    """A protocol on a real transport, and its peer."""
+
+    def __init__(self, protocol: Recorder) -> None:
+        self.world = World()
+        self.protocol = protocol
+        self.peer = self.world.connect(protocol)
+        self.transport: Any = protocol.transport
+        self.got: list[bytes] = []
+        self.too_long = bytes(1001)
+        self.unsendable = bytes(sendable(self.transport.getHandle()) + 1)
+
+    def fill(self) -> None:
+        """Leave no room in the socket."""
+        while True:
+            try:
+                self.transport.getHandle().send(b"filling")
+            except BlockingIOError:
+                break
+
+    def send(self, *packets: bytes) -> None:
+        """The peer sends packets, in one batch."""
+        for packet in packets:
+            self.peer.send(packet)
+        self.settle()
+
+    def end(self) -> None:
+        """The peer sends no more."""
+        self.peer.shutdown(socket.SHUT_WR)
+        self.settle()
+
+    def deafen(self) -> None:
+        """The peer reads no more; this is noticed with the next flush."""
+        self.peer.shutdown(socket.SHUT_RD)
+        self.transport.flush()
+        self.settle()
+
+    def settle(self) -> None:
+        """Do what is due."""
+        self.world.settle()
+
+    def read(self) -> list[bytes]:
+        """What the peer has read so far, when it reads all that it can."""
+        for _ in range(20):
+            self.got += [packet for packet in received(self.peer) if packet not in (b"", b"filling")]
+            self.settle()
+        return self.got
+
+    def close(self) -> None:
+        self.world.close()
+
+
+class FakeLink:
+    """The same on a fake transport."""
+
+    def __init__(self, protocol: Recorder) -> None:
+        self.protocol = protocol
+        self.transport: Any = FakePacketTransport(longest=900)
+        self.transport.connect(protocol)
+        self.too_long = b""
+        self.unsendable = bytes(901)
+
+    def fill(self) -> None:
+        self.transport.capacity = 0
+
+    def send(self, *packets: bytes) -> None:
+        self.transport.deliver(*packets)
+        self.settle()
+
+    def end(self) -> None:
+        self.transport.end()
+        self.settle()
+
+    def deafen(self) -> None:
+        self.transport.breakDown()
+        self.settle()
+
+    def settle(self) -> None:
+        self.transport.clock.advance(0)
+
+    def read(self) -> list[bytes]:
+        self.transport.drain()
+        self.settle()
+        return self.transport.written
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(params=[RealLink, FakeLink])
+def link(request: pytest.FixtureRequest) -> Iterator[Callable[[Recorder], Any]]:
+    """Connects a protocol to a real transport, or to a fake one."""
+    made: list[Any] = []
+
+    def connect(protocol: Recorder) -> Any:
+        made.append(request.param(protocol))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+def test_alike_edges(link):
+    """On both each packet is one dataReceived, and each write one packet, sent soon but not at once."""
+    one = link(Recorder())
+    one.send(b"a", b"bc", b"def")
+    assert one.protocol.packets == [b"a", b"bc", b"def"]
+    one.transport.write(b"a")
+    one.transport.writeSequence([b"bc", b"def"])
+    assert len(one.transport.queue) == 3
+    assert one.read() == [b"a", b"bc", b"def"]
+    with pytest.raises(ValueError, match="empty"):
+        one.transport.write(b"")
+
+
+def test_alike_pauses(link):
+    """On both a pause holds back the rest of the batch; it comes soon after resuming, and once."""
+    one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
+    one.send(*numbered(5))
+    one.send(*numbered(5, 5))
+    assert one.protocol.packets == numbered(2)
+    one.transport.resumeProducing()
+    assert one.protocol.packets == numbered(2)
+    one.settle()
+    assert one.protocol.packets == numbered(10)
+
+
+def test_alike_parts_of_batches(link):
+    """On both what a protocol does not take of a batch comes again when it resumes."""
+    one = link(BatchRecorder())
+    one.protocol.room = 3
+    one.send(*numbered(10))
+    assert one.protocol.packets == numbered(3)
+    one.protocol.room = 4
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.packets == numbered(7)
+    one.protocol.room = None
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.packets == numbered(10)
+    assert one.protocol.batches == [10, 7, 3]
+
+
+def test_alike_end_of_file(link):
+    """On both end-of-file comes behind what was kept, and ends the connection."""
+    one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
+    one.send(*numbered(5))
+    one.end()
+    assert not one.protocol.lost
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.packets == numbered(5)
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_half_close(link):
+    """On both a half-closed connection is told of end-of-file once, and can be written to and closed."""
+    one = link(HalfRecorder())
+    one.send(b"last")
+    one.end()
+    one.transport.pauseProducing()
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.halves == ["read"]
+    one.transport.write(b"answer")
+    one.transport.loseConnection()
+    assert one.read() == [b"answer"]
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_loss_of_writing(link):
+    """On both a peer that reads no more costs what waits; it is heard until its end-of-file."""
+    one = link(HalfRecorder())
+    one.fill()
+    one.transport.writeSequence(numbered(3))
+    one.settle()
+    assert len(one.transport.queue) == 3
+    one.deafen()
+    assert one.protocol.halves == ["write"]
+    assert len(one.transport.queue) == 0
+    one.transport.write(b"never")
+    one.send(b"still heard")
+    assert one.protocol.packets == [b"still heard"]
+    one.end()
+    assert one.protocol.halves == ["write"]
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_closing_after_loss_of_writing(link):
+    """On both loseConnection closes also if nothing can be written any more."""
+    one = link(HalfRecorder())
+    one.fill()
+    one.transport.write(b"one")
+    one.settle()
+    one.deafen()
+    one.transport.loseConnection()
+    one.settle()
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_closing(link):
+    """On both loseConnection sends what waits, takes nothing new and delivers nothing more."""
+    one = link(Recorder())
+    one.fill()
+    one.transport.writeSequence(numbered(3))
+    one.transport.loseConnection()
+    one.transport.write(b"never")
+    one.send(b"never")
+    assert not one.protocol.lost
+    assert one.read() == numbered(3)
+    one.protocol.lost[0].trap(error.ConnectionDone)
+    assert one.protocol.packets == []
+
+
+def test_alike_aborting(link):
+    """On both abortConnection forgets what waits, and tells the protocol soon, once."""
+    one = link(Recorder())
+    one.transport.write(b"never")
+    one.transport.abortConnection()
+    one.transport.loseConnection()
+    one.transport.abortConnection()
+    assert not one.protocol.lost
+    one.settle()
+    assert one.read() == []
+    (reason,) = one.protocol.lost
+    reason.trap(error.ConnectionAborted)
+    assert not one.transport.connected
+
+
+def test_alike_truncation(link):
+    """On both a packet over the limit costs a plain protocol its connection, and is empty in a batch."""
+    one = link(Recorder())
+    one.send(b"a", one.too_long, b"c")
+    assert one.protocol.packets == [b"a"]
+    one.protocol.lost[0].trap(error.ConnectionAborted)
+    two = link(BatchRecorder())
+    two.send(b"a", two.too_long, b"c")
+    assert two.protocol.packets == [b"a", b"", b"c"]
+    assert not two.protocol.lost
+
+
+def test_alike_refusal(link):
+    """On both a packet that cannot be sent ends a plain connection, while flood control just drops it."""
+    one = link(Recorder())
+    one.transport.writeSequence([b"a", one.unsendable, b"c"])
+    one.settle()
+    one.protocol.lost[0].trap(error.MessageLengthError)
+    assert one.read() == [b"a"]
+    two = link(Recorder())
+    queue, receiver = flood_controlled(two.transport, ERROR)
+    queue.pending += [b"a", two.unsendable, b"c"]
+    two.transport.flush()
+    assert two.read() == [b"a", b"c"]
+    assert (receiver.lost, receiver.reasons) == (1, [])
+
+
+def test_alike_flood_control(link):
+    """On both flood control learns what the socket does not take, and that it has room again."""
+    one = link(Recorder())
+    queue, receiver = flood_controlled(one.transport, QUEUE)
+    one.fill()
+    queue.pending += numbered(5)
+    one.transport.flush()
+    assert queue.is_congested
+    assert queue.messages == 5
+    assert one.read() == numbered(5)
+    assert not queue.is_congested
+    two = link(Recorder())
+    queue, receiver = flood_controlled(two.transport, DISCARD)
+    two.fill()
+    queue.pending += numbered(5)
+    two.transport.loseConnection()
+    two.settle()
+    assert receiver.lost == 5
+    assert len(two.protocol.lost) == 1
+
+
+def test_fake_interfaces():
+    """The fake has everything that its interfaces promise."""
+    fake = FakePacketTransport()
+    for interface in (IPacketTransport, ITransport, IPushProducer):
+        verifyObject(interface, fake)
+
+
+def test_fake_capacity():
+    """A fake takes so many packets, and goes on when the peer has read some."""
+    recorder = Recorder()
+    fake = FakePacketTransport(capacity=2)
+    fake.connect(recorder)
+    fake.writeSequence(numbered(10))
+    fake.clock.advance(0)
+    assert fake.written == numbered(2)
+    fake.drain(3)
+    assert fake.written == numbered(5)
+    fake.drain()
+    assert fake.written == numbered(10)
+    assert fake.getPeer().name == b""
+    assert fake.getHost().name
