@@ -1,0 +1,100 @@
+"""A real bus inside of a trial test, on the reactor of the tests; what it opened is closed when the test ends.
+
+::
+
+    class ThermometerTests(BusMixin, TestCase):
+        async def test_temperature(self):
+            bus = self.startBus()
+            recording = await bus.record("temperature/")
+            self.addCleanup((await Thermometer.start(bus.address)).stop)
+            self.assertEqual(await recording.wait_for(1), [(b"temperature/kitchen", b"21.5")])
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet import defer
+
+from sbus.client import tx
+from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.server.service import BusService
+from sbus.testing.recording import TwistedRecordingClient
+
+if TYPE_CHECKING:
+    from twisted.trial.unittest import TestCase
+else:
+    TestCase = object
+
+__all__ = ["BusMixin", "InProcessBus"]
+
+
+class InProcessBus:
+    """A bus on the reactor of the tests; made by `BusMixin.startBus`.
+
+    :ivar address: where it listens; the same after it was stopped and started.
+    :ivar service: the `sbus.server.service.BusService`, whose ``registry`` knows the clients and the counters.
+    """
+
+    def __init__(self, case: TestCase, reactor: Any, address: str, settings: dict[str, Any]) -> None:
+        self.address = address
+        self.service = BusService(SeqpacketServerEndpoint(reactor, address, reuse=True), **settings)
+        self._case = case
+        self._reactor = reactor
+        registry = self.service.registry
+        self._settings = {"dialect": registry.dialect.name, "max_packet": registry.limits.max_packet}
+
+    def start(self) -> None:
+        """Start it again after `stop`."""
+        if not self.service.running:
+            self.service.startService()
+
+    def stop(self) -> defer.Deferred[None]:
+        """Disconnect everybody and stop listening; fires when that is done."""
+        return self.service.stopService() if self.service.running else defer.succeed(None)
+
+    def connect(self, **settings: Any) -> defer.Deferred[tx.Bus]:
+        """Connect a client, which is closed when the test ends; fires with it.
+
+        :param settings: as for `sbus.client.tx.connect`; dialect and limit are the server's.
+        """
+
+        def connected(bus: tx.Bus) -> tx.Bus:
+            self._case.addCleanup(bus.close)
+            return bus
+
+        return tx.connect(self._reactor, self.address, **{**self._settings, **settings}).addCallback(connected)
+
+    def record(self, *patterns: bytes | str, **settings: Any) -> defer.Deferred[TwistedRecordingClient]:
+        """Connect a client that records what the patterns match; fires when the server has confirmed that."""
+        return defer.Deferred.fromCoroutine(self._record(patterns, settings))
+
+    async def _record(self, patterns: tuple[bytes | str, ...], settings: dict[str, Any]) -> TwistedRecordingClient:
+        recording = TwistedRecordingClient(await self.connect(**settings), self._reactor, *patterns)
+        await recording.settle()
+        return recording
+
+
+class BusMixin(TestCase):
+    """For a `twisted.trial.unittest.TestCase`, named before that."""
+
+    def startBus(self, reactor: Any = None, **settings: Any) -> InProcessBus:
+        """Start a bus in a temporary directory; it accepts connections when this returns.
+
+        When the test ends, its clients (those made by `InProcessBus.connect`) are closed, and then it
+        is stopped.
+
+        :param reactor: by default the global one, which trial runs.
+        :param settings: as for `sbus.server.service.BusService`: ``limits``, ``dialect``, ``observers``…
+        """
+        if reactor is None:
+            from twisted.internet import reactor
+        directory = tempfile.mkdtemp(prefix="sbus-")  # a test's own is too long: a socket's path has 107 bytes at most
+        self.addCleanup(shutil.rmtree, directory, ignore_errors=True)
+        bus = InProcessBus(self, reactor, os.path.join(directory, "bus"), settings)
+        bus.start()
+        self.addCleanup(bus.stop)
+        return bus
