@@ -46,7 +46,7 @@ _RETRY = 0.01
 class SeqpacketServerEndpoint:
     """Listens on a SEQPACKET socket.
 
-    :param address: as `sbus.syscalls.addresses.parse` takes it.
+    :param address: as `sbus.syscalls.addresses.parse` takes it; or a socket that listens already.
     :param mode: permissions of the path, which it never exceeds.
     :param group: name or number of the group that the path is given to.
     :param reuse: replace a socket that nobody listens on any more.
@@ -56,7 +56,7 @@ class SeqpacketServerEndpoint:
     def __init__(
         self,
         reactor: Any,
-        address: str,
+        address: str | addresses.Bound,
         *,
         mode: int = 0o700,
         group: str | int | None = None,
@@ -64,12 +64,12 @@ class SeqpacketServerEndpoint:
         max_packet: int = DEFAULT_MAX_PACKET,
     ) -> None:
         self.reactor = reactor
-        self.address = addresses.parse(address)
+        self._bound = address if isinstance(address, addresses.Bound) else None
+        self.address = address.address if isinstance(address, addresses.Bound) else addresses.parse(address)
         self.mode = mode
         self.group = group
         self.reuse = reuse
         self.max_packet = max_packet
-        self._bound: addresses.Bound | None = None
 
     def listen(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IListeningPort]:
         """Listen (`IStreamServerEndpoint`); fails with `sbus.errors.ListenError`."""

@@ -71,3 +71,12 @@ class FloodControls:
     soft: dict[bytes, ISoftStrategy] = field(default_factory=_soft)
     hard: dict[bytes, IHardStrategy] = field(default_factory=_hard)
     orders: dict[bytes, IQueueOrder] = field(default_factory=_orders)
+
+    @classmethod
+    def built_in(cls) -> FloodControls:
+        """Those of this package only: nothing is searched for, so it is quick."""
+        return cls(
+            {strategy.selector: strategy for strategy in SOFT_STRATEGIES},
+            {strategy.selector: strategy for strategy in HARD_STRATEGIES},
+            {order.selector: order for order in ORDERS},
+        )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import atexit
 import pwd
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from twisted.application.service import IService, MultiService, Service
-from twisted.internet.interfaces import IReactorFromThreads
+from twisted.application.service import IService, MultiService
 from twisted.python import usage
 
 from sbus import __version__
@@ -20,6 +18,7 @@ from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.components import FloodControls, credentials_policies, find_policy
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
+from sbus.server.process import Process
 from sbus.server.service import BusService
 from sbus.syscalls.addresses import default_address
 
@@ -248,40 +247,6 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
     )
 
 
-class _Process(Service):
-    """What belongs to the process rather than to the bus: its signals, and its end with the last client."""
-
-    def __init__(self, bus: BusService, auto_close: bool) -> None:
-        self._bus = bus
-        self._auto_close = auto_close
-
-    def startService(self) -> None:
-        from twisted.internet import reactor
-
-        super().startService()  # type: ignore[no-untyped-call]
-        # Handlers of our own: after Twisted's the process would end by the signal, not with status 0.
-        reactor.callWhenRunning(self._handle_signals)
-        if self._auto_close:
-            self._bus.registry.whenEmpty().addCallback(lambda _: self._stop())
-
-    def _handle_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stop())
-
-    def _stop(self) -> None:
-        from twisted.internet import reactor
-
-        if self.running:
-            IReactorFromThreads(reactor).callFromThread(_stop_reactor)
-
-
-def _stop_reactor() -> None:
-    from twisted.internet import reactor
-
-    if reactor.running:
-        reactor.stop()
-
-
 def makeService(options: Options) -> IService:
     """The service that the options describe (`twisted.application.service.IServiceMaker`).
 
@@ -311,6 +276,6 @@ def makeService(options: Options) -> IService:
         ignore_violations=options["on-violation"] == "ignore",
     )
     parent = MultiService()
-    _Process(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]
+    Process(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]
     bus.setServiceParent(parent)  # type: ignore[no-untyped-call]
     return parent

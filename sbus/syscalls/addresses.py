@@ -23,7 +23,7 @@ import secrets
 import socket
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbus.errors import AddressError, ListenError
 from sbus.syscalls.sockets import is_seqpacket, refuse_descriptors
@@ -157,6 +157,7 @@ def listen(
     mode: int = 0o700,
     group: str | int | None = None,
     reuse: bool = False,
+    replace_empty: bool = False,
     backlog: int = socket.SOMAXCONN,
 ) -> Bound:
     """Listen on a path or an abstract address, or on an inherited descriptor.
@@ -168,6 +169,7 @@ def listen(
     :param group: name or number of the group that the path is given to.
     :param reuse: replace a socket that nobody listens on any more (never one that is alive, nor
         anything that is not a socket).
+    :param replace_empty: replace an empty regular file too.
     :raises ListenError: with the reason and the remedy in one line.
     """
     if address.systemd is not None:
@@ -181,7 +183,7 @@ def listen(
         if address.is_abstract:
             sock.bind(address.name)
         else:
-            _bind_path(bound, mode, group, reuse)
+            _bind_path(bound, mode, group, reuse, replace_empty)
         sock.listen(backlog)
     except BaseException as error:
         bound.close()
@@ -191,12 +193,12 @@ def listen(
     return bound
 
 
-def _bind_path(bound: Bound, mode: int, group: str | int | None, reuse: bool) -> None:
+def _bind_path(bound: Bound, mode: int, group: str | int | None, reuse: bool, replace_empty: bool) -> None:
     path = bound.address.name
     os.fchmod(bound.sock.fileno(), 0)
     with _directory_lock(os.path.dirname(path) or b"."):
         if os.path.lexists(path):
-            _check_stale(bound.address, reuse)
+            _check_stale(bound.address, reuse, replace_empty)
             os.unlink(path)
         bound.sock.bind(path)
         made = os.lstat(path)
@@ -222,10 +224,13 @@ def _directory_lock(directory: bytes) -> Iterator[None]:
         os.close(fd)
 
 
-def _check_stale(address: Address, reuse: bool) -> None:
+def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
     """Refuse unless what stands at the path is a socket that nobody listens on, and may be replaced."""
     text = address.text
-    if not stat.S_ISSOCK(os.lstat(address.name).st_mode):
+    found = os.lstat(address.name)
+    if replace_empty and stat.S_ISREG(found.st_mode) and not found.st_size:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
         raise ListenError(f"{text} exists and is not a socket: remove it yourself, or choose another --socket")
     try:
         connect(address).close()
@@ -264,14 +269,15 @@ def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> Bound:
     os.set_inheritable(sock.fileno(), False)
     refuse_descriptors(sock)
     try:
-        if not sock.getsockname():
+        name = sock.getsockname()
+        if not name:
             raise ListenError(f"{address.text} is not bound to an address: bind it before passing it")
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             sock.listen(backlog)
     except OSError as error:
         sock.detach()
         raise ListenError(f"{address.text} cannot listen ({error.strerror}): pass a socket that is bound") from None
-    return Bound(sock, address)
+    return Bound(sock, replace(address, name=os.fsencode(name)))
 
 
 def _inherited(address: Address) -> socket.socket:
