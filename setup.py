@@ -19,6 +19,7 @@ from setuptools import Extension, setup
 
 #: Each compiled module: a path, which also gives the module its name.
 MODULES = [
+    "sbus/_bundles.pyx",
     "sbus/_runs.pyx",
     "sbus/syscalls/_batch.pyx",
 ]

@@ -182,6 +182,15 @@ class IPacketTransport(Interface):
     def flush() -> None:
         """Send now what the socket takes of what waits."""
 
+    def startBundling(limit: int) -> int:
+        """Take bundles (`sbus.bundles`) from now on; send them, of at most `limit` bytes, when what waits now is sent.
+
+        :returns: the limit in force.
+        """
+
+    def stopBundling() -> None:
+        """Neither take nor send bundles from now on."""
+
     def pauseProducing() -> None:
         """Read no more."""
 

@@ -34,13 +34,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from sbus.bundles import pack, unbundle
 from sbus.interfaces import IPacketQueue, IPacketReceiver, IPacketTransport
 from sbus.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.hub import HANGUP, READ, WRITE, Hub
 from sbus.seqpacket.queue import PlainQueue
 from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.sockets import peer_credentials
+from sbus.syscalls.sockets import peer_credentials, sendable
 
 __all__ = ["PacketTransport"]
 
@@ -48,6 +49,12 @@ _READ_ROUNDS = 8
 """Batches read in one turn at most, when no other socket is ready."""
 _WRITE_ROUNDS = 16
 """Batches written in one turn at most."""
+_BUNDLES_READ = 8
+"""Packets in a batch from a peer that sends bundles."""
+_BUNDLES_SENT = 8
+"""Bundles sent with one call at most."""
+_MESSAGES_BUNDLED = 2048
+"""Packets taken from the queue at a time to be bundled."""
 _RETRY = 0.05
 """Seconds until a socket is tried again for which the kernel had no memory."""
 
@@ -68,6 +75,8 @@ class PacketTransport:
 
     __slots__ = (
         "_aborting",
+        "_bundle_size",
+        "_bundles",
         "_closed",
         "_ended",
         "_events",
@@ -115,6 +124,8 @@ class PacketTransport:
         self._watched = False
         self._write_closing = False
         self._write_lost = False
+        self._bundles = 0
+        self._bundle_size = 0
         self._aborting = False
         self._closed = False
         self._flush_soon = False
@@ -181,14 +192,14 @@ class PacketTransport:
     def _read(self, rounds: int) -> None:
         for _ in range(rounds):
             try:
-                packets, ended = self._reader.read(self._sock)
+                packets, ended = self._reader.read(self._sock, _BUNDLES_READ if self._bundles else BATCH)
             except OSError as e:
                 self._abort(Failure(_lost(e)))
                 return
             if ended:
                 self._ended = True
             if packets:
-                self._deliver(packets)
+                self._deliver(unbundle(packets) if self._bundles else packets)
             if self._ended:
                 self._watch(self._events & ~READ)
                 if not self._held:
@@ -225,7 +236,7 @@ class PacketTransport:
                 packets, self._ended = [], True
             if not packets:
                 break
-            held += packets
+            held += unbundle(packets) if self._bundles else packets
         self._held = held
         if self._ended:
             self._unwatch()
@@ -322,11 +333,12 @@ class PacketTransport:
         if self._write_lost or self._aborting:
             queue.abandon()
             return
+        wanted = _MESSAGES_BUNDLED if self._bundle_size else BATCH
         for _ in range(_WRITE_ROUNDS):
-            taken = queue.take(BATCH)
+            taken = queue.take(wanted)
             if not taken:
                 break
-            sent = self._send(taken)
+            sent = self._send_bundled(taken) if self._bundle_size else self._send(taken)
             if sent is None:
                 queue.abandon(taken)
                 if not self._aborting:
@@ -336,13 +348,15 @@ class PacketTransport:
             if sent < len(taken) and len(queue):
                 self._watch_writing(self._retry is None)
                 return
-            if sent < BATCH and not self._events & WRITE:
+            if sent < wanted and not self._events & WRITE:
                 break
         else:
             if len(queue):
                 self._watch_writing(True)  # go on in the next turn
                 return
         self._watch_writing(False)
+        if self._bundles:
+            self._bundle_size = self._bundles  # the answer that allows it is on its way
         if self._producer is not None:
             if self._producer_paused or not self._streaming:
                 self._producer_paused = False
@@ -352,6 +366,25 @@ class PacketTransport:
         elif self._write_closing:
             self._sock.shutdown(socket.SHUT_WR)
             self._lose_writing()
+
+    def startBundling(self, limit: int) -> int:
+        """Take bundles from now on, and send them as soon as what waits now is sent (`sbus.bundles`).
+
+        :param limit: bytes in the largest bundle to send.
+        :returns: the limit in force, which is less if the socket takes no packets so long.
+        """
+        self._bundles = min(limit, sendable(self._sock))
+        return self._bundles
+
+    def stopBundling(self) -> None:
+        """Neither take nor send bundles from now on."""
+        self._bundles = self._bundle_size = 0
+
+    def _send_bundled(self, taken: list[bytes]) -> int | None:
+        """As `_send`, with many packets in one; what is left out waits for the next round."""
+        bundles, counts = pack(taken, self._bundle_size, _BUNDLES_SENT)
+        sent = self._send(bundles)
+        return None if sent is None else sum(counts[:sent])
 
     def _send(self, taken: list[bytes]) -> int | None:
         """Send packets until the socket is full.

@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from sbus.bundles import LARGEST, SMALLEST_LIMIT, unbundle
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue
 from sbus.interfaces import IPacketReceiver, IPacketTransport
@@ -17,7 +18,6 @@ from sbus.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.runs import next_run
 from sbus.server.holdback import Holdback
 from sbus.server.limits import MAX_REPLIES
-from sbus.syscalls.batch import BATCH
 
 if TYPE_CHECKING:
     from sbus.server.registry import SubscriptionRegistry
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["BusProtocol"]
 
 _WHOAMI = b"!/cred/whoami"
+_SLICE = 1024
+"""Packets handled at most before they are sent on; bundles, and what was held, can be more."""
 
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
@@ -41,6 +43,7 @@ class BusProtocol:
     """
 
     __slots__ = (
+        "_bundles",
         "_echo",
         "_held_by",
         "_holdback",
@@ -69,6 +72,7 @@ class BusProtocol:
         self.lost = 0
         self.reason: CloseReason | None = None
         self.is_paused = False
+        self._bundles = False
         self._echo = True
         self._plain = registry.takesPlain
         self._held_by: set[Any] | None = None
@@ -93,8 +97,8 @@ class BusProtocol:
 
     def close(self, reason: CloseReason) -> None:
         """Disconnect this client; the first reason given stands."""
-        if self.reason is None and self.transport is not None:
-            self.reason = reason
+        if self.transport is not None:
+            self.reason = self.reason or reason
             self.transport.abortConnection()
 
     def readConnectionLost(self) -> None:
@@ -148,15 +152,19 @@ class BusProtocol:
         registry.publisher = self
         try:
             while at < total and self._goes_on():
-                end = min(at + BATCH, total)  # what was held can be more than a batch
+                end = min(at + _SLICE, total)
                 while at < end and self._goes_on():
                     if self._plain:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
                             at += registry.deliver(packets[at:until], receivers)
                             continue
+                    had_bundles = self._bundles
                     self._handle(packets[at])
                     at += 1
+                    if self._bundles and not had_bundles:
+                        packets[at:] = unbundle(packets[at:])
+                        end = total = len(packets)
                 registry.flush()
         finally:
             registry.flush()
@@ -207,13 +215,29 @@ class BusProtocol:
         elif key in (b"echo/on", b"echo/off"):
             self._echo = key == b"echo/on"
             self._plain = self._echo and registry.takesPlain
+        elif key == b"bundle/on" and self._can_bundle():
+            self._reply(build(CMSG, key, b"%d" % LARGEST))
+        elif key == b"bundle/off" and self.transport is not None:
+            self._bundles = False
+            self.transport.stopBundling()
+            self._reply(build(CMSG, key, b""))
         else:
             registry.counters.unknown_controls += 1
+
+    def _can_bundle(self) -> bool:
+        """Begin with bundles, if packets may be long enough here."""
+        if self.transport is not None and self._registry.limits.max_packet >= SMALLEST_LIMIT:
+            self._bundles = self.transport.startBundling(LARGEST) >= SMALLEST_LIMIT
+            if not self._bundles:
+                self.transport.stopBundling()
+        return self._bundles
 
     def _reply(self, packet: bytes) -> None:
         self.queue.write(packet)
         if not self.queue.is_congested:
             self._registry.touch(self)
+        if len(self.queue.pending) >= MAX_REPLIES:
+            self._registry.flush()
         if self.queue.replies > MAX_REPLIES:
             self._pause()
 

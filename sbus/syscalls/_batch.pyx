@@ -37,7 +37,7 @@ cdef extern from "sys/mman.h" nogil:
 cdef enum:
     MOST = 64
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
-    LARGE = 1 << 20
+    LARGE = 1 << 22
 
 
 cdef class PacketReader:
@@ -76,7 +76,7 @@ cdef class PacketReader:
         if self.memory != NULL:
             munmap(self.memory, self.length)
 
-    def read(self, sock not None):
+    def read(self, sock not None, int most=MOST):
         """See `sbus.syscalls._pure.PacketReader.read`."""
         cdef int fd = sock.fileno()
         cdef int count, i
@@ -84,8 +84,11 @@ cdef class PacketReader:
         cdef size_t total = 0
         cdef bint retried = False, ended = False
         cdef list packets = []
+        if most <= 0:
+            raise ValueError("a batch has at least 1 packet")
+        most = min(most, self.batch)
         while True:
-            count = recvmmsg(fd, self.headers, self.batch, MSG_DONTWAIT, NULL)
+            count = recvmmsg(fd, self.headers, <unsigned int>most, MSG_DONTWAIT, NULL)
             if count >= 0:
                 break
             if errno == EAGAIN:

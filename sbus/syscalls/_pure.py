@@ -20,18 +20,19 @@ class PacketReader:
         self._buffer = bytearray(max_packet)
         self._view = memoryview(self._buffer)
 
-    def read(self, sock: socket.socket) -> tuple[list[bytes], bool]:
+    def read(self, sock: socket.socket, most: int = 64) -> tuple[list[bytes], bool]:
         """Receive what has arrived, at most one batch, without waiting.
 
         A packet that was too long to be received whole becomes the empty packet. Descriptors sent
         along are not received (recvmsg(2): without room for control data the kernel closes them).
 
+        :param most: packets to receive at most, if less than a batch.
         :returns: the packets, and whether the stream ended behind them (end-of-file, or an empty packet).
         :raises OSError: as recvmsg(2), if nothing was received; but not EAGAIN.
         """
         packets: list[bytes] = []
         retried = False
-        while len(packets) < self.batch:
+        while len(packets) < min(self.batch, most):
             try:
                 size, _, flags, _ = sock.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:

@@ -46,6 +46,7 @@ class FakePacketTransport:
     :ivar is_paused: the protocol has asked not to be given any packets.
     :ivar is_losing: the protocol has asked to close when all is sent.
     :ivar is_aborted: the connection was cut off, by the protocol or for its sake.
+    :ivar bundle_limit: bytes in the largest bundle that the protocol allows; 0 if it allows none.
     :ivar reason: what ``connectionLost`` was told, once the connection is closed.
     """
 
@@ -68,6 +69,7 @@ class FakePacketTransport:
         self.is_losing = False
         self.is_aborted = False
         self.reason: Failure | None = None
+        self.bundle_limit = 0
         self._held: list[bytes] = []
         self._ended = False
         self._read_told = False
@@ -154,6 +156,15 @@ class FakePacketTransport:
                 return
         if self.is_losing:
             self._close_soon(Failure(main.CONNECTION_DONE))
+
+    def startBundling(self, limit: int) -> int:
+        """Bundles are the kernel's business, which a test does not see: only note the limit."""
+        self.bundle_limit = limit
+        return limit
+
+    def stopBundling(self) -> None:
+        """No more bundles."""
+        self.bundle_limit = 0
 
     def pauseProducing(self) -> None:
         """Give the protocol no more packets."""

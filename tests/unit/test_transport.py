@@ -35,10 +35,15 @@ class World:
         self.peers: list[socket.socket] = []
         self.transports: list[PacketTransport] = []
 
-    def connect(self, protocol: Recorder, max_packet: int = 1000) -> socket.socket:
+    def connect(
+        self,
+        protocol: Recorder,
+        max_packet: int = 1000,
+        transport_class: type[PacketTransport] = PacketTransport,
+    ) -> socket.socket:
         ours, peer = socket_pair()
         self.peers.append(peer)
-        transport = PacketTransport(self.reactor, ours, max_packet)
+        transport = transport_class(self.reactor, ours, max_packet)
         self.transports.append(transport)
         transport.start(protocol)
         return peer
@@ -313,13 +318,43 @@ def test_resume_of_a_closed_connection(world):
     assert len(recorder.lost) == 1
 
 
+def test_pause_again_at_once(world):
+    """A protocol that resumes and pauses again at once is given nothing."""
+    recorder = Recorder(lambda packet: recorder.transport.pauseProducing())
+    peer = world.connect(recorder)
+    for packet in numbered(5):
+        peer.send(packet)
+    world.settle()
+    recorder.transport.resumeProducing()
+    recorder.transport.pauseProducing()
+    world.settle()
+    assert recorder.packets == numbered(1)
+
+
+def test_abort_between_batches(world):
+    """A protocol that aborts over a batch is given no other, though more has been sent."""
+
+    class Aborting(BatchRecorder):
+        def packetsReceived(self, packets):
+            self.transport.abortConnection()
+            return super().packetsReceived(packets)
+
+    recorder = Aborting()
+    peer = world.connect(recorder)
+    for packet in numbered(200):
+        peer.send(packet)
+    world.settle()
+    assert recorder.batches == [64]
+    assert len(recorder.lost) == 1
+
+
 def test_failed_read(world, monkeypatch):
     """A read that fails ends the connection with ConnectionLost, which names the error."""
     recorder = Recorder()
     peer = world.connect(recorder)
 
     class BrokenReader:
-        def read(self, sock):
+        def read(self, sock, most=64):
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(recorder.transport, "_reader", BrokenReader())
@@ -335,7 +370,7 @@ def test_failed_read_of_a_vanished_peer(world, monkeypatch):
     peer = world.connect(recorder)
 
     class BrokenReader:
-        def read(self, sock):
+        def read(self, sock, most=64):
             raise OSError(errno.EIO, "Input/output error")
 
     recorder.transport.pauseProducing()
@@ -398,6 +433,60 @@ def test_full_socket_is_not_polled(world):
         got += received(peer)
         world.turn()
     assert got == numbered(1000)
+
+
+class CountingTransport(PacketTransport):
+    """Counts how often the hub calls on it."""
+
+    calls = 0
+
+    def ready(self, events: int, alone: bool) -> None:
+        self.calls += 1
+        super().ready(events, alone)
+
+
+def test_idle_when_all_is_sent(world):
+    """A connection that was congested, and has sent everything, costs nothing any more."""
+    recorder = Recorder()
+    peer = world.connect(recorder, transport_class=CountingTransport)
+    recorder.transport.writeSequence(numbered(1000))
+    while len(recorder.transport.queue):
+        world.turn()
+        received(peer)
+    world.settle()
+    calls = recorder.transport.calls
+    world.settle()
+    assert recorder.transport.calls == calls
+
+
+def test_idle_when_nothing_can_be_sent(world):
+    """A congested connection whose peer reads no more, though it may still send, costs nothing any more."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder, transport_class=CountingTransport)
+    recorder.transport.writeSequence(numbered(1000))
+    world.settle()
+    peer.shutdown(socket.SHUT_RD)
+    received(peer)  # what the kernel still holds; before that the socket is just full
+    world.settle()
+    assert recorder.halves == ["write"]
+    calls = recorder.transport.calls
+    world.settle()
+    assert recorder.transport.calls == calls
+    peer.send(b"still heard")
+    world.settle()
+    assert recorder.packets == [b"still heard"]
+
+
+def test_aborting_counts_what_waits(world):
+    """What waits in a queue with flood control when its connection is aborted is counted as dropped."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    queue.pending += numbered(1000)
+    recorder.transport.flush()
+    recorder.transport.abortConnection()
+    world.settle()
+    assert receiver.lost + len(received(peer)) == 1001
 
 
 def test_packet_too_long_for_the_socket_is_no_fault_of_the_receivers(world):

@@ -1,0 +1,3 @@
+from sbus.bundles import pack, unbundle
+
+__all__ = ["pack", "unbundle"]
