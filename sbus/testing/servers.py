@@ -39,7 +39,7 @@ _SHOWN = 4_000
 def command_line(options: dict[str, OptionValue]) -> list[str]:
     """Options of ``twistd sbus`` as on its command line.
 
-    ``block_timeout=2`` is ``--block-timeout=2``; True is an option without a value (``auto_close=True``);
+    ``block_timeout=2`` is ``--block-timeout=2``; True is an option without a value (``reuse=True``);
     False and None leave it out; a list repeats it; the number of a ``mode`` is written in octal.
     """
     words = []
@@ -68,11 +68,11 @@ class RunningBus:
     def __init__(self, address: str, options: dict[str, OptionValue], timeout: float) -> None:
         self.address = address
         self.options: dict[str, OptionValue] = {}
+        self._set_options(options)
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (`running_bus` closes it)
         self._log: str | None = None
-        self._set_options(options)
 
     @property
     def pid(self) -> int:
@@ -172,7 +172,10 @@ class RunningBus:
     # --- how -----------------------------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
-        return {name: self.options[name] for name in ("dialect", "max_packet") if self.options.get(name)}
+        settings: dict[str, Any] = {"dialect": str(self.options.get("dialect") or "current")}
+        if self.options.get("max_packet"):
+            settings["max_packet"] = int(str(self.options["max_packet"]))
+        return settings
 
     def _set_options(self, options: dict[str, OptionValue]) -> None:
         if options.get("auto_close"):
@@ -193,7 +196,7 @@ class RunningBus:
 
     def _accepts(self, pid: int, deadline: float) -> bool:
         try:
-            with self.connect(timeout=0) as bus:
+            with connect(self.address, timeout=0, dialect=str(self.options.get("dialect") or "current")) as bus:
                 # Somebody else may be serving at this address; then ours is about to say so, and to end.
                 if peer_credentials(bus.socket).pid != pid:
                     return False

@@ -133,8 +133,8 @@ def test_every_example_is_on_a_page() -> None:
     """Each file of docs/examples is shown on a page."""
     shown = {
         target
-        for path in DOCS.glob("*.rst")
-        for target in re.findall(r"literalinclude:: examples/(\S+)", path.read_text())
+        for path in DOCS.rglob("*.rst")
+        for target in re.findall(r"literalinclude:: /?examples/(\S+)", path.read_text())
     }
     there = {
         str(path.relative_to(EXAMPLES))

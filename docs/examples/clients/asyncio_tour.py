@@ -1,0 +1,126 @@
+"""What the asyncio client does, one function a topic: ``python3 asyncio_tour.py ADDRESS``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from sbus.client.aio import Bus, Message, connect
+from sbus.errors import InvalidKey, RequestFailed, TimedOut
+
+
+async def first_steps(address: str) -> None:
+    async with await connect(address) as bus:
+        weather = bus.subscribe("weather/")
+        await bus.publish("weather/rain", b"3 mm")
+        async for message in weather:
+            print(message.key, message.payload)
+            break
+
+
+async def several_subscriptions(bus: Bus) -> None:
+    rain = bus.subscribe("weather/*/rain")
+    north = bus.subscribe("weather/north/")
+    bus.subscribe("alarm", lambda message: print("alarm:", message.payload))
+
+    await bus.publish_many([("weather/north/rain", b"3 mm"), ("weather/north/wind", b"5 m/s"), ("alarm", b"storm")])
+    print("rain:", (await rain.get()).payload)
+    print("north:", (await north.get()).payload, (await north.get()).payload)
+    rain.close()
+    north.close()
+    await bus.fence()  # the alarm has come before the server's answer
+
+
+async def time_outs(bus: Bus) -> None:
+    quiet = bus.subscribe("quiet/")
+    try:
+        async with asyncio.timeout(0.01):
+            await quiet.get()
+    except TimeoutError:
+        print("nothing for a hundredth of a second")
+    await bus.publish("quiet/please", b"hush")
+    print(await quiet.get())  # what was given up has taken no message with it
+
+
+async def side_by_side(bus: Bus) -> None:
+    """Several tasks use one connection; each awaits its own."""
+
+    async def listen(pattern: str, count: int) -> None:
+        with bus.subscribe(pattern) as subscription:
+            for _ in range(count):
+                print(pattern, (await subscription.get()).payload)
+
+    async def publish() -> None:
+        await bus.fence()  # both have subscribed
+        for n in range(2):
+            await bus.publish(f"count/{n}", b"%d" % n)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(listen("count/0", 1))
+        tasks.create_task(listen("count/1", 1))
+        tasks.create_task(publish())
+
+
+async def who_and_when(bus: Bus) -> None:
+    me = await bus.whoami()  # b"!/cred/<gid>/<uid>/<pid>"
+    print(me.count(b"/"), "slashes")
+    inbox = await bus.inbox("letters")
+    print(inbox.key == me + b"/letters")
+    await bus.publish(inbox.key, b"to myself, and nobody else can read it")
+    print((await inbox.subscription.get()).payload)
+
+
+async def answer_slowly(bus: Bus) -> None:
+    """Answer each request in a task of its own, when it is ready to be answered."""
+
+    async def work(request: Message) -> None:
+        what = request.payload.partition(b"\0")[2]  # before the NUL: the key to answer to
+        try:
+            seconds = float(what)
+        except ValueError:
+            bus.fail(request, f"{what!r} is no number of seconds")
+        else:
+            await asyncio.sleep(seconds)
+            bus.answer(request, b"slept well")
+
+    async with asyncio.TaskGroup() as tasks:
+        async for request in bus.subscribe("bedroom/sleep"):
+            tasks.create_task(work(request))
+
+
+async def ask(bus: Bus) -> None:
+    print(await bus.request("bedroom/sleep", b"0.01"))
+    print(await asyncio.gather(*(bus.request("bedroom/sleep", b"0.01") for _ in range(3))))
+    try:
+        await bus.request("bedroom/sleep", b"long")
+    except RequestFailed as error:
+        print(error)
+    try:
+        await bus.request("bedroom/sleep", b"60", timeout=0.02)
+    except TimedOut as error:
+        print(error)
+
+
+async def refused_at_once(bus: Bus) -> None:
+    for key in ("no\0NUL", "!/my/own"):
+        try:
+            await bus.publish(key, b"")
+        except InvalidKey as error:
+            print(error)
+
+
+async def main(address: str) -> None:
+    await first_steps(address)
+    for topic in [several_subscriptions, time_outs, side_by_side, who_and_when, refused_at_once]:
+        async with await connect(address) as bus:
+            await topic(bus)
+    async with await connect(address) as server, await connect(address) as bus:
+        answering = asyncio.create_task(answer_slowly(server))
+        await asyncio.sleep(0)  # it has subscribed
+        await server.fence()
+        await ask(bus)
+        answering.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

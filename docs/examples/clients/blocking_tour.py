@@ -1,0 +1,111 @@
+"""What the blocking client does, one function a topic: ``python3 blocking_tour.py ADDRESS``."""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import threading
+
+import sbus
+from sbus.errors import InvalidKey, TimedOut
+
+
+def first_steps(address: str) -> None:
+    with sbus.connect(address) as bus:
+        bus.subscribe("weather/")
+        bus.publish("weather/rain", b"3 mm")
+        for message in bus:
+            print(message.key, message.payload)
+            break
+
+
+def several_subscriptions(bus: sbus.Bus) -> None:
+    rain = bus.subscribe("weather/*/rain")
+    bus.subscribe("weather/north/")
+    bus.subscribe("alarm", lambda message: print("alarm:", message.payload))
+
+    bus.publish_many([("weather/north/rain", b"3 mm"), ("weather/north/wind", b"5 m/s"), ("alarm", b"storm")])
+    print("rain:", rain.get(timeout=5).payload)  # from now on, rain keeps its messages for itself
+    print("north:", bus.receive(timeout=5).payload, bus.receive(timeout=5).payload)
+    rain.close()
+    bus.fence()  # reads until the server has answered; the callback is called while the connection is read
+
+
+def time_outs_and_flags(bus: sbus.Bus) -> None:
+    bus.subscribe("quiet/")
+    try:
+        bus.receive(timeout=0.01)
+    except TimedOut:
+        print("nothing for a hundredth of a second")
+    try:
+        bus.receive(flags=socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        print("nothing now")
+    bus.publish("quiet/please", b"hush", flags=socket.MSG_DONTWAIT)  # or BlockingIOError, if the socket is full
+    peeked = bus.receive(flags=socket.MSG_PEEK)
+    print(bus.receive() == peeked)
+
+
+def with_other_descriptors(bus: sbus.Bus, other: socket.socket) -> None:
+    """Wait for messages and for input on another socket, whichever comes first, until that is closed."""
+    bus.subscribe("to-socket/")
+    bus.fence()
+    while True:
+        # Messages that came along with an answer, as the fence's, are in memory: no poll tells of them.
+        readable = [bus] if bus.pending else select.select([bus, other], [], [])[0]
+        if bus in readable:
+            for message in bus.get_ready():
+                other.send(message.payload)
+        if other in readable:
+            received = other.recv(1000)
+            if not received:
+                break
+            bus.publish("to-socket/echo", received.upper())
+
+
+def who_and_when(bus: sbus.Bus) -> None:
+    me = bus.whoami()  # b"!/cred/<gid>/<uid>/<pid>"
+    print(me.count(b"/"), "slashes")
+    inbox = bus.inbox("letters")
+    print(inbox.key == me + b"/letters")
+    bus.publish(inbox.key, b"to myself, and nobody else can read it")
+    print(inbox.subscription.get().payload)
+
+
+def settings(bus: sbus.Bus) -> None:
+    bus.flood_control(soft="queue", hard="discard", order="stack")  # the newest first, the oldest lost
+    bus.echo(False)  # no messages of our own
+    bus.control("blocking/soft/acme")  # whatever else the server has a plugin for
+    bus.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    bus.fence()  # all of it is in force
+
+
+def refused_at_once(bus: sbus.Bus) -> None:
+    for key in ("no\0NUL", "!/my/own"):
+        try:
+            bus.publish(key, b"")
+        except InvalidKey as error:
+            print(error)
+
+
+def main(address: str) -> None:
+    first_steps(address)
+    topics = [several_subscriptions, time_outs_and_flags, who_and_when, settings, refused_at_once]
+    for topic in topics:
+        with sbus.connect(address) as bus:
+            topic(bus)
+
+    ours, theirs = socket.socketpair()
+    with sbus.connect(address) as bus:
+        thread = threading.Thread(target=with_other_descriptors, args=(bus, theirs))
+        thread.start()
+        ours.send(b"hello")
+        print(ours.recv(1000))
+        ours.close()
+        thread.join()
+    theirs.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

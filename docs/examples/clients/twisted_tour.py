@@ -1,0 +1,149 @@
+"""What the Twisted client does, one function a topic: ``python3 twisted_tour.py ADDRESS``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList, TimeoutError
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.task import react
+from zope.interface import implementer
+
+from sbus.client.tx import Bus, connect
+from sbus.errors import InvalidKey, RequestFailed, TimedOut
+
+
+async def first_steps(reactor: Any, address: str) -> None:
+    bus = await connect(reactor, address)
+    weather = bus.subscribe("weather/")
+    await bus.publish("weather/rain", b"3 mm")
+    async for message in weather:
+        print(message.key, message.payload)
+        break
+    await bus.close()
+
+
+def with_deferreds(reactor: Any, address: str) -> Deferred[None]:
+    """The same without a coroutine."""
+
+    def connected(bus: Bus) -> Deferred[None]:
+        weather = bus.subscribe("weather/")
+        bus.publish("weather/rain", b"3 mm")
+        got = weather.get().addCallback(lambda message: print(message.key, message.payload))
+        return got.addBoth(lambda result: bus.close().addCallback(lambda _: result))
+
+    return connect(reactor, address).addCallback(connected)
+
+
+async def several_subscriptions(bus: Bus) -> None:
+    rain = bus.subscribe("weather/*/rain")
+    north = bus.subscribe("weather/north/")
+    bus.subscribe("alarm", lambda message: print("alarm:", message.payload))
+
+    await bus.publish_many([("weather/north/rain", b"3 mm"), ("weather/north/wind", b"5 m/s"), ("alarm", b"storm")])
+    print("rain:", (await rain.get()).payload)
+    print("north:", (await north.get()).payload, (await north.get()).payload)
+    rain.close()
+    north.close()
+    await bus.fence()  # the alarm has come before the server's answer
+
+
+async def time_outs(reactor: Any, bus: Bus) -> None:
+    quiet = bus.subscribe("quiet/")
+    try:
+        await quiet.get().addTimeout(0.01, reactor)
+    except TimeoutError:
+        print("nothing for a hundredth of a second")
+    await bus.publish("quiet/please", b"hush")
+    print(await quiet.get())  # what was given up has taken no message with it
+
+
+@implementer(IPushProducer)
+class Counter:
+    """Publishes numbers as fast as the socket takes them, and no faster."""
+
+    def __init__(self, bus: Bus, count: int) -> None:
+        self.numbers = iter(range(count))
+        self.bus = bus
+        self.paused = False
+        self.done: Deferred[None] = Deferred()
+
+    def resumeProducing(self) -> None:
+        self.paused = False
+        for number in self.numbers:
+            self.bus.publish("numbers", b"%d" % number)
+            if self.paused:
+                return
+        self.bus.unregisterProducer()
+        if not self.done.called:
+            self.done.callback(None)
+
+    def pauseProducing(self) -> None:
+        self.paused = True
+
+    def stopProducing(self) -> None:
+        self.numbers = iter(())
+
+
+async def a_producer(bus: Bus) -> None:
+    counter = Counter(bus, 5000)
+    bus.registerProducer(counter, streaming=True)
+    counter.resumeProducing()
+    await counter.done
+    await bus.fence()  # the server has had them all
+
+
+async def who_and_when(bus: Bus) -> None:
+    me = await bus.whoami()  # b"!/cred/<gid>/<uid>/<pid>"
+    print(me.count(b"/"), "slashes")
+    inbox = await bus.inbox("letters")
+    print(inbox.key == me + b"/letters")
+    await bus.publish(inbox.key, b"to myself, and nobody else can read it")
+    print((await inbox.subscription.get()).payload)
+
+
+def answer_requests(bus: Bus) -> None:
+    bus.respond("calculator/double", lambda request: b"%d" % (2 * int(request.payload)))
+
+
+async def ask(bus: Bus) -> None:
+    print(await bus.request("calculator/double", b"21"))
+    results = await DeferredList([bus.request("calculator/double", b"%d" % n) for n in range(3)])
+    print([answer for _, answer in results])
+    try:
+        await bus.request("calculator/double", b"twenty-one")
+    except RequestFailed as error:
+        print(error)
+    try:
+        await bus.request("calculator/square", b"3", timeout=0.05)
+    except TimedOut as error:
+        print(error)
+
+
+async def refused_at_once(bus: Bus) -> None:
+    for key in ("no\0NUL", "!/my/own"):
+        try:
+            await bus.publish(key, b"")
+        except InvalidKey as error:
+            print(error)
+
+
+async def main(reactor: Any, address: str) -> None:
+    await first_steps(reactor, address)
+    await with_deferreds(reactor, address)
+    for topic in [several_subscriptions, a_producer, who_and_when, refused_at_once]:
+        bus = await connect(reactor, address)
+        await topic(bus)
+        await bus.close()
+    bus, server = await connect(reactor, address), await connect(reactor, address)
+    await time_outs(reactor, bus)
+    answer_requests(server)
+    await server.fence()
+    await ask(bus)
+    await server.close()
+    await bus.close()
+
+
+if __name__ == "__main__":
+    react(lambda reactor, address: Deferred.fromCoroutine(main(reactor, address)), sys.argv[1:])

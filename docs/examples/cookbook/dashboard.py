@@ -1,0 +1,57 @@
+"""A Twisted application with a client in it: the newest telemetry as a web page.
+
+DASHBOARD=tcp:8080:interface=127.0.0.1 SBUS_SOCKET=/run/sbus.sock twistd -n --pidfile= -y dashboard.py
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from twisted.application.internet import StreamServerEndpointService
+from twisted.application.service import Application, MultiService
+from twisted.internet import reactor
+from twisted.internet.endpoints import serverFromString
+from twisted.web.resource import Resource
+from twisted.web.server import Request, Site
+
+from sbus.client.core import Message
+from sbus.client.tx import Bus, BusClientService
+
+
+class Page(Resource):
+    isLeaf = True
+
+    def __init__(self, values: dict[bytes, bytes]) -> None:
+        super().__init__()
+        self.values = values
+
+    def render_GET(self, request: Request) -> bytes:
+        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
+        return b"".join(b"%b: %b\n" % item for item in sorted(self.values.items()))
+
+
+class Dashboard(MultiService):
+    """Holds the connection to the bus, which comes back by itself, and the web server."""
+
+    def __init__(self, reactor: Any, bus_address: str | None, web: str) -> None:
+        super().__init__()
+        self.values: dict[bytes, bytes] = {}
+        self.bus = BusClientService(reactor, bus_address, setup=self.subscribe, on_gap=self.forget)
+        self.bus.setServiceParent(self)
+        StreamServerEndpointService(serverFromString(reactor, web), Site(Page(self.values))).setServiceParent(self)
+
+    def subscribe(self, bus: Bus) -> None:
+        bus.subscribe("telemetry/", self.received)
+
+    def received(self, message: Message) -> None:
+        self.values[message.key] = message.payload
+
+    def forget(self, why: Exception) -> None:
+        """Messages may have been missed: what we know may be old."""
+        self.values.clear()
+
+
+application = Application("dashboard")
+web = os.environ.get("DASHBOARD", "tcp:8080:interface=127.0.0.1")
+Dashboard(reactor, os.environ.get("SBUS_SOCKET"), web).setServiceParent(application)

@@ -1,0 +1,60 @@
+"""Telemetry: many programs measure, some watch, one keeps it all.
+
+python3 telemetry.py measure ADDRESS NAME [SECONDS]
+python3 telemetry.py watch ADDRESS
+python3 telemetry.py keep ADDRESS FILE
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import sbus
+from sbus.errors import TimedOut
+
+
+def measure(address: str, name: str, interval: str = "1") -> None:
+    """Publish the load of this machine, every so many seconds."""
+    # What this program publishes nobody needs twice: after a lost connection just go on.
+    with sbus.connect(address, reconnect=True) as bus:
+        while True:
+            reading = f"{time.time():.3f} {os.getloadavg()[0]:.2f}"
+            try:
+                bus.publish(f"telemetry/{name}/load", reading.encode(), timeout=1)
+            except TimedOut:
+                pass  # somebody holds publishers back: rather skip a reading than fall behind
+            time.sleep(float(interval))
+
+
+def watch(address: str) -> None:
+    """Show what is going on now: whoever is slow gets the newest first, and loses the oldest."""
+    with sbus.connect(address) as bus:
+        bus.flood_control(soft="queue", hard="discard", order="stack")
+        bus.subscribe("telemetry/*/load")
+        for message in bus:
+            taken, load = message.payload.split()
+            print(
+                message.key.split(b"/")[1].decode(),
+                load.decode(),
+                f"{time.time() - float(taken):.1f} s ago",
+                flush=True,
+            )
+
+
+def keep(address: str, path: str) -> None:
+    """Write everything to a file: whoever publishes too fast for it has to wait."""
+    with sbus.connect(address) as bus, open(path, "ab") as file:
+        bus.flood_control(soft="queue", hard="block")
+        bus.subscribe("telemetry/")
+        bus.fence()
+        print("keeping", flush=True)
+        while True:
+            for message in bus.get_many():
+                file.write(b"%b %b\n" % message)
+            file.flush()
+
+
+if __name__ == "__main__":
+    {"measure": measure, "watch": watch, "keep": keep}[sys.argv[1]](*sys.argv[2:])
