@@ -7,10 +7,12 @@ connects. A colon in the address is written ``\\:``; one that holds an equals si
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import defer, error
@@ -38,6 +40,8 @@ from sbus.syscalls.sockets import raise_send_buffer
 
 __all__ = ["ClientParser", "SeqpacketClientEndpoint", "SeqpacketServerEndpoint", "ServerParser"]
 
+_FIRST_PASSED = 3
+"""The first descriptor that systemd passes (sd_listen_fds(3))."""
 _RETRY = 0.01
 """Seconds between two attempts to connect to a server whose backlog is full."""
 
@@ -122,6 +126,8 @@ class SeqpacketServerEndpoint:
         try:
             return int(serverFromString(self.reactor, f"systemd:domain=UNIX:{by}").fileno)
         except (KeyError, IndexError):
+            if not name and _is_passed_without_names():
+                return _FIRST_PASSED
             wanted = f"called {name!r} (FileDescriptorName={name})" if name else "at all"
             raise ListenError(
                 f"systemd passed no socket {wanted}: start through a .socket unit with ListenSequentialPacket=, "
@@ -130,6 +136,23 @@ class SeqpacketServerEndpoint:
 
     def __repr__(self) -> str:
         return f"<SeqpacketServerEndpoint {self.address.text}>"
+
+
+def _is_passed_without_names() -> bool:
+    """Whether we were passed sockets without names, as systemd-socket-activate does it.
+
+    sd_listen_fds(3) takes these; Twisted does not, and has forgotten about them by now.
+    """
+    try:
+        lines = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    environ = dict(line.partition(b"=")[::2] for line in lines)
+    return (
+        environ.get(b"LISTEN_PID") == b"%d" % os.getpid()
+        and environ.get(b"LISTEN_FDS", b"0") != b"0"
+        and b"LISTEN_FDNAMES" not in environ
+    )
 
 
 class _ClientTransport(PacketTransport):

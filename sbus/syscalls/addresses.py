@@ -22,6 +22,7 @@ import re
 import secrets
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,8 @@ from sbus.syscalls.sockets import is_seqpacket, refuse_descriptors
 __all__ = ["Address", "Bound", "adopt", "connect", "default_address", "inherited_name", "listen", "parse"]
 
 _SUN_PATH = 108
+_LOCK_PATIENCE = 1.0
+"""Seconds to wait for another server that is being started in the same directory."""
 _ABSTRACT = "/dev/unix/abstract"
 
 
@@ -182,9 +185,9 @@ def listen(
         refuse_descriptors(sock)
         if address.is_abstract:
             sock.bind(address.name)
+            sock.listen(backlog)
         else:
-            _bind_path(bound, mode, group, reuse, replace_empty)
-        sock.listen(backlog)
+            _listen_on_path(bound, mode, group, reuse, replace_empty, backlog)
     except BaseException as error:
         bound.close()
         if isinstance(error, OSError):
@@ -193,9 +196,12 @@ def listen(
     return bound
 
 
-def _bind_path(bound: Bound, mode: int, group: str | int | None, reuse: bool, replace_empty: bool) -> None:
+def _listen_on_path(
+    bound: Bound, mode: int, group: str | int | None, reuse: bool, replace_empty: bool, backlog: int
+) -> None:
     path = bound.address.name
     os.fchmod(bound.sock.fileno(), 0)
+    # The lock is kept until it listens: before that it looks like a stale one.
     with _directory_lock(os.path.dirname(path) or b"."):
         if os.path.lexists(path):
             _check_stale(bound.address, reuse, replace_empty)
@@ -203,22 +209,40 @@ def _bind_path(bound: Bound, mode: int, group: str | int | None, reuse: bool, re
         bound.sock.bind(path)
         made = os.lstat(path)
         bound.path, bound.inode = os.path.abspath(path), (made.st_dev, made.st_ino)
-    if group is not None:
-        try:
-            gid = grp.getgrnam(group).gr_gid if isinstance(group, str) else group
-        except KeyError:
-            raise ListenError(f"no group is called {group!r}: name one of getent group") from None
-        os.chown(path, -1, gid)
-    os.chmod(path, mode)
+        if group is not None:
+            try:
+                gid = grp.getgrnam(group).gr_gid if isinstance(group, str) else group
+            except KeyError:
+                raise ListenError(f"no group is called {group!r}: name one of getent group") from None
+            os.chown(path, -1, gid)
+        os.chmod(path, mode)
+        bound.sock.listen(backlog)
 
 
 @contextlib.contextmanager
 def _directory_lock(directory: bytes) -> Iterator[None]:
-    """Keep two servers from replacing each other's fresh socket in the belief that it is the stale one."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Keep two servers from replacing each other's fresh socket in the belief that it is the stale one.
+
+    Anybody who may read the directory may lock it, so nobody waits for long; some directories
+    cannot be read, and some file systems cannot lock: then it is done without.
+    """
     try:
-        with contextlib.suppress(OSError):  # some file systems cannot lock
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield  # bind(2) will say what is wrong with the directory, if anything is
+        return
+    try:
+        deadline = time.monotonic() + _LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.005)
+            except OSError:
+                break
         yield
     finally:
         os.close(fd)
@@ -274,9 +298,11 @@ def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> Bound:
             raise ListenError(f"{address.text} is not bound to an address: bind it before passing it")
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             sock.listen(backlog)
-    except OSError as error:
+    except BaseException as error:
         sock.detach()
-        raise ListenError(f"{address.text} cannot listen ({error.strerror}): pass a socket that is bound") from None
+        if isinstance(error, OSError):
+            raise ListenError(f"{address.text} cannot listen ({error.strerror}): pass a socket that is bound") from None
+        raise
     return Bound(sock, replace(address, name=os.fsencode(name)))
 
 

@@ -233,13 +233,6 @@ class Process:
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> None:
-        environment: dict[str, str] = {**os.environ, "PYTHONWARNINGS": "default"}
-        for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
-            environment.pop(name, None)
-        for name, value in (env or {}).items():
-            environment.pop(name, None)
-            if value is not None:
-                environment[name] = value
         self.command = [str(part) for part in (*before, *twistd(), *arguments)]
         self._lines: list[str] = []
         self._changed = threading.Condition()
@@ -247,7 +240,7 @@ class Process:
         self._process = subprocess.Popen(
             self.command,
             cwd=directory,
-            env=environment,
+            env=environment_with(env or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -327,7 +320,7 @@ class Process:
         for entry in Path(f"/proc/{self.pid}/fd").iterdir():
             try:
                 found[int(entry.name)] = os.readlink(entry)
-            except FileNotFoundError:
+            except FileNotFoundError:  # it was the one that listed them
                 continue
         return found
 
@@ -342,6 +335,7 @@ class Bus(Process):
     :param options: those of ``twistd sbus``, besides ``--socket``.
     :param address: the ``--socket``; by default a path in the directory.
     :param flags: twistd's own options.
+    :param named: whether to name the address on the command line.
     """
 
     def __init__(
@@ -350,6 +344,7 @@ class Bus(Process):
         *options: str,
         address: str | Path | None = None,
         flags: Sequence[str | Path] = ("-n", "--pidfile="),
+        named: bool = True,
         env: dict[str, str | None] | None = None,
         before: Sequence[str | Path] = (),
         pass_fds: Sequence[int] = (),
@@ -357,12 +352,18 @@ class Bus(Process):
     ) -> None:
         self.address: str | Path = directory / "bus" if address is None else address
         self._clients: list[Client] = []
-        arguments = [*flags, "sbus", f"--socket={self.address}", *options]
+        arguments = [*flags, "sbus", *([f"--socket={self.address}"] if named else []), *options]
         super().__init__(directory, arguments, env=env, before=before, pass_fds=pass_fds, umask=umask)
 
     def wait_started(self) -> Bus:
         self.wait_log(r"sbus listens on .*")
         return self
+
+    def has_started(self) -> bool:
+        """Wait for the start; whether it came to that."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or "sbus listens on" in "".join(self._lines), TIMEOUT)
+        return "sbus listens on" in self.log
 
     def client(self, *patterns: bytes, user: tuple[int, int] | None = None) -> Client:
         """A connected client, subscribed to the patterns by the time this returns."""
@@ -381,6 +382,51 @@ class Bus(Process):
     def dropped(self) -> int:
         """Messages that the log counts as dropped so far."""
         return sum(int(n) for n in re.findall(r"dropped (\d+) messages", self.log))
+
+
+def refusal(
+    directory: Path,
+    *options: str,
+    address: str | Path | None = None,
+    flags: Sequence[str | Path] = ("-n",),
+    named: bool = True,
+    env: dict[str, str | None] | None = None,
+    before: Sequence[str | Path] = (),
+    pass_fds: Sequence[int] = (),
+) -> str:
+    """The one line with which a bus says on standard error why it does not start; it leaves nothing behind."""
+    there = sorted(os.listdir(directory))
+    where = [f"--socket={directory / 'bus' if address is None else address}"] if named else []
+    result = subprocess.run(
+        [str(part) for part in (*before, *twistd(), *flags, "sbus", *where, *options)],
+        cwd=directory,
+        env=environment_with(env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        pass_fds=pass_fds,
+        timeout=TIMEOUT,
+    )
+    assert result.returncode > 0, result
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in lines[0]
+    assert lines[0].startswith("sbus: ")
+    assert sorted(os.listdir(directory)) == there, "something was left behind, or removed"
+    return lines[0]
+
+
+def environment_with(changes: dict[str, str | None]) -> dict[str, str]:
+    """The environment for a twistd: ours, without systemd's sockets, with these changes (None removes)."""
+    environment: dict[str, str] = {**os.environ, "PYTHONWARNINGS": "default"}
+    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+        environment.pop(name, None)
+    for name, value in changes.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
 
 
 def numbered(key: bytes, count: int, size: int = 0, start: int = 0) -> list[bytes]:
