@@ -20,6 +20,7 @@ from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
 from sbus.server.process import Process
 from sbus.server.service import BusService
+from sbus.server.signals import EarlySignals
 from sbus.syscalls.addresses import default_address
 
 __all__ = ["Options", "makeService"]
@@ -226,7 +227,8 @@ class Options(usage.Options):
 
     def postOptions(self) -> None:
         """Make the components that the options describe."""
-        self["socket"] = self["socket"] or default_address()
+        if self["socket"] is None:
+            self["socket"] = default_address()
         self["mode"] = _mode(self["mode"])
         self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
         self.policy = find_policy(self["credentials"])
@@ -255,10 +257,15 @@ def makeService(options: Options) -> IService:
 
     :raises SystemExit: with one line, if the address cannot be listened on.
     """
+    from twisted.internet import reactor
+
+    early = EarlySignals()
     try:
         bound = options.endpoint.bind()
     except ListenError as e:
+        early.restore()
         raise SystemExit(f"sbus: {e}") from None
+    early.hand_over(reactor)
     atexit.register(bound.close)
     address = bound.address
     if options["socket"] == "/dev/unix/abstract":
