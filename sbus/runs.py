@@ -1,4 +1,4 @@
-"""Runs of messages that go the same way, so that they can be handed on as one; the hot loop of the server."""
+"""Runs of messages that go the same way, so that they can be handed on as one: the hot loops of server and client."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbus.compiled import is_wanted
 
-__all__ = ["next_run"]
+__all__ = ["next_messages", "next_run"]
 
 S = TypeVar("S")
+M = TypeVar("M", bound=tuple[bytes, bytes])
 
 
 def _next_run(
@@ -33,10 +34,34 @@ def _next_run(
     return receivers, end
 
 
+def _next_messages(
+    packets: list[bytes], start: int, routes: dict[bytes, tuple[S, ...]], kind: type[M]
+) -> tuple[tuple[S, ...] | None, list[M]]:
+    """As `next_run`, to the end of the packets, for who wants the messages themselves.
+
+    :param kind: a named tuple of (key, payload).
+    :returns: the receivers, and the messages of the run as `kind`.
+    """
+    receivers: tuple[S, ...] | None = None
+    messages: list[M] = []
+    for at in range(start, len(packets)):
+        packet = packets[at]
+        nul = packet.find(b"\0", 4)
+        if nul < 0 or packet[:4] != b"MSG ":
+            break
+        key = packet[4:nul]
+        found = routes.get(key)
+        if found is None or (receivers is not None and found is not receivers):
+            break
+        receivers = found
+        messages.append(tuple.__new__(kind, (key, packet[nul + 1 :])))
+    return receivers, messages
+
+
 if TYPE_CHECKING or not is_wanted():
-    next_run = _next_run
+    next_messages, next_run = _next_messages, _next_run
 else:
     try:
-        from sbus._runs import next_run
+        from sbus._runs import next_messages, next_run
     except ImportError:
-        next_run = _next_run
+        next_messages, next_run = _next_messages, _next_run

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.runs import _next_run
+from sbus.client.core import Message
+from sbus.runs import _next_messages, _next_run
 
 try:
-    compiled = importlib.import_module("sbus._runs").next_run
+    compiled_runs = importlib.import_module("sbus._runs")
+    compiled, compiled_messages = compiled_runs.next_run, compiled_runs.next_messages
 except ImportError:
-    compiled = None
+    compiled = compiled_messages = None
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the compiled part was not built")
 
@@ -74,6 +76,28 @@ def test_the_empty_key_is_a_key(next_run):
     assert next_run([b"MSG \0", b"MSG \0x"], 0, 2, {b"": ("a",)}) == (("a",), 2)
 
 
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled)])
+def next_messages(request):
+    """Each of the twins in turn."""
+    return _next_messages if request.param == "plain" else compiled_messages
+
+
+def test_messages_of_one_way(next_messages):
+    """The messages of a run come as what they are to be, with their keys and payloads."""
+    ab, c = ("a", "b"), ("c",)
+    routes = {b"1": ab, b"2": ab, b"3": c}
+    packets = [m(b"1"), m(b"1"), b"MSG 2\0", m(b"3"), b"SUB 1", m(b"9")]
+    payload = b"payload\0"
+    receivers, messages = next_messages(packets, 0, routes, Message)
+    assert receivers is ab
+    assert messages == [Message(b"1", payload), Message(b"1", payload), Message(b"2", b"")]
+    assert type(messages[0]) is Message
+    assert next_messages(packets, 3, routes, Message) == (c, [Message(b"3", payload)])
+    assert next_messages(packets, 4, routes, Message) == (None, [])
+    assert next_messages(packets, 5, routes, Message) == (None, [])
+    assert next_messages(packets, 6, routes, Message) == (None, [])
+
+
 PACKETS = st.lists(
     st.one_of(
         st.sampled_from([b"1", b"2", b"3", b"12", b""]).map(m),
@@ -93,6 +117,7 @@ def test_the_twins_agree(packets, start, length):
     start = min(start, len(packets))
     end = min(start + length, len(packets))
     assert compiled(packets, start, end, routes) == _next_run(packets, start, end, routes)
+    assert compiled_messages(packets, start, routes, Message) == _next_messages(packets, start, routes, Message)
 
 
 @needs_compiled
