@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import shutil
 import socket
 import tempfile
@@ -42,7 +43,7 @@ __all__ = [
     "socket_pair",
 ]
 
-TIMEOUT = 20
+TIMEOUT = 10
 """Seconds after which a test that is still running has failed."""
 
 
@@ -201,7 +202,8 @@ class HandTurnedReactor(MemoryReactorClock):
                     call.called = 1
                     call.func(*call.args, **call.kw)
             for reader in self.getReaders():
-                reader.doRead()
+                if select.select([reader], [], [], 0)[0]:
+                    reader.doRead()
 
     def settle(self) -> None:
         """Turn until nothing is left to do now."""

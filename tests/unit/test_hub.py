@@ -304,6 +304,11 @@ def test_reactor_gives_up(reactor, hub, handlers, logged):
         reader.connectionLost(reason)
     assert [handler.reasons for handler in many] == [[reason], [reason], [], [reason], [reason]]
     assert len(logged) == 1
+    assert hub.fileno() == -1
+    late = handlers()
+    late.peer.send(b"one")
+    reactor.turn()
+    assert late.events == [READ]
 
 
 # --- soon ---------------------------------------------------------------------------------------

@@ -257,6 +257,31 @@ def test_no_descriptors(world, logged, number):
     assert [recorder.packets for recorder in world.made] == [[b"hello"]]
 
 
+def test_no_descriptors_at_all(world, monkeypatch):
+    """A port that could not get its spare descriptor back turns nobody away, and gets it with the next connection."""
+    first, second = world.connect(), world.connect()
+    world.sock.errors = [errno.EMFILE, 0, errno.EMFILE]
+
+    def refuse(*args):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as without:
+        without.setattr("sbus.seqpacket.port.os.open", refuse)
+        world.turn()
+        assert received(first) == [b""]
+        world.reactor.advance(1)
+        world.turn(3)
+        assert world.sock.accepts == 3
+        assert received(second) == []
+    world.reactor.advance(1)
+    world.turn()
+    assert len(world.made) == 1
+    third = world.connect()
+    world.sock.errors = [errno.EMFILE, 0]
+    world.turn()
+    assert received(third) == [b""]
+
+
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_no_memory(world, number):
     """Without memory nobody is turned away: the port waits a second."""
@@ -316,7 +341,7 @@ def test_connections_outlive_the_port(world):
     assert world.made[0].packets == [b"hello"]
 
 
-def test_stop_while_accepting(world):
+def test_stop_while_accepting(world, logged):
     """A protocol may stop the port that accepts it: nobody is accepted behind it."""
 
     def build():
@@ -330,6 +355,7 @@ def test_stop_while_accepting(world):
     assert [recorder.packets for recorder in world.made] == [[b"hello"]]
     assert b"" not in received(first)
     assert received(second) == [b""]
+    assert failures(logged) == []
 
 
 def test_failed_start(tmp_path, monkeypatch):
