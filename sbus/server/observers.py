@@ -15,6 +15,8 @@ from sbus.keys import CURRENT, Dialect, PeerCredentials
 
 __all__ = ["LogObserver", "Observer", "listeners"]
 
+_log = Logger(namespace="sbus.bus")
+
 
 @implementer(IObserver)
 class Observer:
@@ -49,12 +51,25 @@ class Observer:
 
 
 def listeners(observers: Iterable[Any], event: str) -> tuple[Callable[..., None], ...]:
-    """The methods to call for an event: of those observers only that have one of their own."""
+    """What to call for an event: the methods of those observers only that have one of their own.
+
+    What an observer raises is logged and goes no further: the bus is not its to stop.
+    """
     return tuple(
-        getattr(observer, event)
+        _guarded(getattr(observer, event))
         for observer in observers
         if getattr(type(observer), event, None) is not getattr(Observer, event)
     )
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    def tell(*event: Any) -> None:
+        try:
+            method(*event)
+        except Exception:
+            _log.failure("An observer failed in {method}", method=method)
+
+    return tell
 
 
 class LogObserver(Observer):

@@ -232,6 +232,7 @@ class Options(usage.Options):
         self["mode"] = _mode(self["mode"])
         self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
         self.policy = find_policy(self["credentials"])
+        self.controls = FloodControls()
         self.endpoint = _endpoint(self)
 
 
@@ -281,6 +282,7 @@ def makeService(options: Options) -> IService:
         options.limits,
         dialect=_DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
+        controls=options.controls,
     )
     parent = MultiService()
     Process(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]

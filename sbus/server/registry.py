@@ -8,6 +8,7 @@ from typing import Any
 from twisted.application.service import Service
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue, SharedBudget
@@ -57,6 +58,7 @@ class SubscriptionRegistry(Service):
     """
 
     name = "registry"
+    log = Logger(namespace="sbus.bus")
 
     def __init__(
         self,
@@ -266,7 +268,10 @@ class SubscriptionRegistry(Service):
         for receiver in receivers:
             queue = receiver.queue
             if queue.is_congested:
-                queue.offer(packets)
+                try:
+                    queue.offer(packets)
+                except Exception:
+                    self._failed(receiver)
             else:
                 if not queue.pending:
                     touched.append(receiver)
@@ -281,10 +286,18 @@ class SubscriptionRegistry(Service):
         """Send what the batch in hand has brought, each receiver's share with one call."""
         touched, self._touched = self._touched, []
         for client in touched:
-            if client.transport is not None:
-                client.transport.flush()
-            else:
+            if client.transport is None:
                 client.queue.abandon()
+                continue
+            try:
+                client.transport.flush()
+            except Exception:
+                self._failed(client)
+
+    def _failed(self, client: BusProtocol) -> None:
+        """A component that a client has chosen failed: its own trouble, not the publisher's or another receiver's."""
+        self.log.failure("Error in sending to client {number}", number=client.number)
+        client.close(CloseReason.SERVER_ERROR)
 
     # --- flood control -----------------------------------------------------------------------
 
