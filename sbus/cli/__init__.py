@@ -10,10 +10,11 @@ __all__ = ["run"]
 def run() -> None:
     """The command ``sbus``."""
     # Ctrl-C ends the command also while it is still being imported, and without a traceback.
-    ctrl_c = signal.getsignal(signal.SIGINT)
-    if ctrl_c is signal.default_int_handler:
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from sbus.cli.main import main
 
-    signal.signal(signal.SIGINT, ctrl_c)
+    if is_usual:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

@@ -102,4 +102,7 @@ for _command in (pub.pub, sub.sub, ask.whoami, ask.ping, ask.match, bench.bench)
 
 def main() -> None:
     """The command ``sbus``."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed by who called us
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     cli.main(prog_name="sbus")

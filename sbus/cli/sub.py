@@ -12,7 +12,7 @@ from sbus.cli.common import AS_BYTES, COUNT, SECONDS, Target, to_connect, with_t
 from sbus.cli.output import FORMAT_HELP, Arrival, Printer, as_json, as_text, custom, has_colors, raw, shown
 from sbus.cli.waiting import Deadline, wait
 from sbus.client.blocking import Bus
-from sbus.errors import TimedOut
+from sbus.errors import SbusError, TimedOut
 
 __all__ = ["sub"]
 
@@ -117,19 +117,18 @@ def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadli
     What is printed is flushed whenever nothing more is there to be printed.
     """
     printed = 0
-    try:
-        while not deadline.has_passed:
+    while printed != count and not deadline.has_passed:
+        try:
             messages = bus.get_ready()
-            if not messages:
-                output.flush()
-                wait(bus, deadline.left, output.fileno())
-                continue
-            now = time.time()
-            for message in messages:
-                printed += 1
-                output.write(show(Arrival(printed, now, message)))
-                if printed == count:
-                    return printed
-        return printed
-    finally:
-        output.flush()
+        except SbusError:
+            output.flush()
+            raise
+        if not messages:
+            output.flush()
+            wait(bus, deadline.left, output.fileno())
+        now = time.time()
+        for message in messages[: None if count is None else count - printed]:
+            printed += 1
+            output.write(show(Arrival(printed, now, message)))
+    output.flush()
+    return printed

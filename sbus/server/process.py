@@ -28,6 +28,7 @@ class Process(Service):
         self._bus = bus
         self._auto_close = auto_close
         self._signals = tuple(signals)
+        self._handles_signals = False
 
     def startService(self) -> None:
         from twisted.internet import reactor
@@ -38,7 +39,15 @@ class Process(Service):
         if self._auto_close:
             self._bus.registry.whenEmpty().addCallback(lambda _: self._stop())
 
+    def stopService(self) -> None:
+        super().stopService()  # type: ignore[no-untyped-call]
+        if self._handles_signals:
+            # Another one is no reason to end in disorder; and the interpreter, when it ends, takes handlers away.
+            for number in self._signals:
+                signal.signal(number, signal.SIG_IGN)
+
     def _handle_signals(self) -> None:
+        self._handles_signals = True
         for number in self._signals:
             signal.signal(number, lambda *_: self._stop())
 

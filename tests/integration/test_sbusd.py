@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.harness import OTHER_USER, TIMEOUT, Client, wait_end
-from tests.integration.test_cli import command
+from tests.integration.test_cli import command, complaints
 
 USAGE = "usage: sbusd [-a address] [-f | -p pidfile] [-u user] ... [-cgor]\n"
 
@@ -46,7 +46,7 @@ def output_of(process: subprocess.Popen[str]) -> str:
 
 def errors_of(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
-    return process.stderr.read()
+    return complaints(process.stderr.read())
 
 
 def use(address: str | Path) -> Client:
@@ -297,7 +297,7 @@ def test_daemon(daemon: Callable[..., int], directory: Path, number: int) -> Non
         os.kill(pid, number)
         wait_end(pid)
     assert [path.name for path in directory.iterdir()] == ["error"]
-    assert (directory / "error").read_text() == ""
+    assert complaints((directory / "error").read_text()) == ""
 
 
 def test_daemon_ignores_hangup(daemon: Callable[..., int], directory: Path) -> None:
