@@ -241,8 +241,6 @@ class PacketTransport:
         if self._ended:
             self._unwatch()
             self._lose_writing()
-            if not self._paused:
-                self._resume_soon()
 
     def _end_of_file(self) -> None:
         if self.disconnecting:

@@ -330,6 +330,15 @@ def test_pause_again_at_once(world):
     world.settle()
     assert recorder.packets == numbered(1)
 
+    batches = BatchRecorder()
+    peer = world.connect(batches)
+    batches.transport.pauseProducing()
+    batches.transport.resumeProducing()
+    batches.transport.pauseProducing()
+    peer.send(b"one")
+    world.settle()
+    assert batches.batches == []
+
 
 def test_abort_between_batches(world):
     """A protocol that aborts over a batch is given no other, though more has been sent."""
