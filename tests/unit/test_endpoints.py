@@ -596,3 +596,19 @@ def test_server_service(world):
     world.meet(world.connect())
     result(service.stopService())
     assert not os.path.exists(world.path)
+
+
+def test_start_and_stop_many_times(world):
+    """A hundred starts and stops, each with a connection, leave no descriptor, path or timer behind."""
+    before = descriptors()
+    for _ in range(100):
+        port = world.listen()
+        client = world.connect()
+        world.meet(client)
+        port.stopListening()
+        client.transport.loseConnection()
+        world.reactor.settle()
+        assert world.reactor.getReaders() == []
+    assert descriptors() == before
+    assert os.listdir(world.directory) == []
+    assert world.reactor.getDelayedCalls() == []
