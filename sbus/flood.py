@@ -270,6 +270,7 @@ class SendQueue:
         "_backlog",
         "_budget",
         "_hard",
+        "_is_arranged",
         "_limits",
         "_newest_first",
         "_order",
@@ -300,6 +301,7 @@ class SendQueue:
         self._hard: IHardStrategy = HARD_STRATEGIES[0]
         self._order: IQueueOrder = ORDERS[0]
         self._newest_first = False
+        self._is_arranged = True
         self._reply_pending = False
         self.watch: Callable[[list[bytes]], None] | None = None
 
@@ -317,12 +319,23 @@ class SendQueue:
         self._hard = hard or self._hard
 
     def arrange(self, order: IQueueOrder) -> None:
-        """Use another order from now on, for what waits too."""
+        """Use another order from now on, for what waits too.
+
+        What waits is arranged when the next packet is wanted: who only asks, and takes nothing,
+        must not keep the server busy with it.
+        """
+        if order is self._order:
+            return
         if order.newestFirst is not None:
             self._newest_first = order.newestFirst
         self._order = order
-        if self._backlog is not None:
-            self._backlog = self._arranged(iter(self._backlog))
+        self._is_arranged = False
+
+    def _ordered(self, backlog: _Arrivals | _Ranked) -> _Arrivals | _Ranked:
+        if not self._is_arranged:
+            self._is_arranged = True
+            backlog = self._backlog = self._arranged(iter(backlog))
+        return backlog
 
     def _arranged(self, packets: Iterator[bytes]) -> _Arrivals | _Ranked:
         if self._order.arrival:
@@ -351,20 +364,22 @@ class SendQueue:
                 return
         dropped = dropped_size = 0
         for packet in packets:
-            if self._backlog is None:
-                self._receiver.dropped(1, len(packet))
-            elif type(packet) is Reply:
-                self.replies += 1
-                backlog.push([packet])
-            elif not self._admit(packet):
+            if type(packet) is Reply:
+                if self._backlog is not None:
+                    self.replies += 1
+                    self._backlog.push([packet])
+            elif self._backlog is None or not self._admit(packet):
                 dropped += 1
                 dropped_size += len(packet)
         if dropped:
             self._receiver.dropped(dropped, dropped_size)
+        if self._backlog is not None and not self._backlog:
+            self._relax()  # nothing was kept, and a strategy has dropped what waited before
+            self._receiver.moved(True, True)
 
     def drop_next(self) -> bool:
         """For strategies: drop the message that would be sent next, to make room. Whether there was one."""
-        packet = self._backlog.pop_message() if self._backlog is not None else None
+        packet = self._ordered(self._backlog).pop_message() if self._backlog is not None else None
         if packet is None:
             return False
         self._count(-1, -len(packet))
@@ -382,9 +397,9 @@ class SendQueue:
             return self._close(CloseReason.SOCKET_FULL)
         hold = may_block
         if not may_block and self._lacks_room(1, size):
-            hard = self._hard.always or self._hard.decide(self, packet)
             if soft is Verdict.BLOCK:
-                hard = Verdict.DROP  # toward a publisher that it may not hold back
+                return False  # toward a publisher that it may not hold back
+            hard = self._hard.always or self._hard.decide(self, packet)
             if hard is Verdict.CLOSE:
                 return self._close(CloseReason.QUEUE_FULL)
             hold = hard is Verdict.BLOCK and receiver.mayBlock()
@@ -418,7 +433,7 @@ class SendQueue:
     def take(self, count: int) -> list[bytes]:
         """The next packets to send, at most `count`; call `done` before anything else."""
         if self._backlog is not None:
-            return self._backlog.take(count)
+            return self._ordered(self._backlog).take(count)
         taken = self.pending
         if len(taken) <= count:
             self.pending = []
@@ -442,13 +457,12 @@ class SendQueue:
         left = taken[sent:] + self.pending
         self.pending = []
         self._backlog = self._arranged(iter(()))
+        self._is_arranged = True
         self.is_congested = True
         self._budget.enter(self._user)
         self._receiver.congested(True)
         self.offer(left)
         self._reply_pending = False
-        if self._backlog is not None and not self._backlog:
-            self._relax()
 
     def _sent(self, packets: list[bytes]) -> None:
         messages = len(packets)
