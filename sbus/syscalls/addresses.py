@@ -179,7 +179,10 @@ def listen(
         raise ListenError(f"{address.text}: sockets from systemd are handed over as descriptors")
     if address.descriptor is not None:
         return adopt(address, backlog)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        raise ListenError(_remedy(address, error)) from error
     bound = Bound(sock, address)
     try:
         refuse_descriptors(sock)
