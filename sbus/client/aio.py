@@ -10,15 +10,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
+import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sbus.client.calls import Inbox
 from sbus.client.core import Message
-from sbus.client.dialing import Backoff, try_to_dial
+from sbus.client.dialing import CLOSED, Backoff, describe_loss, overloaded, try_to_dial
 from sbus.client.session import QueuedSubscription, Session
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
 from sbus.packets import DEFAULT_MAX_PACKET
@@ -28,6 +29,10 @@ from sbus.syscalls.sockets import sendable
 __all__ = ["Bus", "Subscription", "connect"]
 
 T = TypeVar("T")
+Socket = socket.socket  # as `Bus.socket` hides the module
+
+_RETRY = 0.05
+"""Seconds until a socket is tried again for which the kernel had no memory."""
 
 
 class _Waiter:
@@ -54,29 +59,20 @@ class _Waiter:
 class Subscription(QueuedSubscription):
     """The messages of one pattern, to be read with ``async for`` or `get`."""
 
-    _waiting: asyncio.Future[None] | None = None
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
     async def get(self) -> Message:
         """The next message.
 
         :raises sbus.errors.Disconnected: if none will come, as the connection is gone.
         :raises sbus.errors.Closed: if none will come, as the subscription or the bus was closed.
         """
-        while (message := self._next()) is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        return message
+        return await self._get()
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
     async def __anext__(self) -> Message:
         try:
-            return await self.get()
+            return self._next() or await self._get()
         except Closed:
             raise StopAsyncIteration from None
 
@@ -110,14 +106,19 @@ async def connect(
 
 
 class Bus(Session[Subscription]):
-    """A connection to a bus; made by `connect`, closed by `close` or at the end of ``async with``."""
+    """A connection to a bus; made by `connect`, closed by `close` or at the end of ``async with``.
+
+    Whatever waits may be cancelled; what was to be sent by then is sent all the same.
+    """
 
     def __init__(self, address: str | None, **settings: Any) -> None:
         super().__init__(address, **settings)
         self._loop = asyncio.get_running_loop()
         self._reader = PacketReader(self._max_packet)
         self._sock: socket.socket | None = None
+        self._hangup: select.epoll | None = None
         self._writing = False
+        self._broken = False  # nothing can be sent any more
         self._published = 0
         self._task: asyncio.Task[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -138,7 +139,7 @@ class Bus(Session[Subscription]):
         if not self._published % BATCH:
             await asyncio.sleep(0)  # a loop that only publishes must let this program's others have their turn
 
-    async def publish_many(self, messages: list[tuple[bytes | str, bytes]]) -> None:
+    async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
         """Publish messages, (key, payload) each, in order; returns when all are handed to the kernel.
 
         :raises: as `publish`; if one of them cannot be published none is.
@@ -173,15 +174,18 @@ class Bus(Session[Subscription]):
         return await self._answer_proofs()
 
     async def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> bool:
-        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can."""
-        return await self._run(self._verify(peer), timeout)
+        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can.
+
+        False if that is not proved in so many seconds.
+        """
+        try:
+            return await self._run(self._verify(peer), timeout)
+        except TimedOut:
+            return False
 
     async def close(self) -> None:
         """Send what waits, close, and end everything that waits for us."""
-        if self._error is None and self._sock is not None and len(self.outbox):
-            with contextlib.suppress(Disconnected):
-                await self._drained()
-        self._end(Closed("the connection to the bus was closed here"))
+        await self._finish()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -230,34 +234,51 @@ class Bus(Session[Subscription]):
                 raise
             raise TimedOut(f"no answer within {timeout} seconds") from None
 
-    async def _open(self, timeout: float | None) -> None:
+    async def _open(self, timeout: float | None = None) -> None:
         try:
             async with asyncio.timeout(timeout):
                 while (sock := try_to_dial(self.address, self._max_packet)) is None:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise ConnectError(f"the bus at {self.address} accepts nobody: it is overloaded or stopped") from None
+            raise ConnectError(overloaded(self.address)) from None
         self._sock = sock
         self.core.max_packet = min(self._max_packet, sendable(sock))
         self._set_reading(not self._crowded)
 
+    def _is_connected(self) -> bool:
+        return self._sock is not None
+
     def _set_reading(self, reading: bool) -> None:
+        sock = self._sock
+        if sock is None:
+            return
+        self._unwatch()
+        if reading:
+            self._loop.add_reader(sock, self._readable)
+        else:
+            # The loop does not see the end of a connection that is not read; an epoll(7) set that holds it alone does.
+            self._hangup = select.epoll()
+            self._hangup.register(sock, 0)
+            self._loop.add_reader(self._hangup, self._read_rest, sock, CLOSED)
+
+    def _unwatch(self) -> None:
         if self._sock is not None:
-            if reading:
-                self._loop.add_reader(self._sock, self._readable)
-            else:
-                self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self._sock)
+        if self._hangup is not None:
+            self._loop.remove_reader(self._hangup)
+            self._hangup.close()
+            self._hangup = None
 
     def _readable(self) -> None:
         assert self._sock is not None
         try:
             packets, ended = self._reader.read(self._sock)
         except OSError as e:
-            self._disconnected(f"the connection broke: {e.strerror}")
+            self._disconnected(describe_loss(e))
             return
         self.core.receive(packets)
         if ended and self._sock is not None:
-            self._disconnected("the server closed the connection")
+            self._disconnected(CLOSED)
 
     async def _drained(self) -> None:
         if self._sock is not None and not self._writing:
@@ -270,57 +291,58 @@ class Bus(Session[Subscription]):
         await waiter
 
     def _flush(self) -> None:
-        outbox = self.outbox
-        while self._sock is not None and (taken := outbox.take(BATCH)):
+        outbox, sock = self.outbox, self._sock
+        if sock is None or self._broken:
+            return
+        while taken := outbox.take(BATCH):
             try:
-                sent = send_packets(self._sock, taken)
+                sent = send_packets(sock, taken)
             except OSError as e:
-                outbox.done(taken, 0)
-                self._broke(e)
+                self._stop_writing()
+                if e.errno in (errno.ENOBUFS, errno.ENOMEM):
+                    self._loop.call_later(_RETRY, self._flush)
+                else:
+                    # What came before is still here; it is read when what is under way now is done.
+                    self._broken = True
+                    self._loop.call_soon(self._read_rest, sock, describe_loss(e))
                 return
             outbox.done(taken, sent)
             if sent < len(taken):
                 if not self._writing:
                     self._writing = True
-                    self._loop.add_writer(self._sock, self._flush)
+                    self._loop.add_writer(sock, self._flush)
                 return
+        self._stop_writing()
+
+    def _stop_writing(self) -> None:
         if self._writing and self._sock is not None:
             self._writing = False
             self._loop.remove_writer(self._sock)
 
-    def _broke(self, e: OSError) -> None:
-        """The server takes no more; what it sent before is still here to be read."""
-        ended = False
-        while self._sock is not None and not ended:
+    def _read_rest(self, sock: Socket, why: str) -> None:
+        """The server is gone, or takes no more: read what it has sent before, then it is over."""
+        packets, ended = [b""], False
+        while self._sock is sock and packets and not ended:
             try:
-                packets, ended = self._reader.read(self._sock)
+                packets, ended = self._reader.read(sock)
             except OSError:
                 break
             self.core.receive(packets)
-            ended = ended or not packets
-        self._disconnected(f"the server closed the connection: {e.strerror}")
+        if self._sock is sock:
+            self._disconnected(why)
 
     def _detach(self) -> None:
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock)
-            self._loop.remove_writer(sock)
-            self._writing = False
-            sock.close()
+        if self._sock is not None:
+            self._unwatch()
+            self._stop_writing()
+            self._sock.close()
+            self._sock, self._broken = None, False
 
-    def _reconnect(self, error: Exception) -> None:
-        self._task = self._loop.create_task(self._try_again(error))
+    def _sleep(self, seconds: float) -> Awaitable[None]:
+        return asyncio.sleep(seconds)
 
-    async def _try_again(self, error: Exception) -> None:
-        assert self._backoff is not None
-        for delay in self._backoff.delays():
-            await asyncio.sleep(delay)
-            try:
-                await self._open(None)
-                break
-            except ConnectError:
-                continue
-        await self._greet(error)
+    def _reconnect(self) -> None:
+        self._task = self._loop.create_task(self._come_back())
 
     def _ended(self, error: Exception) -> None:
         if isinstance(error, Closed):

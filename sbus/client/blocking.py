@@ -8,22 +8,28 @@
             print(message.key, message.payload)
 
 Not for several threads at once: give each a connection of its own.
+
+A lost connection that is to be made again is made again by the next call that needs it, within the
+time that this call has. Callbacks run while the bus is read, and may use it.
 """
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from functools import partial
+from operator import length_hint
 from typing import Any, Self, TypeVar
 
 from sbus.client.calls import Calls, Inbox
-from sbus.client.core import ClientCore, Message
-from sbus.client.dialing import Backoff, dial, find_address
-from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
-from sbus.keys import CURRENT, EARLY
+from sbus.client.core import ClientCore, Message, find_dialect
+from sbus.client.dialing import CLOSED, Backoff, describe_loss, dial, find_address, try_to_dial
+from sbus.client.outbox import Outbox
+from sbus.errors import Closed, ConnectError, Disconnected, PacketTooLong, TimedOut
 from sbus.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.batch import BATCH, PacketReader, send_packets
 from sbus.syscalls.sockets import sendable
@@ -31,6 +37,12 @@ from sbus.syscalls.sockets import sendable
 __all__ = ["Bus", "Subscription", "connect"]
 
 T = TypeVar("T")
+Socket = socket.socket  # as `Bus.socket` hides the module
+
+_LATE = 16
+"""Batches that are still read when the time is up, for what had come by then: no socket holds more."""
+_RETRY = 0.05
+"""Seconds until a socket is tried again for which the kernel had no memory."""
 
 
 class _Waiter:
@@ -43,17 +55,22 @@ class _Waiter:
         self._error: Exception | None = None
 
     def succeed(self, value: bytes) -> None:
-        self._value = value
+        if self._error is None and self._value is None:
+            self._value = value
 
     def fail(self, error: Exception) -> None:
-        self._error = error
+        if self._value is None:
+            self._error = error
 
     @property
+    def has_succeeded(self) -> bool:
+        return self._value is not None
+
     def is_done(self) -> bool:
         return self._value is not None or self._error is not None
 
     def __await__(self) -> Generator[_Waiter, None, bytes]:
-        if not self.is_done:
+        if not self.is_done():
             yield self
         if self._error is not None:
             raise self._error
@@ -65,7 +82,8 @@ class Subscription:
     """The messages of one pattern.
 
     They come to who iterates over the bus; or, from the moment that this is iterated over (or `get`
-    is called), to this alone. A callback gets them while the bus is read for whatever reason.
+    is called), to this alone. A callback gets them while the bus is read for whatever reason; its
+    exceptions are raised there, when all that came together is dealt with.
 
     :ivar pattern: what it is subscribed to.
     """
@@ -79,8 +97,10 @@ class Subscription:
 
     def deliver(self, message: Message) -> None:
         """See `sbus.client.core.Sink`."""
+        if self._closed:
+            return  # closed by another sink that has got the same message
         if self._callback is not None:
-            self._callback(message)
+            self._bus._tell(self._callback, message)
         elif self._own is not None:
             self._own.append(message)
         else:
@@ -94,16 +114,19 @@ class Subscription:
         """
         own = self._claim()
         if not own:
-            if self._closed:
+            self._bus._read_until(lambda: own or self._closed, _deadline(timeout))
+            if not own:
                 raise Closed("the subscription was closed here")
-            self._bus._read_until(lambda: own, timeout)
         return own.popleft()
 
     def get_ready(self) -> list[Message]:
-        """All messages that are here already, without waiting, in one list."""
+        """All messages that are here already, without waiting, in one list.
+
+        :raises sbus.errors.Disconnected: if there are none, and none will come.
+        """
         own = self._claim()
         if not self._closed:
-            self._bus._read_ready()
+            self._bus._read_now(own)
         messages = list(own)
         own.clear()
         return messages
@@ -122,7 +145,7 @@ class Subscription:
                 return
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe; who iterates comes to the end."""
         if not self._closed:
             self._closed = True
             self._bus._unsubscribe(self)
@@ -174,15 +197,24 @@ class Bus(Calls[Subscription]):
     ) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = ClientCore(EARLY if dialect == "early" else CURRENT, max_packet, on_control)
+        self.core = ClientCore(find_dialect(dialect), max_packet, on_control and partial(self._tell, on_control))
         self._max_packet = max_packet
-        self._backoff = Backoff() if reconnect is True else (reconnect or None)
-        self._on_gap = on_gap
         self._reader = PacketReader(max_packet)
+        self._batch: Iterator[bytes] = iter(())  # received; a callback that reads goes on where it stands
+        self._failures: deque[Exception] = deque()  # of callbacks
         self._messages: deque[Message] = deque()
         self._kept: Message | None = None
-        self._sock: socket.socket | None = None
-        self._error: Disconnected | None = None
+        self._outbox = Outbox()  # what has to be sent before anything else
+        self._deadline: float | None = None  # of the call of the vocabulary that is under way
+        self._sock: Socket | None = None
+        self._error: Disconnected | None = None  # why it is over
+        self._backoff = Backoff() if reconnect is True else (reconnect or None)
+        self._on_gap = on_gap
+        self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
+        self._delays: Iterator[float] = iter(())
+        self._next_attempt = 0.0
+        self._proof = _Waiter()  # that the new connection is where the old one was
+        self._coming_back = False
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -193,16 +225,16 @@ class Bus(Calls[Subscription]):
         :param timeout: seconds to wait while the socket is full.
         :raises sbus.errors.InvalidKey: if nobody may publish with this key.
         :raises sbus.errors.PacketTooLong: if it does not fit a packet.
-        :raises sbus.errors.TimedOut: if the socket stayed full; nothing was sent then.
+        :raises sbus.errors.TimedOut: if the socket stayed full; it is not sent then.
         :raises sbus.errors.Disconnected: if it cannot be sent any more.
         """
         packet = self.core.publish(key, payload)
         if flags or timeout is not None:
-            self._send_slowly(packet, flags, timeout)
+            self._send_in_time(packet, flags, timeout)
         else:
             self._send_all([packet])
 
-    def publish_many(self, messages: list[tuple[bytes | str, bytes]]) -> None:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
         """Publish messages, (key, payload) each, in order; returns when all are handed to the kernel.
 
         :raises: as `publish`; if one of them cannot be published none is.
@@ -212,34 +244,87 @@ class Bus(Calls[Subscription]):
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.calls.Calls.send`."""
-        self._send_all(packets)
+        if self._error is not None:
+            raise self._error
+        self._outbox.extend(packets)
+        self._drain(self._deadline)
 
     def _send_all(self, packets: list[bytes]) -> None:
+        """Send messages, however long it takes."""
         at = 0
         while at < len(packets):
-            sock = self.socket
-            try:
-                sent = send_packets(sock, packets[at : at + BATCH] if at or len(packets) > BATCH else packets)
-            except OSError as e:
-                self._disconnected(f"the connection broke: {e.strerror}")
-                continue
-            at += sent
-            if not sent:
-                self._poll(select.POLLOUT, None)
-
-    def _send_slowly(self, packet: bytes, flags: int, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                self.socket.send(packet, flags | socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._drain(None)
+            sock = self._connected(None)
+            if sock is None:
+                self._outbox.extend(packets[at:])
                 return
-            except BlockingIOError:
-                if flags & socket.MSG_DONTWAIT:
-                    raise
-                if not self._poll(select.POLLOUT, deadline):
-                    raise TimedOut(f"the socket stayed full for {timeout} seconds; nothing was sent") from None
-            except OSError as e:
-                self._disconnected(f"the connection broke: {e.strerror}")
+            sent = self._send(sock, packets[at : at + BATCH] if at or len(packets) > BATCH else packets)
+            at += sent
+            if not sent and sock is self._sock:
+                self._wait_for_room(sock, None)
+
+    def _send_in_time(self, packet: bytes, flags: int, timeout: float | None) -> None:
+        """Send a message, or nothing."""
+        deadline = _deadline(0.0 if flags & socket.MSG_DONTWAIT else timeout)
+        try:
+            while True:
+                self._drain(deadline)
+                sock = self._connected(deadline)
+                if sock is None:
+                    raise Disconnected("not connected just now")
+                if self._send(sock, [packet], flags):
+                    return
+                if sock is self._sock:
+                    self._wait_for_room(sock, deadline)
+        except TimedOut:
+            if flags & socket.MSG_DONTWAIT:
+                raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected just now") from None
+            raise TimedOut(f"not sent: the socket was full, or not connected, for {timeout} seconds") from None
+
+    def _drain(self, deadline: float | None) -> None:
+        """Send what has to be sent before anything else, or find out that the connection is lost."""
+        while self._outbox:
+            sock = self._connected(deadline)
+            if sock is None:
+                return
+            taken = self._outbox.take(BATCH)
+            try:
+                sent = self._send(sock, taken)
+            except PacketTooLong:
+                self._outbox.done(taken, 1)
+                raise
+            if sock is not self._sock:
+                return  # it is lost; what is left is for the next one
+            self._outbox.done(taken, sent)
+            if sent < len(taken):
+                self._wait_for_room(sock, deadline)
+
+    def _send(self, sock: Socket, packets: list[bytes], flags: int = 0) -> int:
+        """Send what the socket takes of a batch; if the connection turns out to be lost, nothing.
+
+        :raises sbus.errors.PacketTooLong: if the first packet does not fit the socket's buffer.
+        """
+        try:
+            if not flags:
+                return send_packets(sock, packets) if packets else 0
+            sock.send(packets[0], flags | socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return 1
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            if e.errno in (errno.EPIPE, errno.ECONNRESET):
+                self._lose(describe_loss(e), self._read_rest(sock))
+            elif e.errno in (errno.ENOBUFS, errno.ENOMEM):
+                time.sleep(_RETRY)
+            elif e.errno == errno.EMSGSIZE:
+                raise PacketTooLong(f"{len(packets[0])} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
+            else:
+                raise
+            return 0
+
+    def _wait_for_room(self, sock: Socket, deadline: float | None) -> None:
+        if (deadline is not None and time.monotonic() >= deadline) or not _poll(sock, select.POLLOUT, deadline):
+            raise TimedOut("the socket stayed full")
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -264,16 +349,19 @@ class Bus(Calls[Subscription]):
         messages = self._messages
         if not messages:
             try:
-                self._read_until(lambda: messages, 0.0 if flags & socket.MSG_DONTWAIT else timeout)
+                self._read_until(lambda: messages, _deadline(0.0 if flags & socket.MSG_DONTWAIT else timeout))
             except TimedOut:
                 if flags & socket.MSG_DONTWAIT:
-                    raise BlockingIOError("no message is here") from None
+                    raise BlockingIOError(errno.EAGAIN, "no message is here") from None
                 raise
         return messages[0] if flags & socket.MSG_PEEK else messages.popleft()
 
     def get_ready(self) -> list[Message]:
-        """All messages that are here already, without waiting, in one list: for use after a poll."""
-        self._read_ready()
+        """All messages that are here already, without waiting, in one list: for use after a poll.
+
+        :raises sbus.errors.Disconnected: if there are none, and none will come.
+        """
+        self._read_now(self._messages)
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -284,7 +372,7 @@ class Bus(Calls[Subscription]):
         :raises: as `receive`.
         """
         if not self._messages:
-            self._read_until(lambda: self._messages, timeout)
+            self._read_until(lambda: self._messages, _deadline(timeout))
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -302,7 +390,7 @@ class Bus(Calls[Subscription]):
     @property
     def pending(self) -> int:
         """Messages that are in memory already, which a poll of the socket does not tell of."""
-        return len(self._messages)
+        return len(self._messages) + length_hint(self._batch)
 
     # --- what takes a round trip -------------------------------------------------------------
 
@@ -315,8 +403,10 @@ class Bus(Calls[Subscription]):
         self._run(self._fence(), timeout)
 
     def inbox(self, name: bytes | str) -> Inbox[Subscription]:
-        """Subscribe to a private key of ours, which nobody else can read."""
-        return self._run(self._inbox(name), None)
+        """Subscribe to a private key of ours, which nobody else can read; the subscription keeps what comes."""
+        inbox = self._run(self._inbox(name), None)
+        inbox.subscription._claim()  # else what comes while anything else is waited for would go to the bus
+        return inbox
 
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
         """Ask somebody, and wait for the answer.
@@ -331,33 +421,41 @@ class Bus(Calls[Subscription]):
         return self._run(self._answer_proofs(), None)
 
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> bool:
-        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can."""
-        return self._run(self._verify(peer), timeout)
+        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can.
+
+        False if that is not proved in so many seconds.
+        """
+        try:
+            return self._run(self._verify(peer), timeout)
+        except TimedOut:
+            return False
 
     # --- the socket --------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """The descriptor, for select, poll and epoll; when it is readable, call `get_ready`."""
+        """The descriptor, for select, poll and epoll; when it is readable, call `get_ready`.
+
+        Ask for it anew before each poll if the connection is to be made again when it is lost.
+        """
         return self.socket.fileno()
 
     @property
-    def socket(self) -> socket.socket:
+    def socket(self) -> Socket:
         """The socket, for its options.
 
         :raises sbus.errors.Disconnected: if it is gone.
         """
-        if self._error is not None:
-            raise self._error
-        assert self._sock is not None
-        return self._sock
+        sock = self._connected(None)
+        if sock is None:
+            raise Disconnected("not connected just now")
+        return sock
 
     def close(self) -> None:
         """Close; whoever iterates comes to the end."""
         if self._error is None:
             self._error = Closed("the connection to the bus was closed here")
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        self._detach()
+        deque(self._batch, maxlen=0)  # callbacks get no more
 
     def __enter__(self) -> Self:
         return self
@@ -373,21 +471,26 @@ class Bus(Calls[Subscription]):
 
     def _run(self, call: Coroutine[Any, None, T], timeout: float | None) -> T:
         """Run a coroutine of the vocabulary: read the socket while it waits."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        outer, deadline = self._deadline, _deadline(timeout)
+        self._deadline = deadline
         error: Exception | None = None
-        while True:
-            try:
-                waiter: _Waiter = call.throw(error) if error is not None else call.send(None)
-            except StopIteration as result:
-                value: T = result.value
-                return value
-            error = None
-            while not waiter.is_done:
+        try:
+            while True:
                 try:
-                    self._read(deadline)
-                except (TimedOut, Disconnected) as e:
-                    error = TimedOut(f"no answer within {timeout} seconds") if isinstance(e, TimedOut) else e
-                    break
+                    waiter: _Waiter = call.throw(error) if error is not None else call.send(None)
+                except StopIteration as result:
+                    value: T = result.value
+                    return value
+                error = None
+                try:
+                    self._read_until(waiter.is_done, deadline)
+                except TimedOut:
+                    error = TimedOut(f"no answer within {timeout} seconds")
+                except Disconnected as e:
+                    error = e
+        finally:
+            self._deadline = outer
+            call.close()
 
     def _keep(self, message: Message) -> None:
         """A message for who iterates over the bus: once, however many subscriptions want it."""
@@ -397,71 +500,183 @@ class Bus(Calls[Subscription]):
 
     def _unsubscribe(self, subscription: Subscription) -> None:
         if self._error is None:
-            self.send(self.core.unsubscribe(subscription))
+            self._outbox.extend(self.core.unsubscribe(subscription))
+            if self._gap is None:
+                try:
+                    self._drain(None)
+                except Disconnected:
+                    pass  # then it is over all the same
 
-    def _open(self, timeout: float | None) -> None:
-        self._sock = dial(self.address, self._max_packet, timeout)
-        self.core.max_packet = min(self._max_packet, sendable(self._sock))
-
-    def _poll(self, events: int, deadline: float | None) -> bool:
-        """Wait for the socket; False if the deadline has passed first."""
-        poll = select.poll()
-        poll.register(self.socket, events)
-        wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-        return bool(poll.poll(wait))
-
-    def _read(self, deadline: float | None) -> None:
-        """Receive a batch, waiting for it.
+    def _read_until(self, found: Callable[[], Any], deadline: float | None) -> None:
+        """Receive until something is here.
 
         :raises sbus.errors.TimedOut: if the deadline has passed first.
         :raises sbus.errors.Disconnected: if the connection is lost, and not to be made again.
         """
-        if not self._read_ready() and not self._poll(select.POLLIN, deadline):
-            raise TimedOut("nothing has come in time")
-
-    def _read_until(self, found: Callable[[], Any], timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        late = 0
         while not found():
             self._read(deadline)
+            if deadline is not None and time.monotonic() >= deadline:
+                late += 1
+                if late > _LATE and not found():
+                    raise TimedOut("nothing has come in time")
 
-    def _read_ready(self) -> bool:
-        """Receive what is here; whether it was anything."""
+    def _read(self, deadline: float | None) -> None:
+        """Receive a batch, waiting for it; none if the connection is lost, but to be made again."""
+        if not self._read_ready(deadline):
+            sock = self._sock
+            if sock is not None and not _poll(sock, select.POLLIN, deadline):
+                raise TimedOut("nothing has come in time")
+
+    def _read_now(self, wanted: deque[Message]) -> None:
+        """Receive what is here."""
         try:
-            packets, ended = self._reader.read(self.socket)
-        except OSError as e:
-            packets, ended = [], True
-            why = f"the connection broke: {e.strerror}"
-        else:
-            why = "the server closed the connection"
-        self.core.receive(packets)
-        if ended:
-            self._disconnected(why)
-        return bool(packets)
+            for _ in range(_LATE):
+                if not self._read_ready(0.0):
+                    return
+        except TimedOut:
+            pass  # not connected just now
+        except Disconnected:
+            if not wanted:
+                raise
 
-    def _disconnected(self, why: str) -> None:
-        """The connection is lost: make it again if that is wanted, else it is the end.
+    def _read_ready(self, deadline: float | None) -> int:
+        """Receive a batch that is here; how many packets it was.
 
-        :raises sbus.errors.Disconnected: if it is.
+        :param deadline: until when to wait for a connection.
         """
-        error = Disconnected(f"{why} ({self.address})")
+        if self._failures:
+            raise self._failures.popleft()
+        if count := length_hint(self._batch):
+            self._receive()
+            return count
+        sock = self._connected(deadline)
+        if sock is None:
+            raise Disconnected("not connected just now")
+        try:
+            packets, ended = self._reader.read(sock)
+        except OSError as e:
+            self._lose(describe_loss(e))
+        else:
+            if packets:  # if the end is behind them it will be told again
+                self._batch = iter(packets)
+                self._receive()
+                return len(packets)
+            if ended:
+                self._lose(CLOSED)
+        if self._error is not None:
+            raise self._error
+        return 0
+
+    def _receive(self) -> None:
+        self.core.receive(self._batch)
+        if self._failures:
+            raise self._failures.popleft()
+
+    def _tell(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call the application; an exception of its must not keep others from what is theirs."""
+        try:
+            callback(*args)
+        except Exception as e:
+            self._failures.append(e)
+
+    def _read_rest(self, sock: Socket) -> list[bytes]:
+        """The server takes no more; what it sent before is still here to be read."""
+        rest: list[bytes] = []
+        while True:
+            try:
+                packets, ended = self._reader.read(sock)
+            except OSError:
+                return rest
+            rest += packets
+            if ended or not packets:
+                return rest
+
+    # --- coming and going --------------------------------------------------------------------
+
+    def _open(self, timeout: float | None) -> None:
+        self._attach(dial(self.address, self._max_packet, timeout))
+
+    def _attach(self, sock: Socket) -> None:
+        self._sock = sock
+        self.core.max_packet = min(self._max_packet, sendable(sock))
+
+    def _detach(self) -> None:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-        self._lost(error)
+
+    def _connected(self, deadline: float | None) -> Socket | None:
+        """The socket, made again if need be; None if a callback asks while that is being done.
+
+        :raises sbus.errors.TimedOut: if the deadline has passed first.
+        :raises sbus.errors.Disconnected: if it is over.
+        """
+        if self._gap is not None and not self._coming_back:
+            self._come_back(deadline)
+        if self._error is not None:
+            raise self._error
+        return self._sock
+
+    def _lose(self, why: str, rest: list[bytes] | None = None) -> None:
+        """The connection is lost; `rest` is what it has brought and nobody has got yet."""
+        error = Disconnected(f"{why} ({self.address})")
+        self._detach()
+        # Messages are still good, whenever they are read; the replies were for those who are told now.
+        self._batch = iter([packet for packet in (*self._batch, *(rest or ())) if packet.startswith(b"MSG ")])
+        waiting = self._lost()
         if self._backoff is None:
             self._error = error
-            raise error
-        for delay in self._backoff.delays():
-            time.sleep(delay)
-            try:
-                self._open(None)
-                break
-            except ConnectError:
-                continue
-        self._me = None
-        if self._answers is not None:
-            answers, self._answers = self._answers, None
-            self.core.unsubscribe(answers)
-        self._send_all(self.core.greeting())
-        if self._on_gap is not None:
-            self._on_gap(error)
+        else:
+            self._outbox.restart(self.core.greeting())
+            if self._gap is None:
+                self._gap = error
+                self._delays = self._backoff.delays()
+                self._next_attempt = time.monotonic() + next(self._delays)
+        for waiter in waiting:
+            waiter.fail(error)
+
+    def _come_back(self, deadline: float | None) -> None:
+        """Connect until a connection lasts long enough to be where the old one was; then tell of the gap."""
+        self._coming_back = True
+        try:
+            while self._error is None and not (self._sock is not None and self._proof.has_succeeded):
+                if self._sock is None:
+                    self._try_to_open(deadline)
+                else:
+                    self._drain(deadline)
+                    if self._sock is not None and not self._proof.is_done():
+                        self._read(deadline)
+        finally:
+            self._coming_back = False
+        gap, self._gap = self._gap, None
+        if self._on_gap is not None and gap is not None and self._error is None:
+            self._on_gap(gap)
+
+    def _try_to_open(self, deadline: float | None) -> None:
+        """Try to connect, when it is time to."""
+        until = self._next_attempt if deadline is None else min(self._next_attempt, deadline)
+        time.sleep(max(0.0, until - time.monotonic()))
+        if time.monotonic() < self._next_attempt:
+            raise TimedOut("there is no connection yet")
+        self._next_attempt = time.monotonic() + next(self._delays)
+        try:
+            sock = try_to_dial(self.address, self._max_packet)
+        except ConnectError:
+            return
+        if sock is not None:
+            self._attach(sock)
+            self._proof = _Waiter()
+            self._outbox.extend(self.core.fence(self._proof))
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _poll(sock: Socket, events: int, deadline: float | None) -> bool:
+    """Wait for a socket; False if the deadline has passed first."""
+    poll = select.poll()
+    poll.register(sock, events)
+    wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+    return bool(poll.poll(wait))

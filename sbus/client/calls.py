@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
-from sbus.errors import RequestFailed
+from sbus.errors import RequestFailed, Violation
 
 __all__ = ["Calls", "Inbox", "Request", "call_key"]
 
@@ -27,6 +27,10 @@ Sub = TypeVar("Sub", bound=Sink)
 
 _REPLIES = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
+_LONGEST_ERROR = 1000
+"""Characters of an error's text that are sent to who asked."""
+_LONGEST_KEY = 1024
+"""Bytes in the longest key that is answered to."""
 
 
 class AwaitableWaiter(Waiter, Awaitable[bytes], Protocol):
@@ -136,20 +140,28 @@ class Calls(ABC, Generic[Sub]):
             waiter.succeed(message.payload)
 
     def answer(self, request: Message, payload: bytes) -> None:
-        """Answer a request with a payload.
+        """Answer a request with a payload; a message that is none, or asks for no answer, gets none.
 
         :param request: the message as it came.
+        :raises sbus.errors.PacketTooLong: if the answer does not fit a packet.
         """
         self._answer(request, b"+" + payload)
 
     def fail(self, request: Message, error: str) -> None:
         """Answer a request with an error: the other side's call raises `sbus.errors.RequestFailed`."""
-        self._answer(request, b"-" + error.encode())
+        self._answer(request, b"-" + error[:_LONGEST_ERROR].encode(errors="replace"))
 
     def _answer(self, request: Message, payload: bytes) -> None:
         reply_to, nul, _ = request.payload.partition(b"\0")
-        if nul and _REPLIES in reply_to:
+        if nul and self._is_private(reply_to):
             self.send([self.core.publish(reply_to, payload)])
+
+    def _is_private(self, key: bytes) -> bool:
+        """Whether this is a key to answer to: nobody's request may have us publish anything else."""
+        try:
+            return len(key) <= _LONGEST_KEY and _REPLIES in key and self.core.dialect.check(key) is not None
+        except Violation:
+            return False
 
     def respond(self, pattern: bytes | str, handler: Callable[[Request], bytes]) -> Sub:
         """Answer all requests that match the pattern with what the handler returns.
@@ -162,11 +174,9 @@ class Calls(ABC, Generic[Sub]):
 
         def respond(message: Message) -> None:
             try:
-                answer = handler(Request(message.key, message.payload.partition(b"\0")[2]))
+                self.answer(message, handler(Request(message.key, message.payload.partition(b"\0")[2])))
             except Exception as e:
                 self.fail(message, f"{type(e).__name__}: {e}")
-            else:
-                self.answer(message, answer)
 
         return self.subscribe(pattern, respond)
 
@@ -175,12 +185,20 @@ class Calls(ABC, Generic[Sub]):
 
     async def _verify(self, peer: bytes | str) -> bool:
         nonce = os.urandom(32)
-        return await self._request(as_bytes(peer) + _PROOF, nonce) == nonce
+        try:
+            return await self._request(as_bytes(peer) + _PROOF, nonce) == nonce
+        except RequestFailed:
+            return False
 
-    # --- reconnecting ------------------------------------------------------------------------
+    # --- losing the connection ---------------------------------------------------------------
 
-    def _lost(self, error: Exception) -> None:
-        """The connection is gone: whoever waits for a reply or an answer fails."""
-        self.core.lost(error)
-        for waiter in tuple(self._calls.values()):
-            waiter.fail(error)
+    def _lost(self) -> list[Waiter]:
+        """The connection is gone, and with it our name and what was asked: the next one has its own.
+
+        :returns: who waits for a reply or an answer; to be told when all else is in order.
+        """
+        self._me = None
+        if self._answers is not None:
+            self.core.unsubscribe(self._answers)
+            self._answers = None
+        return [*self.core.lost(), *self._calls.values()]

@@ -2,23 +2,24 @@
 
 A shell (Twisted, asyncio, blocking) owns the socket. It sends the packets that this core gives it,
 in order, and feeds it what arrives. The core knows the subscriptions, the settings and the replies
-that are awaited; so after a reconnect it can say what to send to be where it was.
+that are awaited; so when a connection is lost it can say what to send on the next one to be where
+it was, and who waits in vain.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.index import PatternIndex
-from sbus.keys import CURRENT, Dialect, PeerCredentials, SecretKey, matches_open
+from sbus.keys import CURRENT, EARLY, Dialect, PeerCredentials, SecretKey, matches_open
 from sbus.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
 from sbus.routes import RouteCache
 
-__all__ = ["ClientCore", "Message", "Sink", "Waiter", "as_bytes"]
+__all__ = ["ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
 
 _WHOAMI = b"!/cred/whoami"
 _NOBODY = PeerCredentials(0, 0, 0)
@@ -55,6 +56,17 @@ def as_bytes(text: bytes | str) -> bytes:
     return text.encode() if isinstance(text, str) else bytes(text)
 
 
+def find_dialect(name: str) -> Dialect:
+    """The dialect of this name.
+
+    :raises UsageError: if there is none.
+    """
+    for dialect in (CURRENT, EARLY):
+        if dialect.name == name:
+            return dialect
+    raise UsageError(f"dialect={name!r}: say 'current' or 'early'")
+
+
 class ClientCore:
     """The state of one client.
 
@@ -77,7 +89,7 @@ class ClientCore:
         self._cache: RouteCache[Sink] = RouteCache(dialect)
         self._secret: dict[bytes, SecretKey] = {}
         self._settings: dict[bytes, bytes] = {}
-        self._waiting: deque[Waiter] = deque()
+        self._waiting: deque[Waiter | None] = deque()  # for answers to whoami; None: asked with `control`
         self._fences: dict[bytes, Waiter] = {}
 
     # --- what to send ------------------------------------------------------------------------
@@ -138,10 +150,7 @@ class ClientCore:
         :raises UsageError: in a dialect without control messages.
         """
         key = as_bytes(key)
-        if not self.dialect.control:
-            raise UsageError("the early dialect has no control messages: settings and whoami need a current server")
-        if b"\0" in key:
-            raise InvalidKey(f"the control message {key!r} holds a NUL, which ends a key")
+        packet = self._control(key, payload)
         kind = key.rpartition(b"/")[0]
         if kind in (b"blocking/soft", b"blocking/hard", b"echo"):
             self._settings[kind] = key
@@ -152,6 +161,15 @@ class ClientCore:
                 self._settings[kind] = key
             else:
                 self._settings[key] = key
+        elif key == _WHOAMI:
+            self._waiting.append(None)
+        return packet
+
+    def _control(self, key: bytes, payload: bytes | None = None) -> bytes:
+        if not self.dialect.control:
+            raise UsageError("the early dialect has no control messages: settings and whoami need a current server")
+        if b"\0" in key:
+            raise InvalidKey(f"the control message {key!r} holds a NUL, which ends a key")
         return self._sized(build(CMSG, key, payload))
 
     def whoami(self, waiter: Waiter) -> list[bytes]:
@@ -159,7 +177,7 @@ class ClientCore:
 
         :raises UsageError: in a dialect without control messages.
         """
-        packet = self.control(_WHOAMI)
+        packet = self._control(_WHOAMI)
         self._waiting.append(waiter)
         return [packet]
 
@@ -175,24 +193,20 @@ class ClientCore:
         return [build(SUB, key), build(MSG, key, b""), build(UNSUB, key)]
 
     def greeting(self) -> list[bytes]:
-        """What to send on a new connection to be where the old one was.
-
-        That is the settings, the subscriptions, and what was asked while there was no connection.
-        """
+        """What to send on a new connection to be where the old one was: the settings and the subscriptions."""
         settings = [build(CMSG, key) for key in self._settings.values()]
-        subscriptions = [build(SUB, pattern) for pattern in self._sinks]
-        questions = [build(CMSG, _WHOAMI) for _ in self._waiting]
-        for key in self._fences:
-            questions += [build(SUB, key), build(MSG, key, b""), build(UNSUB, key)]
-        return settings + subscriptions + questions
+        return settings + [build(SUB, pattern) for pattern in self._sinks]
 
-    def lost(self, error: Exception) -> None:
-        """The connection is gone: whoever waits for a reply fails with this error."""
-        waiting = [*self._waiting, *self._fences.values()]
+    def lost(self) -> list[Waiter]:
+        """The connection is gone, and the replies with it.
+
+        :returns: who waits for one; to be told when all else is in order, as they may ask again at once.
+        """
+        waiting = [waiter for waiter in self._waiting if waiter is not None]
+        waiting += self._fences.values()
         self._waiting.clear()
         self._fences.clear()
-        for waiter in waiting:
-            waiter.fail(error)
+        return waiting
 
     def sinks(self) -> Iterator[Sink]:
         """All that is subscribed."""
@@ -200,8 +214,11 @@ class ClientCore:
 
     # --- what arrives ------------------------------------------------------------------------
 
-    def receive(self, packets: list[bytes]) -> None:
-        """Packets have arrived: give each message to the sinks that want it, each reply to who waits for it."""
+    def receive(self, packets: Iterable[bytes]) -> None:
+        """Packets have arrived: give each message to the sinks that want it, each reply to who waits for it.
+
+        A sink must not raise exceptions.
+        """
         routes = self._cache.routes
         for packet in packets:
             end = packet.find(b"\0", 4)
@@ -238,9 +255,12 @@ class ClientCore:
         if verb != CMSG:
             return  # nothing that a server sends: ignored, as a newer server may know more than we do
         key, _, payload = rest.partition(b"\0")
-        if key == _WHOAMI and self._waiting:
-            self._waiting.popleft().succeed(payload)
-        elif self.on_control is not None:
+        if key == _WHOAMI:
+            waiter = self._waiting.popleft() if self._waiting else None
+            if waiter is not None:
+                waiter.succeed(payload)
+                return
+        if self.on_control is not None:
             self.on_control(key, payload)
 
     # --- checks ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How a client finds its bus, connects to it, and tries again."""
+"""How a client finds its bus, connects to it, says what went wrong, and tries again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from sbus.errors import ConnectError
 from sbus.syscalls import addresses
 from sbus.syscalls.sockets import raise_send_buffer
 
-__all__ = ["Backoff", "dial", "find_address", "remedy", "try_to_dial"]
+__all__ = ["CLOSED", "Backoff", "describe_loss", "dial", "find_address", "overloaded", "remedy", "try_to_dial"]
+
+CLOSED = "the server closed the connection"
 
 _RETRY = 0.01
 """Seconds between two attempts to connect to a server whose backlog is full."""
@@ -85,14 +88,26 @@ def dial(address: str, max_packet: int, timeout: float | None) -> socket.socket:
     deadline = None if timeout is None else time.monotonic() + timeout
     while (sock := try_to_dial(address, max_packet)) is None:
         if deadline is not None and time.monotonic() >= deadline:
-            raise ConnectError(f"the bus at {address} accepts nobody: it is overloaded or stopped; try again later")
+            raise ConnectError(overloaded(address))
         time.sleep(_RETRY)
     return sock
+
+
+def describe_loss(error: OSError) -> str:
+    """What to say of a connection that was lost with this error."""
+    return CLOSED if error.errno in (errno.EPIPE, errno.ECONNRESET) else f"the connection broke: {error.strerror}"
+
+
+def overloaded(address: str) -> str:
+    """What to tell somebody whose attempts to connect all found the server's backlog full."""
+    return f"the bus at {address} accepts nobody: it is overloaded or stopped; try again later"
 
 
 def remedy(address: str, error: Any) -> str:
     """What to tell somebody whose attempt to connect failed with this OSError (or Twisted's ConnectError)."""
     number = int((error.errno if isinstance(error, OSError) else getattr(error, "osError", None)) or 0)
+    if number == errno.ECONNREFUSED and os.path.exists(address) and not stat.S_ISSOCK(os.stat(address).st_mode):
+        number = errno.ENOTSOCK  # the kernel makes no difference
     remedies = {
         errno.ENOENT: f"start one (twistd sbus --socket={address}), or say where it is (--socket, SBUS_SOCKET)",
         errno.ECONNREFUSED: "the server is gone; start it again (with --reuse, as its socket is left over)",

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from zope.interface import implementer
-
 from sbus.client.core import Waiter
-from sbus.interfaces import IPacketQueue
 
 __all__ = ["Outbox"]
 
 
-@implementer(IPacketQueue)
 class Outbox:
     """Packets in order (`sbus.interfaces.IPacketQueue`), which survive a lost connection."""
 
@@ -40,7 +36,10 @@ class Outbox:
 
     def wait(self, waiter: Waiter) -> None:
         """Tell the waiter when everything that was added so far has been handed to the kernel."""
-        self._waiting.append((self._added, waiter))
+        if self._packets:
+            self._waiting.append((self._added, waiter))
+        else:
+            waiter.succeed(b"")
 
     def take(self, count: int) -> list[bytes]:
         """The next packets to send, at most `count`."""
@@ -55,26 +54,31 @@ class Outbox:
         for _ in range(sent):
             pop()
         self._sent += sent
-        while self._waiting and self._waiting[0][0] <= self._sent:
-            self._waiting.popleft()[1].succeed(b"")
+        self._tell()
 
     def restart(self, greeting: list[bytes]) -> None:
-        """There is a new connection: send the greeting first, then those that wait and are messages.
+        """The connection is lost: for the next one keep the messages, and put the greeting before them.
 
-        Other packets (subscriptions, settings, questions) were meant for the old connection; the
-        greeting says what is still true of them.
+        Other packets (subscriptions, settings, questions) were meant for the lost connection; the
+        greeting says what is still true of them. What is added from now on follows in its order.
         """
-        waiting, self._waiting = self._waiting, deque()
-        packets, self._packets = self._packets, deque(greeting)
-        position, self._sent, self._added = self._sent, 0, len(greeting)
-        while waiting or packets:
+        packets, waiting = self._packets, self._waiting
+        position, self._sent = self._sent, 0
+        self._packets, self._waiting = deque(greeting), deque()
+        for packet in packets:
             while waiting and waiting[0][0] <= position:
-                self.wait(waiting.popleft()[1])
-            if packets:
-                packet = packets.popleft()
-                position += 1
-                if packet.startswith(b"MSG "):
-                    self.write(packet)
+                self._waiting.append((len(self._packets), waiting.popleft()[1]))
+            position += 1
+            if packet.startswith(b"MSG "):
+                self._packets.append(packet)
+        self._added = len(self._packets)
+        self._waiting.extend((self._added, waiter) for _, waiter in waiting)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who have waited for what is sent; they may add packets, and wait again."""
+        while self._waiting and self._waiting[0][0] <= self._sent:
+            self._waiting.popleft()[1].succeed(b"")
 
     def refused(self, packet: bytes) -> bool:
         """The socket will not take a packet; ours are measured before they get here, so end it."""

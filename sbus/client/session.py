@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Self, TypeVar
 
-from sbus.client.calls import Calls
-from sbus.client.core import ClientCore, Message
+from sbus.client.calls import AwaitableWaiter, Calls
+from sbus.client.core import ClientCore, Message, find_dialect
 from sbus.client.dialing import Backoff, find_address
 from sbus.client.outbox import Outbox
-from sbus.errors import Closed, Disconnected
-from sbus.keys import CURRENT, EARLY
+from sbus.errors import Closed, ConnectError, Disconnected
 
 __all__ = ["HIGH_WATER", "QueuedSubscription", "Session"]
 
@@ -36,14 +36,13 @@ class QueuedSubscription:
         self._session = session
         self._callback = callback
         self._messages: deque[Message] = deque()
+        self._waiting: list[AwaitableWaiter] = []
         self._error: Exception | None = None
-
-    @abstractmethod
-    def _wake(self) -> None:
-        """Something has changed: let who waits look again."""
 
     def deliver(self, message: Message) -> None:
         """See `sbus.client.core.Sink`."""
+        if self._error is not None:
+            return  # closed by another sink that has got the same message
         if self._callback is not None:
             try:
                 self._callback(message)
@@ -51,7 +50,8 @@ class QueuedSubscription:
                 self._session.callback_failed(error)
             return
         self._messages.append(message)
-        self._wake()
+        if self._waiting:
+            self._wake()
         if len(self._messages) >= HIGH_WATER:
             self._session.crowd(self)
 
@@ -60,6 +60,24 @@ class QueuedSubscription:
         if self._error is None:
             self._error = error
         self._wake()
+
+    def _wake(self) -> None:
+        """Something has changed: let those who wait look again."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.succeed(b"")
+
+    async def _get(self) -> Message:
+        """Wait for the next message; several may wait."""
+        while (message := self._next()) is None:
+            waiter = self._session.waiter()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+        return message
 
     def _next(self) -> Message | None:
         """The next message, or None if one may come.
@@ -96,8 +114,8 @@ class QueuedSubscription:
 class Session(Calls[Sub]):
     """A client's connection to a bus, over an event loop.
 
-    A shell gives it the methods that are abstract here and in `Calls`; it calls `connected` and
-    `disconnected`, and lets `core` receive what arrives.
+    A shell gives it the methods that are abstract here and in `Calls`; it calls `_disconnected` when
+    the connection is lost, and lets `core` receive what arrives.
     """
 
     def __init__(
@@ -112,12 +130,15 @@ class Session(Calls[Sub]):
     ) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = ClientCore(EARLY if dialect == "early" else CURRENT, max_packet, on_control)
+        self.core = ClientCore(find_dialect(dialect), max_packet, on_control and partial(self._tell, on_control))
         self.outbox = Outbox()
         self._max_packet = max_packet
         self._backoff = Backoff() if reconnect is True else (reconnect or None)
         self._on_gap = on_gap
         self._crowded: set[QueuedSubscription] = set()
+        self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
+        self._coming_back = False
+        self._closing = False
         self._error: Exception | None = None
 
     # --- what a shell does -------------------------------------------------------------------
@@ -139,16 +160,42 @@ class Session(Calls[Sub]):
         """Read from the socket, or do not, if there is a socket."""
 
     @abstractmethod
+    async def _open(self) -> object:
+        """Make a connection.
+
+        :raises ConnectError: if none can be made.
+        """
+
+    @abstractmethod
+    def _is_connected(self) -> bool:
+        """Whether there is a socket."""
+
+    @abstractmethod
     def _detach(self) -> None:
         """Close the socket, if there is one."""
 
     @abstractmethod
-    def _reconnect(self, error: Exception) -> None:
-        """Begin to reconnect, after this error."""
+    def _sleep(self, seconds: float) -> Awaitable[Any]:
+        """Wait for so long."""
+
+    @abstractmethod
+    def _drained(self) -> Awaitable[None]:
+        """Wait until everything that was added to the outbox has been handed to the kernel."""
+
+    @abstractmethod
+    def _reconnect(self) -> None:
+        """Run `_come_back` in the background."""
 
     @abstractmethod
     def _ended(self, error: Exception) -> None:
         """It is over: tell who waits for that."""
+
+    def _tell(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call the application; an exception of its must not harm the connection."""
+        try:
+            callback(*args)
+        except Exception as error:
+            self.callback_failed(error)
 
     # --- what users do -----------------------------------------------------------------------
 
@@ -202,35 +249,59 @@ class Session(Calls[Sub]):
         if self._error is not None:
             return
         error = Disconnected(f"{why} ({self.address})")
-        self._detach()
-        if self._backoff is None:
+        if self._closing:
+            self._end(Closed("the connection to the bus was closed here"))
+        elif self._backoff is None:
             self._end(error)
         else:
-            self._lost(error)
-            self._reconnect(error)
+            self._detach()
+            waiting = self._lost()
+            self.outbox.restart(self.core.greeting())
+            self._gap = self._gap or error
+            if not self._coming_back:
+                self._coming_back = True
+                self._reconnect()
+            for waiter in waiting:
+                waiter.fail(error)
 
-    async def _greet(self, error: Exception) -> None:
-        """A new connection is there: be again where the old one was, then tell of the gap."""
-        self._me = None
-        if self._answers is not None:
-            # Our name has changed if this is another process's connection; ask and subscribe anew.
-            answers, self._answers = self._answers, None
-            self.core.unsubscribe(answers)
-        self.outbox.restart(self.core.greeting())
-        self._flush()
-        try:
-            await self._fence()
-        except Disconnected:
-            return  # lost again already, and another attempt is under way
-        if self._on_gap is not None:
-            self._on_gap(error)
+    async def _come_back(self, *, tell: bool = True) -> None:
+        """Connect until a connection lasts long enough to be where the old one was; then tell of the gap."""
+        assert self._backoff is not None
+        self._coming_back = True
+        for delay in self._backoff.delays():
+            await self._sleep(delay)
+            try:
+                await self._open()
+                await self._fence()
+            except (ConnectError, Disconnected):
+                pass
+            if self._error is not None:
+                return
+            if self._is_connected():
+                break
+        gap, self._gap, self._coming_back = self._gap, None, False
+        if tell and self._on_gap is not None and gap is not None:
+            self._tell(self._on_gap, gap)
+
+    async def _finish(self) -> None:
+        """Send what waits, then end."""
+        if self._error is None and self._is_connected() and len(self.outbox):
+            self._closing = True
+            try:
+                await self._drained()
+            except Disconnected:
+                pass
+            finally:
+                self._closing = False
+        self._end(Closed("the connection to the bus was closed here"))
 
     def _end(self, error: Exception) -> None:
         if self._error is not None:
             return
         self._error = error
         self._detach()
-        self._lost(error)
+        for waiter in self._lost():
+            waiter.fail(error)
         self.outbox.fail(error)
         for subscription in self.core.sinks():
             assert isinstance(subscription, QueuedSubscription)

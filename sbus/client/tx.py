@@ -9,33 +9,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 from twisted.application.service import Service
 from twisted.internet import defer, error
 from twisted.internet.endpoints import clientFromString
-from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint, ITransport
+from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import implementer
+from zope.interface import classImplements, implementer
 
 from sbus.client.calls import Inbox
 from sbus.client.core import Message
-from sbus.client.dialing import Backoff, find_address, remedy
+from sbus.client.dialing import CLOSED, Backoff, find_address, overloaded, remedy
+from sbus.client.outbox import Outbox
 from sbus.client.session import QueuedSubscription, Session
-from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
-from sbus.interfaces import IPacketReceiver
+from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
+from sbus.interfaces import IPacketQueue, IPacketReceiver
 from sbus.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.transport import PacketTransport
+from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import sendable
 
 __all__ = ["Bus", "BusClientService", "Subscription", "connect"]
 
 T = TypeVar("T")
+
+classImplements(Outbox, IPacketQueue)  # not in its own module, as only here zope.interface is to be imported
 
 
 class _Waiter:
@@ -61,13 +66,6 @@ class _Waiter:
 class Subscription(QueuedSubscription):
     """The messages of one pattern, to be read with ``async for`` or `get`."""
 
-    _waiting: defer.Deferred[None] | None = None
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and not waiting.called:
-            waiting.callback(None)
-
     def get(self) -> defer.Deferred[Message]:
         """The next message.
 
@@ -76,39 +74,42 @@ class Subscription(QueuedSubscription):
         """
         return defer.Deferred.fromCoroutine(self._get())
 
-    async def _get(self) -> Message:
-        while (message := self._next()) is None:
-            if self._waiting is None:
-                self._waiting = defer.Deferred()
-            await self._waiting
-        return message
-
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
     async def __anext__(self) -> Message:
         try:
-            return await self._get()
+            return self._next() or await self._get()
         except Closed:
             raise StopAsyncIteration from None
 
 
-@implementer(IProtocol, IPacketReceiver)
+@implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
 class _Protocol:
-    """The connection of a `Bus`."""
+    """One connection of a `Bus`.
+
+    :ivar waiting: who waits until it is gone.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self.transport: PacketTransport | None = None
+        self.waiting: list[_Waiter] = []
 
-    def makeConnection(self, transport: ITransport) -> None:
-        assert isinstance(transport, PacketTransport)
+    def makeConnection(self, transport: PacketTransport) -> None:  # type: ignore[override]
+        """It is there (`IProtocol`)."""
+        if not isinstance(transport, PacketTransport):
+            transport.loseConnection()  # `Bus._open` says why
+            return
+        self.transport = transport
         transport.queue = self._bus.outbox
-        self._bus._connected(transport)
+        self._bus._connected(self, transport)
 
     def connectionMade(self) -> None:
         """Nothing more to do (`IProtocol`)."""
 
     def dataReceived(self, data: bytes) -> None:
+        """A packet has arrived (`IProtocol`)."""
         self._bus.core.receive([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
@@ -116,11 +117,22 @@ class _Protocol:
         self._bus.core.receive(packets)
         return len(packets)
 
+    def readConnectionLost(self) -> None:
+        """The server closed; all it has sent is read (`IHalfCloseableProtocol`)."""
+        self._bus._connection_lost(self, CLOSED)
+
+    def writeConnectionLost(self) -> None:
+        """The server is gone: read what it has sent, wanted just now or not (`IHalfCloseableProtocol`)."""
+        if self.transport is not None:
+            self.transport.resumeProducing()
+
     def connectionLost(self, reason: Failure) -> None:
-        if reason.check(error.ConnectionDone):
-            self._bus._disconnected("the server closed the connection")
-        else:
-            self._bus._disconnected(f"the connection broke: {reason.getErrorMessage()}")
+        """It is gone (`IProtocol`)."""
+        self.transport = None
+        done = reason.check(error.ConnectionDone)
+        self._bus._connection_lost(self, CLOSED if done else f"the connection broke: {reason.getErrorMessage()}")
+        for waiter in self.waiting:
+            waiter.succeed(b"")
 
 
 class _Factory(Factory):
@@ -169,11 +181,14 @@ def connect(
         on_gap=on_gap,
         on_control=on_control,
     )
-    return bus._open().addCallback(lambda _: bus)
+    return defer.Deferred.fromCoroutine(bus._open()).addCallback(lambda _: bus)
 
 
 class Bus(Session[Subscription]):
-    """A connection to a bus, made by `connect`. Deferreds may be cancelled."""
+    """A connection to a bus, made by `connect`.
+
+    Deferreds may be cancelled; what was to be sent by then is sent all the same.
+    """
 
     _log = Logger()
 
@@ -192,9 +207,12 @@ class Bus(Session[Subscription]):
             text, endpoint = str(address), address
         super().__init__(text, **settings)
         self._endpoint = endpoint
-        self._transport: PacketTransport | None = None
-        self._attempt: defer.Deferred[Any] | None = None
+        self._protocol: _Protocol | None = None  # the newest, which may be gone
+        self._attached = False
+        self._pause: defer.Deferred[Any] | None = None  # what `_come_back` waits for
         self._gone: list[defer.Deferred[None]] = []
+        self._producer: _Pace | None = None
+        self._published = 0
 
     # --- what users do -----------------------------------------------------------------------
 
@@ -208,9 +226,12 @@ class Bus(Session[Subscription]):
         """
         self._check_open()
         self.outbox.write(self.core.publish(key, payload))
+        self._published += 1
+        if not self._published % BATCH:  # a loop that only publishes must let this program's others have their turn
+            return self._drained().addCallback(lambda _: deferLater(self._reactor, 0))
         return self._drained()
 
-    def publish_many(self, messages: list[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
         """Publish messages, (key, payload) each, in order; fires when all are handed to the kernel.
 
         :raises: as `publish`; if one of them cannot be published none is.
@@ -245,34 +266,54 @@ class Bus(Session[Subscription]):
         return self._run(self._answer_proofs(), None)
 
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> defer.Deferred[bool]:
-        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can."""
-        return self._run(self._verify(peer), timeout)
+        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can.
+
+        False if that is not proved in so many seconds.
+        """
+
+        def silent(failure: Failure) -> bool:
+            failure.trap(TimedOut)
+            return False
+
+        return self._run(self._verify(peer), timeout).addErrback(silent)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Let a producer of packets (or one that calls `publish`) follow the socket's pace (`IConsumer`)."""
-        if self._transport is None:
-            raise self._error or Disconnected("not connected just now")
-        self._transport.registerProducer(producer, streaming)
+        """Let a producer that publishes here follow the socket's pace (as `twisted.internet.interfaces.IConsumer`).
+
+        While the connection is made again it is paused; when there will be none it is stopped.
+
+        :param streaming: it publishes of its own accord (`IPushProducer`); else once each time it is asked to
+            (`IPullProducer`).
+        :raises RuntimeError: if there is one already.
+        """
+        if self._producer is not None:
+            raise RuntimeError(f"cannot register {producer!r}: {self._producer.producer!r} was never unregistered")
+        if self._error is not None:
+            producer.stopProducing()
+            return
+        self._producer = _Pace(self, producer, streaming)
+        self._producer.start()
 
     def unregisterProducer(self) -> None:
-        """The producer has no more to send (`IConsumer`)."""
-        if self._transport is not None:
-            self._transport.unregisterProducer()
+        """The producer has no more to send."""
+        pace, self._producer = self._producer, None
+        if pace is not None:
+            pace.stop()
 
     def close(self) -> defer.Deferred[None]:
         """Send what waits, close, and end everything that waits for us; fires when that is done."""
         return defer.Deferred.fromCoroutine(self._close())
 
     async def _close(self) -> None:
-        if self._error is None and self._transport is not None and len(self.outbox):
-            try:
-                await self._drained()
-            except Disconnected:
-                pass
-        self._end(Closed("the connection to the bus was closed here"))
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
-            attempt.cancel()
+        await self._finish()
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            pause.cancel()
+        protocol = self._protocol
+        if protocol is not None and protocol.transport is not None:
+            waiter = _Waiter()
+            protocol.waiting.append(waiter)
+            await waiter
 
     def whenClosed(self) -> defer.Deferred[None]:
         """Fires when the connection is gone for good; fails with the reason, unless we closed it ourselves."""
@@ -290,9 +331,14 @@ class Bus(Session[Subscription]):
 
         :raises sbus.errors.Disconnected: if there is none just now.
         """
-        if self._transport is None:
+        transport = self._transport
+        if transport is None:
             raise self._error or Disconnected("not connected just now")
-        return self._transport
+        return transport
+
+    @property
+    def _transport(self) -> PacketTransport | None:
+        return self._protocol.transport if self._is_connected() and self._protocol is not None else None
 
     # --- what the session needs --------------------------------------------------------------
 
@@ -300,9 +346,10 @@ class Bus(Session[Subscription]):
         """See `sbus.client.calls.Calls.waiter`."""
         return _Waiter()
 
-    def callback_failed(self, error: Exception) -> None:
+    def callback_failed(self, error: Exception | Failure) -> None:
         """See `sbus.client.session.Session`."""
-        self._log.failure("an sbus callback failed", failure=Failure(error))
+        failure = error if isinstance(error, Failure) else Failure(error)
+        self._log.failure("an sbus callback failed", failure=failure)
 
     def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Subscription:
         return Subscription(self, callback)
@@ -319,24 +366,33 @@ class Bus(Session[Subscription]):
             deferred.addTimeout(timeout, self._reactor, too_late)
         return deferred
 
-    def _open(self) -> defer.Deferred[Any]:
-        def failed(failure: Failure) -> None:
-            failure.trap(error.ConnectError)
-            raise ConnectError(remedy(self.address, failure.value)) from failure.value
+    async def _open(self) -> None:
+        try:
+            self._pause = self._endpoint.connect(_Factory(self))
+            await self._pause
+        except error.TimeoutError as e:
+            raise ConnectError(overloaded(self.address)) from e
+        except error.ConnectError as e:
+            raise ConnectError(remedy(self.address, e)) from e
+        if not self._attached:
+            raise UsageError(f"{self.address} does not keep packets apart: give a seqpacket endpoint")
 
-        return self._endpoint.connect(_Factory(self)).addErrback(failed)
-
-    def _connected(self, transport: PacketTransport) -> None:
-        self._transport = transport
+    def _connected(self, protocol: _Protocol, transport: PacketTransport) -> None:
+        self._protocol = protocol
+        self._attached = True
         self.core.max_packet = min(self._max_packet, sendable(transport.getHandle()))
         self._set_reading(not self._crowded)
 
+    def _is_connected(self) -> bool:
+        return self._attached
+
     def _set_reading(self, reading: bool) -> None:
-        if self._transport is not None:
+        transport = self._transport
+        if transport is not None:
             if reading:
-                self._transport.resumeProducing()
+                transport.resumeProducing()
             else:
-                self._transport.pauseProducing()
+                transport.pauseProducing()
 
     def _drained(self) -> defer.Deferred[None]:
         self._flush()
@@ -350,40 +406,104 @@ class Bus(Session[Subscription]):
         return waiter.deferred.addCallback(lambda _: None)
 
     def _flush(self) -> None:
-        if self._transport is not None:
-            self._transport.flush()
+        transport = self._transport
+        if transport is not None:
+            transport.flush()
+        if self._producer is not None:
+            self._producer.flushed()
+
+    def _connection_lost(self, protocol: _Protocol, why: str) -> None:
+        if protocol is self._protocol and self._attached:
+            self._disconnected(why)
 
     def _detach(self) -> None:
-        transport, self._transport = self._transport, None
+        transport = self._transport
+        self._attached = False
         if transport is not None:
             transport.abortConnection()
 
-    def _disconnected(self, why: str) -> None:
-        self._transport = None
-        super()._disconnected(why)
+    def _sleep(self, seconds: float) -> defer.Deferred[None]:
+        self._pause = deferLater(self._reactor, seconds)
+        return self._pause
 
-    def _reconnect(self, error: Exception) -> None:
-        self._attempt = defer.Deferred.fromCoroutine(self._try_again(error))
-        self._attempt.addErrback(lambda failure: failure.trap(defer.CancelledError))
-
-    async def _try_again(self, error: Exception) -> None:
-        assert self._backoff is not None
-        for delay in self._backoff.delays():
-            await deferLater(self._reactor, delay)
-            try:
-                await self._open()
-                break
-            except ConnectError:
-                continue
-        await self._greet(error)
+    def _reconnect(self) -> None:
+        attempt = defer.Deferred.fromCoroutine(self._come_back())
+        attempt.addErrback(lambda failure: failure.trap(defer.CancelledError))
 
     def _ended(self, error: Exception) -> None:
+        if self._producer is not None:
+            producer = self._producer.producer
+            self.unregisterProducer()
+            self._tell(producer.stopProducing)
         gone, self._gone = self._gone, []
         for deferred in gone:
             if isinstance(error, Closed):
                 deferred.callback(None)
             else:
                 deferred.errback(error)
+
+
+class _Pace:
+    """Keeps a producer at the pace of the socket.
+
+    What is published is sent at once, so there is only to wait for what the socket does not take: a
+    push producer is paused meanwhile, a pull producer is asked for more when nothing waits.
+    """
+
+    def __init__(self, bus: Bus, producer: Any, streaming: bool) -> None:
+        self.producer = producer
+        self._bus = bus
+        self._streaming = streaming
+        self._busy = False
+        self._stopped = False
+        self._turn: defer.Deferred[None] | None = None
+
+    def start(self) -> None:
+        """Let it produce."""
+        if self._streaming:
+            self.flushed()
+        else:
+            self._run(self._pull())
+
+    def flushed(self) -> None:
+        """The socket has taken what it takes just now."""
+        if self._streaming and not self._busy and len(self._bus.outbox):
+            self._run(self._hold())
+
+    def stop(self) -> None:
+        """Ask nothing of it any more."""
+        self._stopped = True
+        if self._turn is not None:
+            self._turn.cancel()
+
+    def _run(self, call: Coroutine[Any, Any, None]) -> None:
+        def failed(failure: Failure) -> None:
+            if not failure.check(defer.CancelledError, Disconnected):
+                self._bus.callback_failed(failure)
+
+        self._busy = True
+        defer.Deferred.fromCoroutine(call).addErrback(failed)
+
+    async def _hold(self) -> None:
+        self.producer.pauseProducing()
+        while len(self._bus.outbox):
+            waiter = _Waiter()
+            self._bus.outbox.wait(waiter)
+            await waiter
+        self._busy = False
+        if not self._stopped:
+            self.producer.resumeProducing()
+
+    async def _pull(self) -> None:
+        for turn in itertools.count(1):
+            self.producer.resumeProducing()
+            if not self._stopped:
+                await self._bus._drained()
+            if not self._stopped and not turn % BATCH:  # others must have their turn too
+                self._turn = deferLater(self._bus._reactor, 0)
+                await self._turn
+            if self._stopped:
+                return
 
 
 class BusClientService(Service):
@@ -393,7 +513,8 @@ class BusClientService(Service):
     subscribes again to what was subscribed to.
 
     :param address: as for `connect`; ``settings`` too, but for ``reconnect``.
-    :param setup: called with the `Bus`, once, when it is connected for the first time: subscribe here.
+    :param setup: called with the `Bus` when it is connected for the first time: subscribe here. It may return a
+        Deferred or be a coroutine function. If it fails, that is logged, and done again with a new connection.
     """
 
     def __init__(
@@ -411,47 +532,67 @@ class BusClientService(Service):
         self._backoff = backoff or Backoff()
         defaults = {"dialect": "current", "max_packet": DEFAULT_MAX_PACKET, "on_gap": None, "on_control": None}
         self._settings: dict[str, Any] = {**defaults, **settings}
-        self._bus: Bus | None = None
-        self._connecting: defer.Deferred[None] | None = None
+        self._newest: Bus | None = None
+        self._setting_up: defer.Deferred[Any] | None = None
+        self._bus: Bus | None = None  # the newest, when it is set up
         self._waiting: list[defer.Deferred[Bus]] = []
 
     def startService(self) -> None:
         """Begin to connect."""
         super().startService()  # type: ignore[no-untyped-call]
-        self._connecting = defer.Deferred.fromCoroutine(self._connect())
-        self._connecting.addErrback(lambda failure: failure.trap(defer.CancelledError))
+        connecting = defer.Deferred.fromCoroutine(self._connect())
+        connecting.addErrback(lambda failure: failure.trap(defer.CancelledError))
 
     async def _connect(self) -> None:
-        bus = Bus(self._reactor, self._address, reconnect=self._backoff, **self._settings)
         for delay in self._backoff.delays():
-            await deferLater(self._reactor, delay)
-            try:
-                await bus._open()
+            bus = self._newest = Bus(self._reactor, self._address, reconnect=self._backoff, **self._settings)
+            await bus._sleep(delay)
+            await bus._come_back(tell=False)
+            if await self._set_up(bus):
                 break
-            except ConnectError:
-                continue
+            if self._newest is not bus:
+                return
         self._bus = bus
-        if self._setup is not None:
-            await defer.maybeDeferred(self._setup, bus)
         waiting, self._waiting = self._waiting, []
         for deferred in waiting:
-            deferred.callback(bus)
+            if not deferred.called:
+                deferred.callback(bus)
+
+    async def _set_up(self, bus: Bus) -> bool:
+        """Have the application subscribe; whether the bus is ready then."""
+        try:
+            if self._setup is not None and self._newest is bus:
+                self._setting_up = defer.maybeDeferred(self._setup, bus)
+                await self._setting_up
+        except Exception as e:
+            if self._newest is bus:
+                bus.callback_failed(e)
+                await bus.close()
+            return False
+        finally:
+            self._setting_up = None
+        return self._newest is bus
 
     def whenConnected(self) -> defer.Deferred[Bus]:
         """Fires with the `Bus` when it has been connected for the first time (it stays the same one)."""
         if self._bus is not None:
             return defer.succeed(self._bus)
-        deferred: defer.Deferred[Bus] = defer.Deferred(lambda d: self._waiting.remove(d))
+        deferred: defer.Deferred[Bus] = defer.Deferred()
         self._waiting.append(deferred)
         return deferred
 
     def stopService(self) -> defer.Deferred[None]:
         """Send what waits, and disconnect."""
         super().stopService()  # type: ignore[no-untyped-call]
-        bus, self._bus = self._bus, None
-        if self._connecting is not None:
-            self._connecting.cancel()
+        return defer.Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        bus, self._newest, self._bus = self._newest, None, None
         waiting, self._waiting = self._waiting, []
+        if self._setting_up is not None:
+            self._setting_up.cancel()
         for deferred in waiting:
-            deferred.errback(Closed("the service was stopped before it was connected"))
-        return bus.close() if bus is not None else defer.succeed(None)
+            if not deferred.called:
+                deferred.errback(Closed("the service was stopped before it was connected"))
+        if bus is not None:
+            await bus.close()

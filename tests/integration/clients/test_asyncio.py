@@ -1,0 +1,105 @@
+"""What only the asyncio client does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from sbus.client import aio
+from sbus.client.session import HIGH_WATER
+from sbus.errors import Disconnected
+from sbus.syscalls import batch
+from tests.integration.clients.shells import AsyncioShell, FakeServer, unread, wait_stuck
+from tests.integration.harness import TIMEOUT, Bus
+
+
+async def test_async_with_and_for(native: AsyncioShell, shared: Bus) -> None:
+    """The bus closes at the end of ``async with``, also when that ends with an exception; nothing is left open."""
+    before = len(os.listdir("/proc/self/fd"))
+    bus = await aio.connect(str(shared.address))
+
+    async def use() -> None:
+        async with bus:
+            sub = bus.subscribe("a")
+            await bus.publish("a", b"1")
+            async for message in sub:
+                assert message.payload == b"1"
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await use()
+    await bus.wait_closed()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_waiting_for_the_end(native: AsyncioShell, directory: Path) -> None:
+    """`wait_closed` returns when we have closed, and raises why when the server has; nobody needs to call it."""
+    with FakeServer(directory / "fake") as server:
+        bus = (await native.connect(server.address)).raw
+        (await server.accept()).close()
+        for _ in range(2):
+            with pytest.raises(Disconnected, match="the server closed the connection"):
+                await bus.wait_closed()
+        other = (await native.connect(server.address)).raw
+        waiting = asyncio.ensure_future(other.wait_closed())
+        await asyncio.sleep(0)
+        await other.close()
+        await waiting
+        unwatched = await native.connect(server.address)
+        for _ in range(2):
+            (await server.accept()).close()
+        with pytest.raises(Disconnected):
+            await unwatched.fence()
+    del unwatched
+    gc.collect()
+
+
+async def test_socket_is_there_for_its_options(native: AsyncioShell, shared: Bus) -> None:
+    """``.socket`` is the socket; after the end it raises why there is none."""
+    client = await native.connect(shared.address)
+    assert client.raw.socket.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
+    await client.close()
+    with pytest.raises(Disconnected):
+        _ = client.raw.socket
+
+
+async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioShell, shared: Bus) -> None:
+    """What watches a connection that is not read is gone when it is read again, and when it is closed."""
+    client, publisher = await native.connect(shared.address), await native.connect(shared.address)
+    before = len(os.listdir("/proc/self/fd"))
+    sub = await client.subscribe("p")
+    await client.fence()
+    for _ in range(3):
+        await publisher.publish_many([("p", b"")] * HIGH_WATER)
+        await wait_stuck(lambda: unread(client), publisher)
+        assert len(await sub.get_ready()) == HIGH_WATER
+        await client.fence()
+        assert len(os.listdir("/proc/self/fd")) == before
+    await publisher.publish_many([("p", b"")] * HIGH_WATER)
+    await wait_stuck(lambda: unread(client), publisher)
+    await client.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the kernel has no memory for a packet it is sent a little later; the connection is not lost for that."""
+    real, failures = batch.send_packets, [errno.ENOBUFS, errno.ENOMEM]
+
+    def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
+        if failures:
+            raise OSError(failures.pop(), "no memory")
+        return real(sock, packets)
+
+    client = await native.connect(shared.address)
+    monkeypatch.setattr(aio, "send_packets", send_packets)
+    sub = await client.subscribe("k")
+    async with asyncio.timeout(TIMEOUT):
+        await client.publish("k", b"1")
+    assert await sub.take(1) == [b"1"]
+    assert failures == []

@@ -1,0 +1,402 @@
+"""What only the blocking client has: iteration over the bus, time-outs, flags, and polls."""
+
+from __future__ import annotations
+
+import errno
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+import sbus
+from sbus.client import blocking
+from sbus.client.dialing import Backoff
+from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
+from sbus.syscalls import batch
+from tests.integration.clients.shells import FakeServer, paused
+from tests.integration.conftest import StartBus
+from tests.integration.harness import TIMEOUT, Bus, Client
+
+QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
+WHOAMI = b"CMSG !/cred/whoami"
+
+
+@pytest.fixture
+def client(shared: Bus) -> Iterator[blocking.Bus]:
+    with sbus.connect(str(shared.address)) as client:
+        yield client
+
+
+def lose(server: Bus, client: blocking.Bus) -> None:
+    """Kill the server, and have the client know."""
+    client.fence()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    with pytest.raises(Disconnected):
+        client.fence()
+
+
+def test_iterating_over_the_bus(client: blocking.Bus) -> None:
+    """The bus gives the messages of all subscriptions, each message once, until it is closed."""
+    for pattern in ("a/", "a/*", "b"):
+        client.subscribe(pattern)
+    for key in ("a/1", "b", "a/2", "c", "a/1/2"):
+        client.publish(key)
+    got = []
+    for message in client:
+        got.append(message.key)
+        if len(got) == 4:
+            client.close()
+    assert got == [b"a/1", b"b", b"a/2", b"a/1/2"]
+
+
+def test_iterating_over_a_subscription(client: blocking.Bus) -> None:
+    """What a subscription gives to its own loop the bus gives to nobody else; what others want stays for the bus."""
+    one = client.subscribe("x/1")
+    client.subscribe("x/")
+    two = client.subscribe("x/2")
+    assert (one.get_ready(), two.get_ready()) == ([], [])
+    for i in range(6):
+        client.publish(f"x/{i % 3}", b"%d" % i)
+    got = []
+    for message in one:
+        got.append(message.payload)
+        if len(got) == 2:
+            one.close()
+    assert got == [b"1", b"4"]
+    client.fence()
+    assert [m.payload for m in two.get_ready()] == [b"2", b"5"]
+    assert [m.payload for m in client.get_ready()] == [b"%d" % i for i in range(6)]
+
+
+def test_time_outs(client: blocking.Bus) -> None:
+    """Whatever waits can be given a time, after which it raises TimedOut (a TimeoutError too)."""
+    sub = client.subscribe("never")
+    calls: list[Callable[[float], object]] = [
+        client.receive,
+        client.get_many,
+        sub.get,
+        lambda timeout: client.request("nobody", timeout=timeout),
+    ]
+    for call in calls:
+        for timeout in (0.0, 0.02):
+            began = time.monotonic()
+            with pytest.raises(TimeoutError) as raised:
+                call(timeout)
+            assert raised.type is TimedOut
+            assert timeout <= time.monotonic() - began < timeout + 5
+    client.fence()
+
+
+def test_time_out_holds_while_others_get_messages(client: blocking.Bus, shared: Bus) -> None:
+    """Messages for somebody else, however many, do not put a time-out off."""
+    sub = client.subscribe("never")
+    client.subscribe("flood", lambda message: None)
+    client.fence()
+    stop = threading.Event()
+
+    def flood() -> None:
+        with sbus.connect(str(shared.address)) as publisher:
+            while not stop.is_set():
+                publisher.publish_many([("flood", b"")] * 64)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        began = time.monotonic()
+        calls: list[Callable[[float], object]] = [sub.get, client.receive]
+        calls.append(lambda timeout: client.request("nobody", timeout=timeout))
+        for call in calls:
+            with pytest.raises(TimedOut):
+                call(0.05)
+        assert time.monotonic() - began < 5
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_message_that_is_here_needs_no_time(client: blocking.Bus) -> None:
+    """A time-out of 0 still finds what has come, also behind many messages for others."""
+    sub = client.subscribe("last")
+    client.subscribe("other", lambda message: None)
+    sub.get_ready()
+    with sbus.connect(client.address) as publisher:
+        publisher.publish_many([("other", b"")] * 200 + [("last", b"here")])
+        publisher.fence()
+    assert sub.get(timeout=0).payload == b"here"
+
+
+def test_flags_of_receiving(client: blocking.Bus) -> None:
+    """``MSG_DONTWAIT`` does not wait, and ``MSG_PEEK`` leaves the message, as recv(2) has them."""
+    client.subscribe("f")
+    with pytest.raises(BlockingIOError) as raised:
+        client.receive(flags=socket.MSG_DONTWAIT)
+    assert raised.value.errno == errno.EAGAIN
+    client.publish("f", b"1")
+    client.publish("f", b"2")
+    client.fence()
+    assert client.receive(flags=socket.MSG_PEEK).payload == b"1"
+    assert client.receive(flags=socket.MSG_PEEK | socket.MSG_DONTWAIT).payload == b"1"
+    assert client.receive(flags=socket.MSG_DONTWAIT).payload == b"1"
+    assert client.receive(0.0).payload == b"2"
+    with pytest.raises(BlockingIOError):
+        client.receive(flags=socket.MSG_PEEK | socket.MSG_DONTWAIT)
+
+
+def test_flags_of_sending(bus: StartBus) -> None:
+    """``MSG_DONTWAIT`` raises when the socket is full; flags that the kernel refuses raise what it says."""
+    server = bus()
+    subscriber = server.client(b"k")
+    with sbus.connect(str(server.address)) as client:
+        client.publish("k", b"eor", flags=socket.MSG_EOR)
+        with pytest.raises(OSError, match="not supported") as refused:
+            client.publish("k", flags=socket.MSG_OOB)
+        assert refused.value.errno == errno.EOPNOTSUPP
+        sent = 0
+
+        def publish() -> None:
+            nonlocal sent
+            while sent < 500:
+                client.publish("k", bytes(10_000), flags=socket.MSG_DONTWAIT)
+                sent += 1
+
+        with paused(server):
+            with pytest.raises(BlockingIOError) as raised:
+                publish()
+            assert raised.value.errno == errno.EAGAIN
+            assert 0 < sent < 500
+        client.fence(timeout=TIMEOUT)
+        assert len(subscriber.sync()) == sent + 1
+
+
+def test_polls(client: blocking.Bus, shared: Bus) -> None:
+    """A readable descriptor has something to `get_ready`; what is in memory already is `pending`."""
+    sub = client.subscribe("p")
+    client.fence()
+    poll, epoll = select.poll(), select.epoll()
+    poll.register(client, select.POLLIN)
+    epoll.register(client.fileno(), select.EPOLLIN | select.EPOLLET)
+    with epoll, sbus.connect(str(shared.address)) as publisher:
+        assert (poll.poll(0), epoll.poll(0), client.get_ready(), client.pending) == ([], [], [], 0)
+        publisher.publish_many([("p", b"%d" % i) for i in range(150)])
+        publisher.fence()
+        assert select.select([client], [], [], TIMEOUT)[0] == [client]
+        assert poll.poll(TIMEOUT * 1000) == [(client.fileno(), select.POLLIN)]
+        assert len(epoll.poll(TIMEOUT)) == 1
+        assert client.receive().payload == b"0"
+        assert client.pending > 0
+        assert [m.payload for m in client.get_ready()] == [b"%d" % i for i in range(1, 150)]
+        assert (client.pending, poll.poll(0)) == (0, [])
+        # All of it was taken, so that edge-triggered polls work.
+        publisher.publish_many([("p", b"%d" % i) for i in range(150)])
+        publisher.fence()
+        assert len(epoll.poll(TIMEOUT)) == 1
+        assert len(sub.get_ready()) == 150
+
+
+def test_get_many_waits_for_one_and_gives_all(client: blocking.Bus) -> None:
+    """It waits for a message, then gives all that are here."""
+    client.subscribe("m")
+    client.fence()
+    with Client(client.address) as publisher:
+        timer = threading.Timer(0.02, publisher.msg, (b"m", b"1"))
+        timer.start()
+        assert [m.payload for m in client.get_many()] == [b"1"]
+        timer.join()
+    client.publish_many([("m", b"2"), ("m", b"3")])
+    client.fence()
+    assert [m.payload for m in client.get_many(0.0)] == [b"2", b"3"]
+
+
+def test_socket_is_there_for_its_options(client: blocking.Bus) -> None:
+    """``.socket`` takes options; one that leaves no room for a packet is told as what it is."""
+    assert client.socket.fileno() == client.fileno()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    with pytest.raises(PacketTooLong, match="SO_SNDBUF"):
+        client.publish("k", bytes(100_000))
+    with pytest.raises(PacketTooLong, match="SO_SNDBUF"):
+        client.subscribe(b"k" * 100_000)
+    client.publish("k")
+    client.fence()
+
+
+READERS: list[Callable[[blocking.Bus, blocking.Subscription], list[sbus.Message]]] = [
+    lambda client, sub: [client.receive() for _ in range(100)],
+    lambda client, sub: client.get_many() + client.get_many(),
+    lambda client, sub: client.get_ready(),
+    lambda client, sub: list(islice(client, 100)),
+    lambda client, sub: [sub.get() for _ in range(100)],
+    lambda client, sub: sub.get_ready(),
+    lambda client, sub: list(islice(sub, 100)),
+]
+
+
+def test_end_is_told_behind_the_messages(directory: Path) -> None:
+    """Every way to read gives what came before the end, and raises Disconnected only then."""
+    with FakeServer(directory / "fake") as server:
+        for read in READERS:
+            client = sbus.connect(str(server.address))
+            sub = client.subscribe("k")
+            peer = server.accept_now()
+            peer.send(*[b"MSG k\0%d" % i for i in range(100)])
+            peer.close()
+            assert [m.payload for m in read(client, sub)] == [b"%d" % i for i in range(100)]
+            calls: list[Callable[[], object]] = [client.receive, client.get_many, client.get_ready]
+            calls += [iter(client).__next__, sub.get, sub.get_ready, iter(sub).__next__, client.fileno]
+            for call in calls:
+                with pytest.raises(Disconnected):
+                    call()
+            client.close()
+
+
+def test_callback_may_read_and_ask(client: blocking.Bus, shared: Bus) -> None:
+    """A callback may use whatever reads the bus itself; messages behind its own stay in order, and nobody hangs."""
+    got: list[bytes] = []
+
+    def callback(message: sbus.Message) -> None:
+        got.append(message.payload)
+        if message.payload in (b"3", b"70"):
+            assert client.whoami(timeout=TIMEOUT).startswith(b"!/cred/")
+            client.fence(timeout=TIMEOUT)
+
+    client.subscribe("c", callback)
+    client.publish_many([("c", b"%d" % i) for i in range(100)])
+    assert client.whoami(timeout=TIMEOUT).startswith(b"!/cred/")
+    client.fence(timeout=TIMEOUT)
+    assert got == [b"%d" % i for i in range(100)]
+
+
+def test_callback_may_close(client: blocking.Bus) -> None:
+    """A callback that closes the bus, or a subscription, is the last to get a message."""
+    got: list[bytes] = []
+
+    def callback(message: sbus.Message) -> None:
+        got.append(message.payload)
+        (sub if message.key == b"c" else client).close()
+
+    sub = client.subscribe("c", callback)
+    client.publish_many([("c", b"%d" % i) for i in range(10)])
+    client.fence()
+    assert got == [b"0"]
+    client.subscribe("d", callback)
+    client.publish_many([("d", b"%d" % i) for i in range(10)])
+    with pytest.raises(Closed):
+        client.receive()
+    assert got == [b"0", b"0"]
+
+
+def test_time_out_bounds_connecting_again(bus: StartBus) -> None:
+    """Calls with a time-out raise TimedOut while there is no server; those that do not wait return at once."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=QUICK) as client:
+        sub = client.subscribe("k")
+        lose(server, client)
+        began = time.monotonic()
+        calls: list[Callable[[float], object]] = [
+            client.receive,
+            client.get_many,
+            sub.get,
+            client.whoami,
+            client.fence,
+            lambda timeout: client.request("k", timeout=timeout),
+            lambda timeout: client.publish("k", b"lost", timeout=timeout),
+        ]
+        for call in calls:
+            with pytest.raises(TimedOut):
+                call(0.02)
+        with pytest.raises(BlockingIOError):
+            client.receive(flags=socket.MSG_DONTWAIT)
+        with pytest.raises(BlockingIOError):
+            client.publish("k", b"lost", flags=socket.MSG_DONTWAIT)
+        assert (client.get_ready(), sub.get_ready()) == ([], [])
+        assert client.verify("!/cred////", timeout=0.02) is False
+        assert time.monotonic() - began < 5
+        bus("--reuse")
+        client.publish("k", b"kept", timeout=TIMEOUT)
+        client.fence()
+        assert [m.payload for m in sub.get_ready()] == [b"kept"]
+
+
+def test_closing_a_subscription_needs_no_connection(bus: StartBus) -> None:
+    """A subscription that is closed while there is no connection is not subscribed to on the next one."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=QUICK) as client:
+        with client.subscribe("k") as sub:
+            lose(server, client)
+        sub.close()
+        bus("--reuse")
+        client.subscribe("other")
+        client.publish("k")
+        client.publish("other")
+        client.fence()
+        assert (sub.get_ready(), [m.key for m in client.get_ready()]) == ([], [b"other"])
+
+
+def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
+    """An exception out of the blue (as Ctrl-C raises) leaves a bus whose next call connects."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=Backoff(first=30.0, spread=0.0)) as client:
+        sub = client.subscribe("k")
+        lose(server, client)
+        with pytest.raises(TimedOut):
+            client.receive(0.0)  # the first attempt is made at once, and in vain
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                client.receive()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        bus("--reuse")
+        client._next_attempt = 0.0  # else it would be made in half a minute
+        client.publish("k", b"again")
+        assert sub.get(TIMEOUT).payload == b"again"
+
+
+def test_callbacks_may_send_while_the_connection_is_made_again(directory: Path) -> None:
+    """What a callback sends before the new connection is proved to be in order is sent, behind the greeting."""
+    with FakeServer(directory / "fake") as server:
+        gaps: list[Exception] = []
+        with sbus.connect(str(server.address), reconnect=QUICK, on_gap=gaps.append) as client:
+            client.subscribe("k", lambda message: client.publish("from/callback", message.payload))
+            server.accept_now().close()
+            with pytest.raises(Disconnected):
+                client.fence()
+
+            def serve() -> None:
+                peer = server.accept_now()
+                got.append(peer.receive_now())
+                got.append(peer.receive_now())
+                peer.send(b"MSG k\0early", WHOAMI + b"\0!/cred/1/2/3")
+                got.append(peer.receive_now())
+                got.append(peer.receive_now())
+
+            got: list[bytes] = []
+            thread = threading.Thread(target=serve)
+            thread.start()
+            client.publish("own")
+            thread.join(TIMEOUT)
+            assert got == [b"SUB k", WHOAMI, b"MSG from/callback\0early", b"MSG own\0"]
+            assert len(gaps) == 1
+
+
+def test_lack_of_memory_is_waited_out(client: blocking.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the kernel has no memory for a packet it is sent a little later; the connection is not lost for that."""
+    real, failures = batch.send_packets, [errno.ENOBUFS, errno.ENOMEM]
+
+    def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
+        if failures:
+            raise OSError(failures.pop(), "no memory")
+        return real(sock, packets)
+
+    monkeypatch.setattr(blocking, "send_packets", send_packets)
+    sub = client.subscribe("k")
+    client.publish("k", b"1")
+    assert sub.get(TIMEOUT).payload == b"1"
+    assert failures == []

@@ -1,0 +1,39 @@
+"""What a program pays for that only imports what it uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after a statement, and not before."""
+    program = f"import sys; before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
+    command = [sys.executable, "-c", program]
+    return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+
+
+def test_import_of_the_package_loads_next_to_nothing() -> None:
+    """``import sbus`` costs a module, whose names are there when they are asked for."""
+    assert {name for name in loaded_by("import sbus") if name.startswith("sbus")} == {"sbus"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("import sbus; sbus.connect; sbus.Message; sbus.Bus", {"twisted", "zope", "asyncio", "click"}),
+        ("import sbus.client.blocking", {"twisted", "zope", "asyncio"}),
+        ("import sbus.client.aio", {"twisted", "zope"}),
+    ],
+)
+def test_client_loads_nothing_of_another_world(statement: str, unwanted: set[str]) -> None:
+    """The blocking client needs neither Twisted nor asyncio, the asyncio client no Twisted, both no interfaces."""
+    assert {name.partition(".")[0] for name in loaded_by(statement)} & unwanted == set()
+
+
+def test_unknown_names_are_no_attributes() -> None:
+    """The names that the package gives on demand do not hide that others do not exist."""
+    with pytest.raises(ImportError):
+        from sbus import nonsense  # noqa: F401

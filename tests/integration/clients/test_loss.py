@@ -1,0 +1,689 @@
+"""What becomes of a client's calls, messages and settings when its connection is closed, lost, and made again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbus.client.dialing import Backoff
+from sbus.client.session import HIGH_WATER
+from sbus.errors import Closed, ConnectError, Disconnected
+from tests.integration.clients.shells import (
+    BlockingShell,
+    Client,
+    FakePeer,
+    FakeServer,
+    Gaps,
+    Shell,
+    Sub,
+    TwistedShell,
+    paused,
+    turn,
+    unread,
+    wait_quiet,
+    wait_stuck,
+)
+from tests.integration.conftest import StartBus
+from tests.integration.harness import TIMEOUT, Bus
+
+QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
+WHOAMI = b"CMSG !/cred/whoami"
+NAME = b"!/cred/1/2/3"
+
+
+async def iterate(sub: Sub) -> None:
+    async for _ in sub:
+        pass
+
+
+async def publish_without_end(client: Client) -> None:
+    while True:
+        await client.publish("k", bytes(10_000))
+
+
+CALLS: dict[str, Callable[[Client], Any]] = {
+    "whoami": lambda client: client.whoami(),
+    "fence": lambda client: client.fence(),
+    "inbox": lambda client: client.inbox("x"),
+    "request": lambda client: client.request("nobody"),
+    "verify": lambda client: client.verify("!/cred////"),
+    "answer_proofs": lambda client: client.answer_proofs(),
+    "publish": publish_without_end,
+}
+
+
+async def gather(calls: list[asyncio.Future[Any]]) -> list[Any]:
+    """The outcomes of calls that all end in an exception."""
+    async with asyncio.timeout(TIMEOUT):
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+async def test_lost_connection_ends_every_waiting_call(shell: Shell, bus: StartBus) -> None:
+    """When the server dies whatever waits raises Disconnected, which says why and where."""
+    server = bus()
+    clients = [await shell.connect(server.address) for _ in range(len(CALLS) + 3)]
+    subs = [await client.subscribe("never") for client in clients[-3:]]
+    for client in clients:
+        await client.fence()
+    with paused(server):
+        calls = [asyncio.ensure_future(call(client)) for call, client in zip(CALLS.values(), clients, strict=False)]
+        calls += [asyncio.ensure_future(sub.get()) for sub in subs[:2]] + [asyncio.ensure_future(iterate(subs[2]))]
+        await turn()
+        assert not any(call.done() for call in calls)
+        server.kill(signal.SIGKILL)
+    for error in await gather(calls):
+        assert type(error) is Disconnected
+        assert str(error) == f"the server closed the connection ({server.address})"
+
+
+async def test_lost_connection_ends_all_that_waits_on_it(looping: Shell, bus: StartBus) -> None:
+    """Also many calls on one connection, several of a kind."""
+    server = bus()
+    client = await looping.connect(server.address)
+    sub = await client.subscribe("never")
+    await client.fence()
+    with paused(server):
+        calls = [asyncio.ensure_future(call(client)) for call in CALLS.values() for _ in range(3)]
+        calls += [asyncio.ensure_future(sub.get()) for _ in range(3)] + [asyncio.ensure_future(iterate(sub))]
+        await turn()
+        server.kill(signal.SIGKILL)
+    assert {type(error) for error in await gather(calls)} == {Disconnected}
+
+
+async def use(client: Client, sub: Sub) -> list[Any]:
+    """What all calls of a client that can be used no more raise."""
+    calls: list[Any] = [call(client) for call in CALLS.values()]
+    calls += [
+        client.publish_many([("k", b"")]),
+        client.subscribe("x"),
+        client.respond("x", lambda request: b""),
+        client.control("x"),
+        client.flood_control(soft="queue"),
+        client.echo(False),
+        sub.get(),
+    ]
+    if isinstance(client.shell, BlockingShell):
+        raw = client.raw
+        calls += [client.do(call) for call in (raw.receive, raw.get_many, raw.get_ready, raw.fileno)]
+        calls.append(client.publish("k", timeout=1.0))
+        calls.append(client.do(getattr, raw, "socket"))
+        calls.append(client.do(sub.raw.get_ready))
+    return await gather([asyncio.ensure_future(call) for call in calls])
+
+
+async def test_lost_connection_cannot_be_used(shell: Shell, bus: StartBus) -> None:
+    """Every call after the loss raises Disconnected too; closing does not."""
+    server = bus()
+    client = await shell.connect(server.address)
+    sub = await client.subscribe("x")
+    await client.fence()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    with pytest.raises(Disconnected):
+        await client.fence()
+    for _ in range(2):
+        assert {type(error) for error in await use(client, sub)} == {Disconnected}
+    await sub.close()
+    await client.close()
+
+
+async def test_closed_bus_cannot_be_used(shell: Shell, shared: Bus) -> None:
+    """Every call after closing raises Closed; closing again does nothing."""
+    client = await shell.connect(shared.address)
+    sub = await client.subscribe("x")
+    await client.close()
+    await client.close()
+    assert {type(error) for error in await use(client, sub)} == {Closed}
+    await sub.close()
+
+
+async def test_closing_ends_every_waiting_call(looping: Shell, bus: StartBus) -> None:
+    """What waits for a message or an answer when we close raises Closed; a loop over messages just ends."""
+    server = bus()
+    client = await looping.connect(server.address)
+    sub = await client.subscribe("never")
+    await client.fence()
+    with paused(server):
+        calls = [asyncio.ensure_future(call(client)) for name, call in CALLS.items() if name != "publish"]
+        calls.append(asyncio.ensure_future(sub.get()))
+        loop = asyncio.ensure_future(iterate(sub))
+        await turn()
+        await client.close()
+        assert {type(error) for error in await gather(calls)} == {Closed}
+        await loop
+
+
+async def test_connection_is_closed_at_the_end_of_with(shell: Shell, directory: Path) -> None:
+    """``with`` and ``async with`` close the bus, and a subscription's ``with`` unsubscribes."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address)
+        peer = await server.accept()
+
+        def use_with() -> None:
+            with client.raw.subscribe("a"):
+                pass
+            if not isinstance(shell, BlockingShell):
+                return
+            with client.raw:
+                pass
+
+        await client.do(use_with)
+        if not isinstance(shell, BlockingShell | TwistedShell):
+            async with client.raw:
+                pass
+        if isinstance(shell, TwistedShell):
+            await client.close()
+        assert await peer.receive_until(b"") == [b"SUB a", b"UNSUB a", b""]
+
+
+@pytest.mark.parametrize("publishing", [False, True], ids=["reading", "publishing"])
+async def test_messages_from_before_the_end_are_delivered(shell: Shell, directory: Path, publishing: bool) -> None:
+    """What the server sent before it closed is read, whether the end is seen by reading or by sending."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address)
+        peer = await server.accept()
+        got: list[bytes] = []
+        sub = await client.subscribe("k")
+        await client.subscribe("k", lambda message: got.append(message.payload))
+        await peer.receive_until(b"SUB k")
+        peer.send(*[b"MSG k\0%d" % i for i in range(150)])
+        peer.close()
+        if publishing:
+            with pytest.raises(Disconnected):
+                await publish_without_end(client)
+        assert await sub.take(150) == [b"%d" % i for i in range(150)]
+        with pytest.raises(Disconnected, match="the server closed the connection"):
+            await sub.get()
+        assert got == [b"%d" % i for i in range(150)]
+
+
+async def test_answer_from_before_the_end_counts(shell: Shell, directory: Path) -> None:
+    """A reply that comes together with the end of the connection is a reply."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address)
+        peer = await server.accept()
+        asked = asyncio.ensure_future(client.whoami())
+        assert await peer.receive() == WHOAMI
+        peer.send(WHOAMI + b"\0" + NAME)
+        peer.close()
+        assert await asked == NAME
+        with pytest.raises(Disconnected):
+            await client.whoami()
+
+
+async def test_messages_behind_a_callback_that_sends_keep_their_order(shell: Shell, directory: Path) -> None:
+    """A callback that finds out, by sending, that the server is gone does not mix up the messages behind its own."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address)
+        peer = await server.accept()
+        got: list[bytes] = []
+
+        def callback(message: Any) -> None:
+            got.append(message.payload)
+            if client.raw._error is None:
+                try:
+                    client.raw.send([b"MSG other\0"])
+                except Disconnected:
+                    assert isinstance(shell, BlockingShell)
+
+        await client.subscribe("k", callback)
+        await peer.receive_until(b"SUB k")
+        peer.send(*[b"MSG k\0%d" % i for i in range(200)])
+        peer.close()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        if isinstance(shell, BlockingShell):
+            with pytest.raises(Disconnected):
+                await client.do(client.raw.receive)
+        assert got == [b"%d" % i for i in range(200)]
+
+
+async def test_reader_that_does_not_read_is_told_of_the_end(looping: Shell, bus: StartBus) -> None:
+    """A connection that is not read, as its reader is slow, is seen to end all the same; what came can be read."""
+    server = bus()
+    client, publisher = await looping.connect(server.address), await looping.connect(server.address)
+    sub = await client.subscribe("p")
+    await client.fence()
+    await publisher.publish_many([("p", b"%d" % i) for i in range(2 * HIGH_WATER)])
+    await wait_stuck(lambda: unread(client), publisher)
+    asking = asyncio.ensure_future(client.whoami())
+    await turn()
+    assert not asking.done()
+    server.kill(signal.SIGKILL)
+    with pytest.raises(Disconnected, match="the server closed the connection"):
+        await asyncio.wait_for(asking, TIMEOUT)
+    with pytest.raises(Disconnected):
+        await client.publish("k")
+    got = [m.payload for m in await sub.get_ready()]
+    with pytest.raises(Disconnected):
+        await sub.get()
+    assert len(got) > HIGH_WATER
+    assert got == [b"%d" % i for i in range(len(got))]
+
+
+async def answer(peer: FakePeer) -> list[bytes]:
+    """Answer the next question; the packets before it."""
+    packets = await peer.receive_until(WHOAMI)
+    peer.send(WHOAMI + b"\0" + NAME)
+    return packets[:-1]
+
+
+async def test_new_connection_is_told_what_is_in_force(shell: Shell, directory: Path) -> None:
+    """Settings and subscriptions as they stand are sent again, each once; what is gone is not, nor a question."""
+    with FakeServer(directory / "fake") as server:
+        gaps = Gaps()
+        client = await shell.connect(server.address, reconnect=QUICK, on_gap=gaps)
+        peer = await server.accept()
+        one, two = await client.subscribe("a"), await client.subscribe("a")
+        gone = await client.subscribe("gone")
+        await client.subscribe("b/", lambda message: None)
+        await client.flood_control(soft="discard", hard="block", order="stack")
+        await client.flood_control(soft="block", order="random")
+        await client.echo(False)
+        await client.control("other/thing", b"x")
+        await gone.close()
+        await peer.receive_until(b"UNSUB gone")
+        asking = asyncio.ensure_future(client.whoami())
+        assert await peer.receive() == WHOAMI
+        peer.close()
+        with pytest.raises(Disconnected, match="the server closed"):
+            await asking
+        settling = asyncio.ensure_future(client.settle())
+        peer = await server.accept()
+        greeting = await answer(peer)
+        assert sorted(greeting) == sorted(
+            [
+                b"SUB a",
+                b"SUB b/",
+                b"CMSG blocking/soft/block",
+                b"CMSG blocking/hard/block",
+                b"CMSG order/stack",
+                b"CMSG order/random",
+                b"CMSG echo/off",
+            ]
+        )
+        assert greeting.index(b"CMSG order/stack") < greeting.index(b"CMSG order/random") < greeting.index(b"SUB a")
+        await answer(peer)  # the fence of `settle`
+        await settling
+        await gaps.wait(1)
+        assert [str(error) for error in gaps.told] == [f"the server closed the connection ({server.address})"]
+        for sub in (one, two):
+            await sub.close()
+        assert await peer.receive() == b"UNSUB a"
+
+
+async def answer_until(peer: FakePeer, last: bytes) -> list[bytes]:
+    """Answer all questions up to a packet; the others up to it."""
+    packets: list[bytes] = []
+    while not packets or packets[-1] != last:
+        packet = await peer.receive()
+        assert packet, f"the connection ended after {packets}"
+        if packet == WHOAMI:
+            peer.send(WHOAMI + b"\0" + NAME)
+        else:
+            packets.append(packet)
+    return packets
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+async def test_what_is_sent_when_there_is_no_connection_follows_in_order(
+    shell: Shell, directory: Path, known: bool
+) -> None:
+    """Whether the loss is known or found out by sending: nothing is lost or sent twice, and the order is kept."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address, reconnect=QUICK)
+        peer = await server.accept()
+        kept = await client.subscribe("kept")
+        await peer.receive()
+        peer.close()
+        if known:
+            server.vanish()
+            with pytest.raises(Disconnected):
+                await client.fence()
+        calls = [
+            client.subscribe("new"),
+            client.publish("k", b"1"),
+            kept.close(),
+            client.publish_many([("k", b"2"), ("k", b"3")]),
+            client.control("a/b"),
+            client.publish("k", b"4"),
+        ]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await turn()
+        if known:
+            server.listen()
+        peer = await server.accept()
+        packets = await answer_until(peer, b"MSG k\x004")
+        messages = [b"MSG k\x001", b"MSG k\x002", b"MSG k\x003"]
+        assert [packet for packet in packets if packet.startswith(b"MSG")] == [*messages, b"MSG k\x004"]
+        assert packets.count(b"SUB new") == 1
+        assert packets.index(b"SUB new") < packets.index(messages[0])
+        if b"SUB kept" in packets:
+            assert messages[0] in packets[: packets.index(b"UNSUB kept")] or not known
+            assert packets.count(b"SUB kept") == packets.count(b"UNSUB kept") == 1
+        if known:
+            assert packets == [
+                b"SUB kept",
+                b"SUB new",
+                messages[0],
+                b"UNSUB kept",
+                *messages[1:],
+                b"CMSG a/b",
+                packets[-1],
+            ]
+        async with asyncio.timeout(TIMEOUT):
+            await asyncio.gather(*tasks)
+
+
+async def test_fence_asked_when_there_is_no_connection(looping: Shell, directory: Path) -> None:
+    """A fence asked meanwhile is asked behind what was sent before it, so that it still proves what it is to prove."""
+    with FakeServer(directory / "fake") as server:
+        client = await looping.connect(server.address, reconnect=QUICK)
+        await server.accept()
+        server.vanish()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        tasks = [asyncio.ensure_future(call) for call in (client.publish("k"), client.fence())]
+        await turn()
+        server.listen()
+        peer = await server.accept()
+        assert (await peer.receive(), await peer.receive()) == (b"MSG k\0", WHOAMI)
+        assert not tasks[1].done()
+        peer.send(WHOAMI + b"\0" + NAME)
+        await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT)
+
+
+async def test_messages_that_could_not_be_sent_are_sent_on_the_next_connection(shell: Shell, directory: Path) -> None:
+    """What was handed to the kernel is not sent again; all that was not is, in order."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address, reconnect=QUICK)
+        peer = await server.accept()
+        calls = [client.publish_many([("k", b"%d " % i + bytes(10_000))]) for i in range(300)]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await peer.receive()
+        await wait_quiet(lambda: sum(task.done() for task in tasks))
+        done = sum(task.done() for task in tasks)
+        assert 0 < done < 300
+        peer.close()
+        peer = await server.accept()
+        packets = [packet.split()[1] for packet in await answer_until(peer, b"MSG k\x00299 " + bytes(10_000))]
+        numbers = [int(packet.partition(b"\0")[2]) for packet in packets]
+        assert numbers == list(range(done, 300))
+        async with asyncio.timeout(TIMEOUT):
+            await asyncio.gather(*tasks)
+
+
+async def test_server_that_accepts_and_closes_is_not_stormed(shell: Shell, directory: Path) -> None:
+    """A connection that ends before the fence counts as a failed attempt: the pauses go on to grow."""
+    drawn: list[str] = []
+
+    class Counted(Backoff):
+        def delays(self) -> Iterator[float]:
+            drawn.append("gap")
+            for _ in range(100):
+                drawn.append("attempt")
+                yield 0.0
+
+    with FakeServer(directory / "fake") as server:
+        gaps = Gaps()
+        client = await shell.connect(server.address, reconnect=Counted(), on_gap=gaps)
+        (await server.accept()).close()
+        settling = asyncio.ensure_future(client.settle())
+        for _ in range(3):
+            (await server.accept()).close()
+        serving = asyncio.ensure_future(answer_until(await server.accept(), b"MSG end\0"))
+        await settling
+        await gaps.wait(1)
+        assert drawn[0] == "gap"
+        assert drawn.count("gap") == 1
+        assert drawn.count("attempt") in (4, 5)  # one may be drawn ahead
+        assert len(gaps.told) == 1
+        await client.publish("end")
+        await serving
+
+
+async def test_application_that_fails_when_told_of_a_gap(shell: Shell, directory: Path) -> None:
+    """An exception of `on_gap` harms nothing: it is logged, or raised by the call that connected again."""
+
+    def on_gap(error: Exception) -> None:
+        raise ZeroDivisionError
+
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address, reconnect=QUICK, on_gap=on_gap)
+        (await server.accept()).close()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        settling = asyncio.ensure_future(client.settle())
+        serving = asyncio.ensure_future(answer_until(await server.accept(), b"MSG end\0"))
+        if isinstance(shell, BlockingShell):
+            with pytest.raises(ZeroDivisionError):
+                await settling
+        await client.settle()
+        await client.publish("end")
+        await serving
+        if not isinstance(shell, BlockingShell):
+            await settling
+            assert [type(error) for error in shell.take_failures()] == [ZeroDivisionError]
+
+
+async def test_callbacks_that_fail_harm_nobody_else(shell: Shell, shared: Bus) -> None:
+    """An exception of a callback is logged, or raised where the bus is read; no message behind it is lost."""
+    client = await shell.connect(shared.address)
+    got: list[bytes] = []
+
+    def callback(message: Any) -> None:
+        got.append(message.payload)
+        if len(got) in (3, 4):
+            raise ZeroDivisionError
+
+    await client.subscribe("k", callback)
+    sub = await client.subscribe("k")
+    await client.publish_many([("k", b"%d" % i) for i in range(100)])
+    if isinstance(shell, BlockingShell):
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await client.fence()
+    await client.fence()
+    assert got == [b"%d" % i for i in range(100)]
+    left = [m.payload for m in await sub.get_ready()]
+    assert left == got
+    if not isinstance(shell, BlockingShell):
+        assert [type(error) for error in shell.take_failures()] == [ZeroDivisionError] * 2
+
+
+async def test_hook_for_control_messages_that_fails_harms_nobody(shell: Shell, directory: Path) -> None:
+    """An exception of `on_control` is logged, or raised where the bus is read; the connection goes on."""
+
+    def on_control(key: bytes, payload: bytes) -> None:
+        raise ZeroDivisionError
+
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address, on_control=on_control)
+        peer = await server.accept()
+        sub = await client.subscribe("k")
+        peer.send(b"CMSG x\0", b"MSG k\x001", b"MSG k\x002")
+        if isinstance(shell, BlockingShell):
+            with pytest.raises(ZeroDivisionError):
+                await sub.get()
+        assert await sub.take(2) == [b"1", b"2"]
+        if not isinstance(shell, BlockingShell):
+            assert [type(error) for error in shell.take_failures()] == [ZeroDivisionError]
+
+
+async def test_closing_while_there_is_no_connection(looping: Shell, directory: Path) -> None:
+    """`close` does not wait for a connection that is to be made again; what waits for one raises Closed."""
+    with FakeServer(directory / "fake") as server:
+        client = await looping.connect(server.address, reconnect=QUICK)
+        peer = await server.accept()
+    peer.close()
+    with pytest.raises(Disconnected):
+        await client.fence()
+    sub = await client.subscribe("x")
+    calls = [asyncio.ensure_future(call(client)) for call in CALLS.values()] + [asyncio.ensure_future(sub.get())]
+    await turn()
+    assert not any(call.done() for call in calls)
+    await asyncio.wait_for(client.close(), TIMEOUT)
+    assert {type(error) for error in await gather(calls)} == {Closed}
+
+
+async def test_closing_when_the_server_dies_meanwhile(looping: Shell, bus: StartBus) -> None:
+    """`close` ends when what it has to send can be sent no more, also if connections are to be made again."""
+    server = bus()
+    client = await looping.connect(server.address, reconnect=QUICK)
+    with paused(server):
+        publishing = asyncio.ensure_future(publish_without_end(client))
+        while not len(client.raw.outbox):
+            await turn()
+        closing = asyncio.ensure_future(client.close())
+        await turn()
+        assert not closing.done()
+        server.kill(signal.SIGKILL)
+    await asyncio.wait_for(closing, TIMEOUT)
+    with pytest.raises(Closed):
+        await publishing
+
+
+async def test_first_connection_is_not_tried_again(shell: Shell, directory: Path) -> None:
+    """`reconnect` is for connections that are lost; a server that is not there at first is an error."""
+    with pytest.raises(ConnectError):
+        await shell.connect(directory / "none", reconnect=True)
+
+
+async def test_early_dialect_reconnects(shell: Shell, bus: StartBus) -> None:
+    """Without control messages too, subscriptions are in force again when the gap is told."""
+    server = bus("--dialect=early")
+    gaps = Gaps()
+    client = await shell.connect(server.address, dialect="early", reconnect=QUICK, on_gap=gaps)
+    sub = await client.subscribe("a.")
+    await client.fence()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    server = bus("--dialect=early", "--reuse")
+    await client.settle()
+    await gaps.wait(1)
+    server.client().msg(b"a.b", b"hello")
+    assert await sub.take(1) == [b"hello"]
+
+
+async def test_killed_server_is_survived_while_publishing_and_subscribing(shell: Shell, bus: StartBus) -> None:
+    """Over several ``kill -9`` both sides are told of each gap, are where they were, and nothing comes twice."""
+    server = bus()
+    heard, said = Gaps(), Gaps()
+    reader = await shell.connect(server.address, reconnect=QUICK, on_gap=heard)
+    writer = await shell.connect(server.address, reconnect=QUICK, on_gap=said)
+    sub, wide = await reader.subscribe("k/*"), await reader.subscribe("k/")
+    own = await writer.subscribe("k/")
+    await writer.echo(False)
+    await writer.flood_control(soft="block")
+    await reader.fence()
+    number = 0
+
+    async def publish() -> None:
+        nonlocal number
+        while not stopping:
+            await writer.publish("k/n", b"%d" % number)
+            number += 1
+            await asyncio.sleep(0)
+
+    for kills in range(1, 4):
+        stopping = False
+        publishing = asyncio.ensure_future(publish())
+        await sub.take(20)
+        server.kill(signal.SIGKILL)
+        server.wait()
+        server = bus("--reuse")
+        await reader.settle()
+        await heard.wait(kills)
+        await said.wait(kills)
+        assert not publishing.done()
+        stopping = True
+        await publishing
+        await writer.fence()
+        await reader.fence()
+        first = number
+        await writer.publish_many([("k/n", b"%d" % i) for i in range(first, first + 50)])
+        number += 50
+        await writer.fence()
+        await reader.fence()
+        got = [int(m.payload) for m in await sub.get_ready()]
+        assert got[-50:] == list(range(first, first + 50))
+        assert got == sorted(set(got))
+        assert [int(m.payload) for m in await wide.get_ready()][-len(got) :] == got
+        assert await own.get_ready() == []
+    assert len(heard.told) == len(said.told) == 3
+    assert {str(error) for error in heard.told} == {f"the server closed the connection ({server.address})"}
+
+
+async def test_calls_wait_for_the_connection_to_be_made_again(shell: Shell, bus: StartBus) -> None:
+    """Once the loss is known, calls wait for the next connection, and do there what they were to do."""
+    server = bus()
+    client = await shell.connect(server.address, reconnect=QUICK)
+    sub = await client.subscribe("own/*")
+    await client.fence()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    with pytest.raises(Disconnected):
+        await client.fence()
+
+    async def publish() -> None:
+        await client.publish_many([("own/x", b"%d" % i) for i in range(300)])
+        await client.fence()
+
+    async def ask() -> bytes:
+        return await client.request("up", b"x", timeout=TIMEOUT)
+
+    publishing = asyncio.ensure_future(publish())
+    asking = asyncio.ensure_future(client.whoami())
+    opening = asyncio.ensure_future(client.inbox("letters"))
+    await turn()
+    assert not any(call.done() for call in (publishing, asking, opening))
+    server = bus("--reuse")
+    responder = await shell.connect(server.address)
+    await responder.respond("up", lambda request: request.payload.upper())
+    await responder.fence()
+    async with asyncio.timeout(TIMEOUT):
+        await publishing
+        assert [m.payload for m in await sub.get_ready()] == [b"%d" % i for i in range(300)]
+        key, inbox = await opening
+        assert key == await asking + b"/letters"
+        async with responder.serving():
+            assert await ask() == b"X"
+        await client.publish(key, b"dear")
+        assert await inbox.take(1) == [b"dear"]
+
+
+async def serve_request(peer: FakePeer, answer: bytes) -> None:
+    """Answer questions, and then a request, whose answer must have been subscribed to before."""
+    packets: list[bytes] = []
+    while not packets or not packets[-1].startswith(b"MSG up\0"):
+        packets.append(await peer.receive())
+        if packets[-1] == WHOAMI:
+            peer.send(WHOAMI + b"\0" + NAME)
+    assert packets.count(b"SUB " + NAME + b"/sbus/reply/*") == 1
+    reply_to, _, payload = packets[-1].removeprefix(b"MSG up\0").partition(b"\0")
+    assert reply_to.startswith(NAME + b"/sbus/reply/")
+    assert payload == b"x"
+    peer.send(b"MSG " + reply_to + b"\0+" + answer)
+
+
+async def test_request_made_when_there_is_no_connection(shell: Shell, directory: Path) -> None:
+    """A request asked meanwhile is made on the next connection, where its answer is subscribed to before."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address, reconnect=QUICK)
+        peer = await server.accept()
+        asking = asyncio.ensure_future(client.request("up", b"x", timeout=TIMEOUT))
+        await serve_request(peer, b"first")
+        assert await asking == b"first"
+        server.vanish()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        asking = asyncio.ensure_future(client.request("up", b"x", timeout=TIMEOUT))
+        await turn()
+        server.listen()
+        await serve_request(await server.accept(), b"second")
+        assert await asking == b"second"

@@ -1,0 +1,319 @@
+"""What happens to the client libraries when somebody is slow, and when a caller will wait no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbus.client.session import HIGH_WATER
+from sbus.errors import Closed, ConnectError, TimedOut
+from tests.integration.clients.shells import (
+    AsyncioShell,
+    BlockingShell,
+    Client,
+    FakeServer,
+    Shell,
+    paused,
+    turn,
+    unread,
+    wait_quiet,
+    wait_stuck,
+)
+from tests.integration.conftest import StartBus
+from tests.integration.harness import Bus
+
+
+@pytest.mark.parametrize("choices", [{"soft": "block"}, {"soft": "queue", "hard": "block", "order": "queue"}], ids=str)
+async def test_reader_that_does_not_read_holds_publishers_back(
+    shell: Shell, bus: StartBus, choices: dict[str, str]
+) -> None:
+    """A subscription that is not read stops its connection at the high-water mark; when it is read all is there."""
+    server = bus("--queue-messages=200")
+    reader, publisher, bystander = [await shell.connect(server.address) for _ in range(3)]
+    await reader.flood_control(**choices)
+    sub = await reader.subscribe("p")
+    await reader.fence()
+    total, chunk = 12_000, 50
+    published = 0
+
+    async def publish() -> None:
+        nonlocal published
+        for start in range(0, total, chunk):
+            await publisher.publish_many([("p", b"%d" % i) for i in range(start, start + chunk)])
+            published += chunk
+
+    publishing = asyncio.ensure_future(publish())
+    await wait_stuck(lambda: published, bystander)
+    assert published < total
+    if not isinstance(shell, BlockingShell):
+        assert HIGH_WATER <= unread(reader) < HIGH_WATER + 64
+    assert await sub.take(total) == [b"%d" % i for i in range(total)]
+    await publishing
+
+
+async def test_reader_that_goes_on_before_all_is_read(looping: Shell, shared: Bus) -> None:
+    """Reading goes on when a quarter is left, or when the subscription that nobody reads is closed."""
+    client, bystander = await looping.connect(shared.address), await looping.connect(shared.address)
+    crowded, other = await client.subscribe("p"), await client.subscribe("q")
+    await client.fence()
+    for round_ in range(2):
+        await bystander.publish_many([("p", b"%d" % i) for i in range(2 * HIGH_WATER)] + [("q", b"")])
+        await bystander.fence()
+        await wait_stuck(lambda: unread(client), bystander)
+        assert unread(client) < HIGH_WATER + 64
+        if round_ == 0:
+            assert await crowded.take(2 * HIGH_WATER) == [b"%d" % i for i in range(2 * HIGH_WATER)]
+        else:
+            await crowded.close()
+        await other.get()
+
+
+async def test_publishing_to_a_stopped_server_waits(shell: Shell, shared: Bus) -> None:
+    """When the socket is full publishing waits; when the server goes on so does it, in order, with nothing lost."""
+    publisher = await shell.connect(shared.address)
+    with shared.client(b"k") as subscriber:
+        sent = 0
+
+        async def publish() -> None:
+            nonlocal sent
+            for i in range(500):
+                await publisher.publish("k", b"%d " % i + bytes(10_000))
+                sent += 1
+
+        with paused(shared):
+            publishing = asyncio.ensure_future(publish())
+            await wait_quiet(lambda: sent)
+            assert 0 < sent < 500
+        got = [await asyncio.to_thread(subscriber.recv) for _ in range(500)]
+        assert [packet.partition(b" ")[2].partition(b"\0")[2].partition(b" ")[0] for packet in got] == [
+            b"%d" % i for i in range(500)
+        ]
+        await publishing
+        await publisher.fence()
+
+
+async def test_blocking_publish_times_out(waiting: BlockingShell, shared: Bus) -> None:
+    """With a time-out `publish` raises when the socket stays full, and that message is never sent."""
+    publisher = await waiting.connect(shared.address)
+    with shared.client(b"k") as subscriber:
+        sent = 0
+
+        async def publish() -> None:
+            nonlocal sent
+            while sent < 500:
+                await publisher.publish("k", b"%d " % sent + bytes(10_000), timeout=0.05)
+                sent += 1
+
+        with paused(shared):
+            with pytest.raises(TimedOut, match="not sent: the socket was full"):
+                await publish()
+            assert 0 < sent < 500
+            for call in (publisher.whoami, publisher.fence):
+                with pytest.raises(TimedOut):
+                    await call(timeout=0.02)
+        await publisher.publish("k", b"last", timeout=5.0)
+        await publisher.fence()
+        got = subscriber.sync()
+        assert len(got) == sent + 1
+        assert got[-1] == b"MSG k\0last"
+
+
+async def fill(client: Client) -> list[asyncio.Future[None]]:
+    """Publish to a server that is paused until the socket is full; the calls that wait."""
+    waiting: list[asyncio.Future[None]] = []
+    for i in range(500):
+        publishing = asyncio.ensure_future(client.publish("k", b"%d " % i + bytes(10_000)))
+        await turn()
+        if not publishing.done():
+            waiting.append(publishing)
+    assert 10 < len(waiting) < 490
+    return waiting
+
+
+async def test_cancelled_publish_leaves_the_order(looping: Shell, shared: Bus) -> None:
+    """Cancelling ends the waiting only: all messages are sent, each once, in order."""
+    publisher = await looping.connect(shared.address)
+    with shared.client(b"k") as subscriber:
+        with paused(shared):
+            waiting = await fill(publisher)
+            await cancel(*waiting[::2])
+        await asyncio.gather(*waiting[1::2])
+        await publisher.fence()
+        got = subscriber.sync()
+        assert [packet.split()[1].partition(b"\0")[2] for packet in got] == [b"%d" % i for i in range(500)]
+
+
+CALLS: list[Callable[[Client], Any]] = [
+    lambda client: client.whoami(),
+    lambda client: client.fence(),
+    lambda client: client.inbox("x"),
+    lambda client: client.request("nobody"),
+    lambda client: client.verify("!/cred////"),
+    lambda client: client.answer_proofs(),
+]
+
+
+async def cancel(*calls: asyncio.Future[Any]) -> None:
+    for call in calls:
+        assert not call.done()
+        call.cancel()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(result) for result in results} == {asyncio.CancelledError}
+
+
+async def test_cancelled_calls_leave_the_connection_usable(looping: Shell, shared: Bus) -> None:
+    """A call that is cancelled while it waits is over; its reply, which still comes, does not go to the next asker."""
+    client, other = await looping.connect(shared.address), await looping.connect(shared.address)
+    sub = await client.subscribe("own")
+    await other.respond("up", lambda request: request.payload.upper())
+    await other.fence()
+    for ask in CALLS:
+        await client.fence()
+        with paused(shared):
+            calls = [asyncio.ensure_future(ask(client)) for _ in range(3)]
+            await turn()
+            await cancel(*calls)
+        await client.publish_many([("own", b"%d" % i) for i in range(300)])
+        await client.fence()
+        assert [m.payload for m in await sub.get_ready()] == [b"%d" % i for i in range(300)]
+        assert await client.request("up", b"x") == b"X"
+        assert await client.whoami() == await other.whoami()
+
+
+async def test_cancelled_close_leaves_the_connection_open(looping: Shell, shared: Bus) -> None:
+    """A `close` that still has to send, and is cancelled, has closed nothing."""
+    client = await looping.connect(shared.address)
+    with paused(shared):
+        waiting = await fill(client)
+        closing = [asyncio.ensure_future(client.close()) for _ in range(2)]
+        await turn()
+        await cancel(*closing)
+    await asyncio.gather(*waiting)
+    sub = await client.subscribe("open")
+    await client.publish("open", b"still")
+    assert (await sub.get()).payload == b"still"
+
+
+async def test_cancelled_get_loses_nothing(looping: Shell, shared: Bus) -> None:
+    """Several may wait at one subscription; those that are cancelled take no message with them."""
+    client = await looping.connect(shared.address)
+    sub = await client.subscribe("get")
+    gets = [asyncio.ensure_future(sub.get()) for _ in range(6)]
+    await client.fence()
+    for get in gets[::2]:
+        get.cancel()
+    await turn()
+    await client.publish_many([("get", b"%d" % i) for i in range(4)])
+    assert [(await get).payload for get in gets[1::2]] == [b"0", b"1", b"2"]
+    assert (await sub.get()).payload == b"3"
+    assert sub.raw._waiting == []
+
+
+async def test_get_that_is_cancelled_too_late_takes_nothing(native: AsyncioShell, shared: Bus) -> None:
+    """A task that is cancelled when its message is there, but before it runs again, leaves the message."""
+    client = await native.connect(shared.address)
+    sub = await client.subscribe("get")
+    late = asyncio.ensure_future(sub.get())
+    await client.fence()
+    client.raw.core.receive([b"MSG get\0late"])
+    await cancel(late)
+    assert (await sub.get()).payload == b"late"
+
+
+async def test_waiting_for_messages_that_never_come_keeps_nothing(looping: Shell, shared: Bus) -> None:
+    """A program that waits with time-outs, in a loop, does not pile anything up."""
+    client = await looping.connect(shared.address)
+    sub = await client.subscribe("never")
+    for _ in range(20):
+        get = asyncio.ensure_future(sub.get())
+        await asyncio.sleep(0)
+        await cancel(get)
+    assert sub.raw._waiting == []
+
+
+async def test_cancelled_wait_for_the_end_changes_nothing(looping: Shell, shared: Bus) -> None:
+    """Whoever no longer waits for the end of the connection does not end it, nor the waiting of others."""
+    client = await looping.connect(shared.address)
+    wait = client.raw.wait_closed if hasattr(client.raw, "wait_closed") else client.raw.whenClosed
+    waits = [asyncio.ensure_future(client.do(wait)) for _ in range(2)]
+    await client.fence()
+    waits[0].cancel()
+    await client.fence()
+    await client.close()
+    await waits[1]
+    assert waits[0].cancelled()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_cancelled_connect_leaves_nothing(looping: Shell, directory: Path) -> None:
+    """Connecting to a server that is overloaded can be cancelled, and done again later."""
+    with FakeServer(directory / "fake", backlog=0) as server:
+        server.fill()
+        before = descriptors()
+        connecting = asyncio.ensure_future(looping.connect(server.address))
+        await turn()
+        await cancel(connecting)
+        assert descriptors() == before
+        connecting = asyncio.ensure_future(looping.connect(server.address))
+        while not connecting.done():
+            await asyncio.sleep(0)
+            peer = await server.accept()
+        client = await connecting
+        await client.publish("k", b"hello")
+        assert await peer.receive() == b"MSG k\0hello"
+
+
+async def test_connect_times_out(shell: Shell, directory: Path) -> None:
+    """A server that accepts nobody is given up after the time-out, with a reason."""
+    with FakeServer(directory / "fake", backlog=0) as server:
+        server.fill()
+        with pytest.raises(ConnectError, match="accepts nobody: it is overloaded or stopped"):
+            await shell.connect(server.address, timeout=0.05)
+
+
+async def test_no_server_is_told_with_the_remedy(shell: Shell, directory: Path) -> None:
+    """Where there is no server, the error says so, and what to do."""
+    with pytest.raises(ConnectError, match=f"no bus at {directory}/none: No such file or directory: start one"):
+        await shell.connect(directory / "none")
+
+
+async def test_loop_that_only_publishes_lets_others_have_their_turn(looping: Shell, shared: Bus) -> None:
+    """A program that publishes without end still reads, and runs its timers."""
+    client = await looping.connect(shared.address)
+    got: list[bytes] = []
+    await client.subscribe("turn", lambda message: got.append(message.payload))
+    timer = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.02, timer.set)
+    for i in range(1_000_000):
+        await client.publish("turn", b"%d" % i)
+        if timer.is_set() and len(got) > 1000:
+            break
+    else:
+        pytest.fail("nobody else had a turn")
+    await client.fence()
+    assert got == [b"%d" % n for n in range(i + 1)]
+
+
+async def test_closing_sends_what_waits(looping: Shell, shared: Bus) -> None:
+    """`close` returns when all has been sent; who waits for that is told that it has."""
+    publisher = await looping.connect(shared.address)
+    with shared.client(b"k") as subscriber:
+        with paused(shared):
+            waiting = await fill(publisher)
+            closing = asyncio.ensure_future(publisher.close())
+            await turn()
+            assert not closing.done()
+        await closing
+        await asyncio.gather(*waiting)
+        got = [await asyncio.to_thread(subscriber.recv) for _ in range(500)]
+        assert got[-1].startswith(b"MSG k\x00499 ")
+        with pytest.raises(Closed):
+            await publisher.publish("k")

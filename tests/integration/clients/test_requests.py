@@ -1,0 +1,241 @@
+"""Private keys, requests and proofs of identity behave alike in all client libraries, over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from sbus.errors import InvalidKey, PacketTooLong, RequestFailed, TimedOut
+from tests.integration.clients.shells import Client, Shell, paused
+from tests.integration.conftest import StartBus
+from tests.integration.harness import OTHER_USER, Bus
+
+
+def upper(request: Any) -> bytes:
+    answer: bytes = request.payload.upper()
+    return answer
+
+
+async def test_inbox_is_private(shell: Shell, bus: StartBus, as_root: None) -> None:
+    """An inbox's key begins with our name at the server; anyone may publish to it, and only we get it."""
+    server = bus("--mode=0777")
+    client, friend = await shell.connect(server.address), await shell.connect(server.address)
+    key, sub = await client.inbox("letters")
+    assert key == await client.whoami() + b"/letters"
+    nosy = server.client(b"", user=OTHER_USER)
+    await client.fence()
+    await friend.publish(key, b"psst")
+    await friend.publish("open", b"hear ye")
+    assert (await sub.get()) == (key, b"psst")
+    await friend.fence()
+    assert nosy.sync() == [b"MSG open\0hear ye"]
+
+
+async def test_request_is_answered(shell: Shell, shared: Bus) -> None:
+    """A request gets what the handler makes of it; the handler is told the key that was asked."""
+    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+    keys: list[bytes] = []
+
+    def handler(request: Any) -> bytes:
+        keys.append(request.key)
+        return upper(request)
+
+    sub = await server.respond("ask/*", handler)
+    await server.fence()
+    async with server.serving():
+        assert await bus.request("ask/one", b"a\0b") == b"A\0B"
+        assert await bus.request("ask/two") == b""
+    assert keys == [b"ask/one", b"ask/two"]
+    await sub.close()
+    await server.fence()
+    async with server.serving():
+        with pytest.raises(TimedOut, match=r"no answer within 0.05 seconds"):
+            await bus.request("ask/one", timeout=0.05)
+
+
+async def test_error_of_the_handler_fails_the_request(shell: Shell, shared: Bus) -> None:
+    """The other side is told the exception, and the responder goes on."""
+    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+
+    def handler(request: Any) -> bytes:
+        if request.payload == b"type":
+            return "text"  # type: ignore[return-value]
+        if request.payload == b"large":
+            return bytes(500_000)
+        if request.payload == b"long":
+            raise ValueError("é" * 500_000)
+        if request.payload == b"odd":
+            raise ValueError("\udc80")
+        return b"%d" % (1 / len(request.payload))
+
+    await server.respond("divide", handler)
+    await server.fence()
+    async with server.serving():
+        for payload, error in (
+            (b"", "ZeroDivisionError: division by zero"),
+            (b"type", "TypeError"),
+            (b"large", "PacketTooLong: .* the limit is 409600"),
+            (b"long", "ValueError: éé"),
+            (b"odd", r"ValueError: \?"),
+        ):
+            with pytest.raises(RequestFailed, match=error):
+                await bus.request("divide", payload)
+        assert await bus.request("divide", b"x") == b"1"
+
+
+async def test_answers_can_be_given_later(shell: Shell, shared: Bus) -> None:
+    """A responder may keep requests, and answer them, in whatever order, or let them fail."""
+    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+    other = await shell.connect(shared.address)
+    sub = await server.subscribe("later")
+    await server.fence()
+    first = asyncio.ensure_future(bus.request("later", b"1"))
+    requests = [await sub.get()]
+    second = asyncio.ensure_future(other.request("later", b"2"))
+    requests.append(await sub.get())
+    await server.fail(requests[1], "no time")
+    with pytest.raises(RequestFailed, match=r"^no time$"):
+        await second
+    await server.answer(requests[0], b"yes")
+    assert await first == b"yes"
+
+
+async def test_answer_that_comes_too_late_is_nobodys(shell: Shell, shared: Bus) -> None:
+    """A request that has timed out is over; its answer does not reach the next one."""
+    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+    sub = await server.subscribe("slow")
+    await server.fence()
+    with pytest.raises(TimedOut):
+        await bus.request("slow", b"1", timeout=0.05)
+    late = await sub.get()
+    asked = asyncio.ensure_future(bus.request("slow", b"2"))
+    request = await sub.get()
+    await server.answer(late, b"late")
+    await server.answer(request, b"right")
+    assert await asked == b"right"
+
+
+async def test_first_answer_counts(shell: Shell, shared: Bus) -> None:
+    """If several answer, the first is the answer."""
+    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+    sub = await server.subscribe("many")
+    await server.fence()
+    asked = asyncio.ensure_future(bus.request("many"))
+    request = await sub.get()
+    reply_to = request.payload.partition(b"\0")[0]
+    await server.publish_many([(reply_to, b"+first"), (reply_to, b"-second"), (reply_to, b"+third")])
+    assert await asked == b"first"
+
+
+async def test_requests_of_many_keep_apart(looping: Shell, shared: Bus) -> None:
+    """A hundred requests at the same time over one connection each get their own answer."""
+    server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
+    await server.respond("up/*", upper)
+    await server.fence()
+    answers = await asyncio.gather(*[bus.request(f"up/{i}", b"n%d" % i) for i in range(100)])
+    assert answers == [b"N%d" % i for i in range(100)]
+
+
+async def test_message_that_is_no_request_gets_no_answer(shell: Shell, shared: Bus) -> None:
+    """A responder publishes nothing but answers to private keys for them, whatever a message has in it."""
+    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+    everything = await bus.subscribe("")
+    key, inbox = await bus.inbox("sbus/reply/x")
+    handled: list[bytes] = []
+
+    def handler(request: Any) -> bytes:
+        handled.append(request.payload)
+        return b"answer"
+
+    await server.respond("ask", handler)
+    await server.fence()
+    bad = [
+        b"no NUL",
+        b"ask\0",
+        b"open/sbus/reply/key\0",
+        b"!/sbus/reply/key\0",
+        b"a/!/sbus/reply/key\0",
+        b"!/cred/x/1/1/sbus/reply/key\0",
+        await bus.whoami() + b"/other\0",
+        await bus.whoami() + b"/sbus/reply/" + b"x" * 2000 + b"\0",
+        await bus.whoami() + b"/sbus/reply/" + b"x" * 409_000 + b"\0",
+    ]
+    async with server.serving():
+        for payload in bad:
+            await bus.publish("ask", payload)
+        await bus.publish("ask", key + b"\0good")
+        assert (await inbox.get()).payload == b"+answer"
+    await bus.fence()
+    assert {message.key for message in await everything.get_ready()} == {b"ask"}
+    assert len(handled) == len(bad) + 1
+    assert shell.failures == []
+
+
+async def test_request_that_cannot_be_sent_raises(shell: Shell, shared: Bus) -> None:
+    """What is wrong with a request is told at once."""
+    bus = await shell.connect(shared.address)
+    with pytest.raises(InvalidKey):
+        await bus.request("!")
+    with pytest.raises(PacketTooLong):
+        await bus.request("k", bytes(409_600))
+    await bus.fence()
+
+
+async def test_identity_is_proved(shell: Shell, shared: Bus) -> None:
+    """Who answers proofs under the name that the server gave it is verified."""
+    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+    me = await server.whoami()
+    sub = await server.answer_proofs()
+    await server.fence()
+    async with server.serving():
+        assert await bus.verify(me) is True
+        assert await bus.verify(me.decode()) is True
+    await sub.close()
+
+
+async def test_impostor_is_not_verified(shell: Shell, shared: Bus) -> None:
+    """Who is not the one that he says he is cannot read the proof's message, so there is no proof."""
+    bus, impostor = await shell.connect(shared.address), await shell.connect(shared.address)
+    claimed = b"!/cred/%d/%d/%d" % (os.getegid(), os.geteuid() + 1, os.getpid())
+    # He sees all that is open, and would answer it.
+    await impostor.respond("", lambda request: request.payload)
+    await impostor.answer_proofs()
+    await impostor.fence()
+    async with impostor.serving():
+        assert await bus.verify(claimed, timeout=0.1) is False
+        assert await bus.verify(claimed.decode(), timeout=0.1) is False
+
+
+@pytest.mark.parametrize("answer", [b"+wrong", b"-error", b"", b"nonsense"])
+async def test_wrong_answer_is_no_proof(shell: Shell, shared: Bus, answer: bytes) -> None:
+    """A peer that answers, but not with what it was sent, is not verified."""
+    bus, peer = await shell.connect(shared.address), await shell.connect(shared.address)
+    _, sub = await peer.inbox("sbus/proof")
+    verified = asyncio.ensure_future(bus.verify(await peer.whoami()))
+    request = await sub.get()
+    await peer.publish(request.payload.partition(b"\0")[0], answer)
+    assert await verified is False
+
+
+async def test_waiting_in_vain_times_out(shell: Shell, shared: Bus) -> None:
+    """A time-out ends the waiting, and nothing else: what is asked afterwards is answered."""
+    bus = await shell.connect(shared.address)
+
+    async def ask_in_vain(client: Client) -> None:
+        with pytest.raises(TimedOut, match=r"no answer within 0.05 seconds"):
+            await client.whoami(timeout=0.05)
+        with pytest.raises(TimedOut):
+            await client.fence(timeout=0.05)
+        with pytest.raises(TimedOut):
+            await client.request("x", timeout=0.05)
+
+    with paused(shared):
+        await ask_in_vain(bus)
+    sub = await bus.subscribe("after")
+    await bus.publish_many([("after", b"%d" % i) for i in range(300)])
+    await bus.fence()
+    assert len(await sub.get_ready()) == 300
+    assert (await bus.whoami()).startswith(b"!/cred/")

@@ -1,0 +1,508 @@
+"""What only the Twisted client has: endpoints, producers, a service that reconnects; and a reactor left clean."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet import defer
+from twisted.internet.endpoints import UNIXClientEndpoint
+
+from sbus.client import tx
+from sbus.client.dialing import Backoff
+from sbus.errors import Closed, ConnectError, Disconnected, UsageError
+from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
+from tests.integration.clients.shells import Client, FakeServer, Gaps, TwistedShell, paused, turn, wait_quiet
+from tests.integration.conftest import StartBus
+from tests.integration.harness import TIMEOUT, Bus
+
+QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
+WHOAMI = b"CMSG !/cred/whoami"
+
+
+async def done(deferred: defer.Deferred[Any]) -> Any:
+    return await asyncio.wait_for(deferred.asFuture(asyncio.get_running_loop()), TIMEOUT)
+
+
+# --- endpoints -------------------------------------------------------------------------------
+
+
+async def test_address_may_be_an_endpoint(twisted: TwistedShell, shared: Bus) -> None:
+    """A path, an endpoint's string and an endpoint connect alike, and say in errors where they did."""
+    for address in (
+        str(shared.address),
+        f"seqpacket:{shared.address}",
+        f"seqpacket:{shared.address}:timeout=3",
+        SeqpacketClientEndpoint(twisted.reactor, str(shared.address)),
+    ):
+        bus = await done(tx.connect(twisted.reactor, address))
+        assert (await done(bus.whoami())).startswith(b"!/cred/")
+        await done(bus.close())
+        with pytest.raises(Closed):
+            bus.publish("k")
+    with pytest.raises(ConnectError, match="seqpacket:/none: No such file"):
+        await done(tx.connect(twisted.reactor, "seqpacket:/none"))
+
+
+async def test_endpoint_of_streams_is_refused(twisted: TwistedShell, directory: Path) -> None:
+    """An endpoint whose connections do not keep packets apart is told to be of no use; none stays open."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(directory / "stream"))
+        server.listen()
+        endpoint = UNIXClientEndpoint(twisted.reactor, str(directory / "stream"))
+        with pytest.raises(UsageError, match="does not keep packets apart"):
+            await done(tx.connect(twisted.reactor, endpoint))
+        peer = server.accept()[0]
+        with peer:
+            await turn()
+            assert peer.recv(1) == b""
+
+
+async def test_transport_is_there_for_its_options(twisted: TwistedShell, shared: Bus) -> None:
+    """``.transport`` is the transport; after the end it raises why there is none."""
+    client = await twisted.connect(shared.address)
+    handle = client.raw.transport.getHandle()
+    assert handle.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
+    await client.close()
+    with pytest.raises(Closed):
+        _ = client.raw.transport
+
+
+async def test_close_returns_when_the_socket_is_closed(twisted: TwistedShell, shared: Bus) -> None:
+    """When the Deferred of `close` has fired nothing of the connection is left, also for a second one who closes."""
+    client = await twisted.connect(shared.address)
+    fd = client.socket.fileno()
+    closing = [client.raw.close(), client.raw.close()]
+    for deferred in closing:
+        await done(deferred)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+async def test_waiting_for_the_end(twisted: TwistedShell, directory: Path) -> None:
+    """`whenClosed` fires when we have closed, and fails with the reason when the server has."""
+    with FakeServer(directory / "fake") as server:
+        client = await twisted.connect(server.address)
+        waiting = client.raw.whenClosed()
+        (await server.accept()).close()
+        for deferred in (waiting, client.raw.whenClosed()):
+            with pytest.raises(Disconnected, match="the server closed the connection"):
+                await done(deferred)
+        client = await twisted.connect(server.address)
+        waiting = client.raw.whenClosed()
+        await client.close()
+        assert await done(waiting) is None
+        assert await done(client.raw.whenClosed()) is None
+
+
+# --- producers -------------------------------------------------------------------------------
+
+
+class Push:
+    """Publishes in each turn of the event loop, unless it is paused; writes down what it is told."""
+
+    def __init__(self, client: Client) -> None:
+        self.bus = client.raw
+        self.told: list[str] = []
+        self.stopped = False
+        self.published = 0
+        self._call: Any = None
+        self._going = False
+
+    def begin(self) -> None:
+        self._going = True
+        self._produce()
+
+    def _produce(self) -> None:
+        self._call = None
+        while self._going and self.published % 50 < 49:
+            self._publish()
+        if self._going:
+            self._publish()
+            self._call = asyncio.get_running_loop().call_later(0, self._produce)
+
+    def _publish(self) -> None:
+        number, self.published = self.published, self.published + 1
+        self.bus.publish("k", b"%d " % number + bytes(2000)).addErrback(lambda failure: failure.trap(Disconnected))
+
+    def pauseProducing(self) -> None:
+        self.told.append("pause")
+        self.stop()
+
+    def resumeProducing(self) -> None:
+        self.told.append("resume")
+        self.begin()
+
+    def stopProducing(self) -> None:
+        self.told.append("stop")
+        self.stopped = True
+        self.stop()
+
+    def stop(self) -> None:
+        self._going = False
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+class Pull:
+    """Publishes one message each time it is asked to, so many altogether."""
+
+    def __init__(self, client: Client, count: int) -> None:
+        self.bus = client.raw
+        self.count = count
+        self.published = 0
+        self.stopped = False
+
+    def resumeProducing(self) -> None:
+        if self.published == self.count:
+            self.bus.unregisterProducer()
+            return
+        number, self.published = self.published, self.published + 1
+        self.bus.publish("k", b"%d " % number + bytes(2000)).addErrback(lambda failure: failure.trap(Disconnected))
+
+    def stopProducing(self) -> None:
+        self.stopped = True
+
+
+def numbers(packets: list[bytes]) -> list[int]:
+    return [int(packet.partition(b"\0")[2].split()[0]) for packet in packets]
+
+
+async def test_push_producer_follows_the_socket(twisted: TwistedShell, bus: StartBus) -> None:
+    """It is paused while the socket is full and resumed when all is sent, by turns; nothing piles up or is lost."""
+    server = bus()
+    client = await twisted.connect(server.address)
+    subscriber = server.client(b"k")
+    producer = Push(client)
+    with paused(server):
+        client.raw.registerProducer(producer, True)
+        assert producer.told == []
+        producer.begin()
+        await wait_quiet(lambda: producer.published)
+        assert producer.told == ["pause"]
+        assert len(client.raw.outbox) == 1
+        held = producer.published
+    while producer.published < held + 2000:
+        await turn()
+    client.raw.unregisterProducer()
+    producer.stop()
+    await client.fence()
+    assert producer.told == ["pause", "resume"] * (len(producer.told) // 2) + ["pause"] * (len(producer.told) % 2)
+    assert numbers(subscriber.sync()) == list(range(producer.published))
+    before = list(producer.told)
+    await client.publish("k", b"x")
+    assert producer.told == before
+
+
+async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedShell, bus: StartBus) -> None:
+    """It is asked for one message after the other, however many, and not at all while the socket is full."""
+    server = bus()
+    client = await twisted.connect(server.address)
+    subscriber = server.client(b"k")
+    producer = Pull(client, 5000)
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        if producer.published < producer.count:
+            asyncio.get_running_loop().call_soon(count)
+
+    with paused(server):
+        client.raw.registerProducer(producer, False)
+        await wait_quiet(lambda: producer.published)
+        assert 0 < producer.published < producer.count
+        assert len(client.raw.outbox) == 1
+    count()
+    got = numbers([await asyncio.to_thread(subscriber.recv) for _ in range(5000)])
+    await client.fence()
+    assert got == list(range(5000))
+    assert turns > 20  # others had their turns
+    assert not producer.stopped
+
+
+async def test_one_producer_at_a_time(twisted: TwistedShell, shared: Bus) -> None:
+    """A second producer is refused; when the first is gone it is not, and at the end it is stopped."""
+    client = await twisted.connect(shared.address)
+    one, two, three = Push(client), Push(client), Push(client)
+    client.raw.registerProducer(one, True)
+    with pytest.raises(RuntimeError, match="never unregistered"):
+        client.raw.registerProducer(two, True)
+    client.raw.unregisterProducer()
+    client.raw.unregisterProducer()
+    client.raw.registerProducer(two, True)
+    await client.close()
+    client.raw.registerProducer(three, True)
+    assert (one.told, two.told, three.told) == ([], ["stop"], ["stop"])
+
+
+async def test_producer_survives_a_lost_connection(twisted: TwistedShell, bus: StartBus) -> None:
+    """While there is no connection a producer is paused; on the next one it goes on, with what was not sent."""
+    server = bus()
+    client = await twisted.connect(server.address, reconnect=QUICK)
+    subscriber = server.client(b"k")
+    push = Push(client)
+    client.raw.registerProducer(push, True)
+    push.begin()
+    await asyncio.to_thread(subscriber.receive, 100)
+    server.kill(signal.SIGKILL)
+    server.wait()
+    await wait_quiet(lambda: push.published)
+    assert push.told[-1] == "pause"
+    server = bus("--reuse")
+    subscriber = server.client(b"k")
+    held = push.published
+    while push.published < held + 100:
+        await turn()
+    client.raw.unregisterProducer()
+    push.stop()
+    await client.fence()
+    got = numbers(subscriber.sync())
+    assert got == list(range(got[0], push.published))
+    pull = Pull(client, 300)
+    client.raw.registerProducer(pull, False)
+    while pull.published < 100:
+        await turn()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    await wait_quiet(lambda: pull.published)
+    bus("--reuse")
+    while pull.published < 300:
+        await turn()
+    await client.settle()
+
+
+async def test_producers_are_stopped_at_the_end(twisted: TwistedShell, directory: Path) -> None:
+    """A connection that is lost for good stops its producer."""
+    for make in (Push, lambda client: Pull(client, 10**9)):
+        with FakeServer(directory / "fake") as server:
+            client = await twisted.connect(server.address)
+            peer = await server.accept()
+            producer: Any = make(client)
+            client.raw.registerProducer(producer, make is Push)
+            peer.close()
+            with pytest.raises(Disconnected):
+                await client.fence()
+            assert producer.stopped
+            await turn()
+            server.vanish()
+
+
+async def test_producer_that_fails_is_logged(twisted: TwistedShell, shared: Bus) -> None:
+    """An exception of a producer's does not go unseen, nor harm the connection."""
+
+    class Broken:
+        def resumeProducing(self) -> None:
+            raise ZeroDivisionError
+
+        def stopProducing(self) -> None:
+            raise KeyError
+
+    client = await twisted.connect(shared.address)
+    client.raw.registerProducer(Broken(), False)
+    assert [type(error) for error in twisted.take_failures()] == [ZeroDivisionError]
+    await client.fence()
+    await client.close()
+    assert [type(error) for error in twisted.take_failures()] == [KeyError]
+
+
+# --- the service -----------------------------------------------------------------------------
+
+
+async def test_service_connects_when_the_server_is_there(twisted: TwistedShell, bus: StartBus, directory: Path) -> None:
+    """A service may be started before the server; those who wait get the bus, which is set up once by then."""
+    setups: list[tx.Bus] = []
+
+    async def setup(connected: tx.Bus) -> None:
+        setups.append(connected)
+        connected.subscribe("k")
+        await connected.fence()
+
+    service = tx.BusClientService(twisted.reactor, str(directory / "bus"), setup=setup, backoff=QUICK)
+    waiting = [service.whenConnected() for _ in range(3)]
+    waiting[1].addErrback(lambda failure: failure.trap(defer.CancelledError))
+    service.startService()
+    waiting[1].cancel()
+    await turn()
+    assert not waiting[0].called
+    server = bus()
+    connected = await done(waiting[0])
+    assert (await done(waiting[2]), await done(service.whenConnected())) == (connected, connected)
+    assert setups == [connected]
+    assert server.dropped() == 0
+    await done(service.stopService())
+    with pytest.raises(Closed):
+        connected.publish("k")
+
+
+async def test_service_keeps_the_connection_up(twisted: TwistedShell, bus: StartBus) -> None:
+    """After each loss the same bus is connected again, is subscribed as it was, and tells of the gap."""
+    server = bus()
+    gaps = Gaps()
+    got: list[bytes] = []
+    service = tx.BusClientService(
+        twisted.reactor,
+        str(server.address),
+        setup=lambda connected: connected.subscribe("k", lambda message: got.append(message.payload)),
+        backoff=QUICK,
+        on_gap=gaps,
+    )
+    service.startService()
+    connected = await done(service.whenConnected())
+    for kills in (1, 2):
+        server.kill(signal.SIGKILL)
+        server.wait()
+        server = bus("--reuse")
+        await gaps.wait(kills)
+        assert await done(service.whenConnected()) is connected
+        await done(connected.publish("k", b"%d" % kills))
+        await done(connected.fence())
+    assert got == [b"1", b"2"]
+    await done(service.stopService())
+
+
+async def test_service_that_is_stopped_while_it_connects(twisted: TwistedShell, directory: Path) -> None:
+    """It ends at once, whatever it waits for; who waits for the connection is told, and it can be started again."""
+    with FakeServer(directory / "fake") as server:
+        service = tx.BusClientService(twisted.reactor, str(directory / "none"), backoff=Backoff(first=60.0))
+        full = tx.BusClientService(twisted.reactor, str(server.address))
+        silent = tx.BusClientService(twisted.reactor, str(server.address))
+        for which in (service, silent, full):
+            for _ in range(2):
+                if which is full:
+                    server.vanish()
+                    server.listen(0)
+                    server.fill()
+                waiting = which.whenConnected()
+                which.startService()
+                await turn()
+                if which is silent:
+                    assert await (await server.accept()).receive() == WHOAMI
+                await done(which.stopService())
+                with pytest.raises(Closed, match="stopped before it was connected"):
+                    await done(waiting)
+        await done(service.stopService())
+
+
+async def test_setup_that_fails_is_done_again(twisted: TwistedShell, shared: Bus) -> None:
+    """What went wrong is logged, and another connection is made after a pause; the failed one is closed."""
+    buses: list[tx.Bus] = []
+
+    def setup(connected: tx.Bus) -> None:
+        buses.append(connected)
+        if len(buses) < 3:
+            raise ZeroDivisionError
+
+    service = tx.BusClientService(twisted.reactor, str(shared.address), setup=setup, backoff=QUICK)
+    service.startService()
+    assert await done(service.whenConnected()) is buses[2]
+    assert [type(error) for error in twisted.take_failures()] == [ZeroDivisionError] * 2
+    for connected in buses[:2]:
+        with pytest.raises(Closed):
+            connected.publish("k")
+    await done(service.stopService())
+
+
+async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedShell, shared: Bus) -> None:
+    """The setup's Deferred is cancelled; a setup that stops the service itself ends it too."""
+    forever: defer.Deferred[None] = defer.Deferred()
+    service = tx.BusClientService(twisted.reactor, str(shared.address), setup=lambda connected: forever)
+    service.startService()
+    waiting = service.whenConnected()
+    while service._setting_up is None:
+        await turn()
+    await done(service.stopService())
+    assert forever.called
+    with pytest.raises(Closed):
+        await done(waiting)
+
+    stopping: list[defer.Deferred[None]] = []
+    own = tx.BusClientService(
+        twisted.reactor, str(shared.address), setup=lambda connected: stopping.append(own.stopService())
+    )
+    own.startService()
+    with pytest.raises(Closed):
+        await done(own.whenConnected())
+    await done(stopping[0])
+
+
+async def test_gap_in_which_the_application_closes(twisted: TwistedShell, directory: Path) -> None:
+    """An application that closes when it hears of the gap is closed, and nothing goes wrong."""
+    with FakeServer(directory / "fake") as server:
+        closing: list[defer.Deferred[None]] = []
+
+        def on_gap(error: Exception) -> None:
+            closing.append(client.raw.close())
+
+        client: Client = await twisted.connect(server.address, reconnect=QUICK, on_gap=on_gap)
+        (await server.accept()).close()
+        peer = await server.accept()
+        assert await peer.receive() == WHOAMI
+        peer.send(WHOAMI + b"\0!/cred/1/2/3")
+        assert await peer.receive() == b""
+        await done(closing[0])
+
+
+# --- the reactor -----------------------------------------------------------------------------
+
+TRIAL = """
+from twisted.internet import defer, reactor
+from twisted.trial.unittest import TestCase
+
+from sbus.client import tx
+from sbus.errors import Disconnected
+
+ADDRESS = {address!r}
+
+
+class Tests(TestCase):
+    async def test_use(self):
+        bus = await tx.connect(reactor, ADDRESS)
+        sub = bus.subscribe("k")
+        for i in range(200):
+            bus.publish("k", b"%d" % i)
+        async for message in sub:
+            if message.payload == b"199":
+                break
+        self.assertTrue((await bus.whoami()).startswith(b"!/cred/"))
+        await bus.close()
+
+    async def test_cancel(self):
+        bus = await tx.connect(reactor, ADDRESS)
+        for call in (bus.whoami(), bus.request("nobody"), bus.subscribe("k").get(), bus.fence(timeout=60)):
+            call.cancel()
+            await self.assertFailure(call, defer.CancelledError)
+        await bus.close()
+
+    async def test_service(self):
+        service = tx.BusClientService(reactor, ADDRESS, setup=lambda bus: bus.subscribe("k"))
+        service.startService()
+        await (await service.whenConnected()).fence()
+        await service.stopService()
+
+    async def test_service_without_a_server(self):
+        service = tx.BusClientService(reactor, ADDRESS + ".none")
+        service.startService()
+        await service.stopService()
+"""
+
+
+@pytest.mark.parametrize("reactor", ["epoll", "asyncio"])
+def test_reactor_is_left_clean(reactor: str, shared: Bus, directory: Path) -> None:
+    """Under trial, which looks for what is left in the reactor, on real reactors: nothing is."""
+    (directory / "test_clean.py").write_text(TRIAL.format(address=str(shared.address)))
+    command = [sys.executable, "-m", "twisted.trial", f"--reactor={reactor}", "--unclean-warnings", "test_clean"]
+    ended = subprocess.run(
+        command, cwd=directory, env={**os.environ, "PYTHONPATH": str(directory)}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "PASSED (successes=4)" in ended.stdout
+    assert "Dirty" not in ended.stdout + ended.stderr
