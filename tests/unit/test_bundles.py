@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from sbus import bundles
 
+compiled: Any
 try:
     compiled = importlib.import_module("sbus._bundles")
 except ImportError:
