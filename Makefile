@@ -2,6 +2,8 @@
 # make test    set everything up, then run the tests      (ARGS="tests/unit -x": arguments for pytest)
 # make lint    check style, types and news fragments      (BASE=origin/main: the branch to compare with)
 # make format  put the source into the style that lint expects
+# make bench   measure the bus beside others, about 12 minutes   (ARGS="--quick": see benchmarks/README.rst)
+# make bench-micro   time single steps, and say which have become slower
 # make docs    build the documentation into docs/_build/html
 # make setup   only make .venv and install sbus into it
 # make clean   remove all that the others made
@@ -21,7 +23,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test lint format docs setup clean
+.PHONY: help run test lint format bench bench-micro docs setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -58,6 +60,12 @@ lint: $(ready)-test $(ready)-lint
 format: $(ready)-lint
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
+
+bench: $(ready)-bench
+	.venv/bin/python benchmarks/run.py $(ARGS)
+
+bench-micro: $(ready)-bench
+	.venv/bin/python benchmarks/micro/compare.py $(ARGS)
 
 docs: $(ready)-docs
 	.venv/bin/sphinx-build -W --keep-going -n -b html docs docs/_build/html
