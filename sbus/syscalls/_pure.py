@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
-__all__ = ["PacketReader", "send_packets"]
+__all__ = ["MOST", "PacketReader", "send_packets"]
+
+MOST = 64
+"""Packets in the largest batch there can be."""
 
 
 class PacketReader:
@@ -14,13 +18,15 @@ class PacketReader:
     :param batch: packets in the largest batch.
     """
 
-    def __init__(self, max_packet: int, batch: int = 64) -> None:
+    def __init__(self, max_packet: int, batch: int = MOST) -> None:
+        if not 0 < batch <= MOST or max_packet <= 0:
+            raise ValueError(f"a batch has 1 to {MOST} packets, a packet at least 1 byte")
         self.max_packet = max_packet
         self.batch = batch
         self._buffer = bytearray(max_packet)
         self._view = memoryview(self._buffer)
 
-    def read(self, sock: socket.socket, most: int = 64) -> tuple[list[bytes], bool]:
+    def read(self, sock: socket.socket, most: int = MOST) -> tuple[list[bytes], bool]:
         """Receive what has arrived, at most one batch, without waiting.
 
         A packet that was too long to be received whole becomes the empty packet. Descriptors sent
@@ -30,6 +36,8 @@ class PacketReader:
         :returns: the packets, and whether the stream ended behind them (end-of-file, or an empty packet).
         :raises OSError: as recvmsg(2), if nothing was received; but not EAGAIN.
         """
+        if most <= 0:
+            raise ValueError("a batch has at least 1 packet")
         packets: list[bytes] = []
         retried = False
         while len(packets) < min(self.batch, most):
@@ -37,13 +45,11 @@ class PacketReader:
                 size, _, flags, _ = sock.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
-            except ConnectionResetError:
-                # Reported once, before the packets that still wait (unix(7)): read on.
-                if retried:
-                    raise
-                retried = True
-                continue
-            except OSError:
+            except OSError as e:
+                # A reset is reported once, before the packets that still wait (unix(7)): read on.
+                if e.errno == errno.ECONNRESET and not retried:
+                    retried = True
+                    continue
                 if packets:
                     break
                 raise
@@ -60,7 +66,7 @@ def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
     :raises OSError: as sendmsg(2), if the first packet cannot be sent; but not EAGAIN.
     """
     sent = 0
-    for packet in packets[:64]:
+    for packet in packets[:MOST]:
         try:
             sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
