@@ -96,6 +96,35 @@ def module_bus() -> Iterator[StartBus]:
 
 
 @pytest.fixture(scope="module")
+def _leased(module_bus: StartBus) -> StartBus:
+    buses: dict[Any, Bus] = {}
+
+    def start(*options: str, pure: bool = False) -> Bus:
+        if (options, pure) not in buses:
+            buses[options, pure] = module_bus(*options, env={"SBUS_PURE": "1"} if pure else {})
+        return buses[options, pure]
+
+    return start
+
+
+@pytest.fixture
+def lease(_leased: StartBus) -> Iterator[StartBus]:
+    """As `bus`, but a bus with the same options is used by all tests of a module, one after the other.
+
+    Each finds it without clients, and as if nothing had been logged yet.
+    """
+    mine: list[Bus] = []
+
+    def start(*options: str, **kwargs: Any) -> Bus:
+        mine.append(_leased(*options, **kwargs).lease())
+        return mine[-1]
+
+    yield start
+    for bus in mine:
+        bus.release()
+
+
+@pytest.fixture(scope="module")
 def shared(module_bus: StartBus) -> Bus:
     """A bus with default options which the tests of a module share."""
     return module_bus()

@@ -235,6 +235,7 @@ class Process:
     ) -> None:
         self.command = [str(part) for part in (*before, *twistd(), *arguments)]
         self._lines: list[str] = []
+        self._mark = 0
         self._changed = threading.Condition()
         self._over = False
         self._process = subprocess.Popen(
@@ -266,16 +267,21 @@ class Process:
 
     @property
     def log(self) -> str:
-        """All output so far."""
+        """All output so far (since the `mark`)."""
         with self._changed:
-            return "".join(self._lines)
+            return "".join(self._lines[self._mark :])
+
+    def mark(self) -> None:
+        """Forget the output so far, as another test begins."""
+        with self._changed:
+            self._mark = len(self._lines)
 
     def wait_log(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
         """Wait until the pattern occurs (so often) in the output; returns the places."""
         with self._changed:
             deadline = time.monotonic() + TIMEOUT
             while True:
-                found = list(re.finditer(pattern, "".join(self._lines), re.MULTILINE))
+                found = list(re.finditer(pattern, "".join(self._lines[self._mark :]), re.MULTILINE))
                 if len(found) >= count:
                     return found
                 left = deadline - time.monotonic()
@@ -352,6 +358,7 @@ class Bus(Process):
     ) -> None:
         self.address: str | Path = directory / "bus" if address is None else address
         self._clients: list[Client] = []
+        self._before = 0
         arguments = [*flags, "sbus", *([f"--socket={self.address}"] if named else []), *options]
         super().__init__(directory, arguments, env=env, before=before, pass_fds=pass_fds, umask=umask)
 
@@ -374,9 +381,35 @@ class Bus(Process):
             assert client.sync() == []
         return client
 
-    def ensure_gone(self) -> None:
+    def lease(self) -> Bus:
+        """Begin a test with a bus that was used before, and has no clients now."""
+        self.mark()
+        self._before = self._count(" connected: ")
+        return self
+
+    def nth(self, number: int) -> int:
+        """What the log calls the client that has connected as number `number` in this test."""
+        return self._before + number
+
+    def release(self) -> None:
+        """End a test: disconnect everyone, and wait until the server has noticed."""
+        self.disconnect()
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._over or self._count(" connected: ") == self._count(" disconnected: "), TIMEOUT
+            )
+        assert done, "the bus has clients that are gone"
+
+    def _count(self, text: str) -> int:
+        return sum(text in line for line in self._lines)
+
+    def disconnect(self) -> None:
         for client in self._clients:
             client.close()
+        self._clients.clear()
+
+    def ensure_gone(self) -> None:
+        self.disconnect()
         super().ensure_gone()
 
     def dropped(self) -> int:

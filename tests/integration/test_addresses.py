@@ -144,14 +144,14 @@ class TestDefault:
 class TestMode:
     """--mode and --group: who may connect."""
 
-    @pytest.mark.parametrize("mode", ["0700", "0600", "0777", "0750", "700", "0"])
+    @pytest.mark.parametrize("mode", ["0700", "0777", "700", "0"])
     def test_final_mode(self, bus, directory, mode):
         """The file has exactly this mode, whatever the umask; without --mode 0700."""
         options = () if mode == "0700" else (f"--mode={mode}",)
         bus(*options, umask=0o077)
         assert stat.S_IMODE((directory / "bus").stat().st_mode) == int(mode, 8)
 
-    @pytest.mark.parametrize(("mode", "umask"), [("0700", 0), ("0600", 0), ("0750", 0o022), ("0777", 0o777)])
+    @pytest.mark.parametrize(("mode", "umask"), [("0700", 0), ("0750", 0o022), ("0777", 0o777)])
     def test_never_more(self, bus, directory, mode, umask):
         """The file never has more permissions than that, not even for a moment: somebody who only watches says so."""
         program = (
@@ -195,7 +195,7 @@ class TestMode:
         steps = [match[1] for match in started.wait_log(r"step os\.ch\w+ (0o\d+)", 2)]
         assert set(steps) == {"0o0"}
 
-    @pytest.mark.parametrize("mode", ["", "9", "rwx", "0o", "1777", "-1", "7 0 0", "0700x"])
+    @pytest.mark.parametrize("mode", ["", "rwx", "1777"])
     def test_no_mode(self, directory, mode):
         """What is no mode is refused with an example of one."""
         line = refusal(directory, f"--mode={mode}")
@@ -290,7 +290,7 @@ class TestUsers:
         assert "--allow-user=no-such-user: there is no such user" in line
         assert "getent passwd" in line
 
-    @pytest.mark.parametrize("uid", ["4294967295", "99999999999999999999", "-1", ""])
+    @pytest.mark.parametrize("uid", ["4294967295", "-1"])
     def test_no_uid(self, directory, uid):
         """What is no UID is refused."""
         assert f"--allow-user={uid}: " in refusal(directory, f"--allow-user={uid}")
@@ -342,7 +342,7 @@ class TestAbstract:
         started.address = f"/dev/unix/abstract/{whole.hex()}"
         assert goes_on(started)
 
-    @pytest.mark.parametrize("text", ["0", "xyz", "00" * 109, "0 1", ""])
+    @pytest.mark.parametrize("text", ["xyz", "00" * 109])
     def test_not_hexadecimal(self, directory, text):
         """What is no hexadecimal name is refused."""
         assert "hexadecimal digits" in refusal(directory, address=f"/dev/unix/abstract/{text}")
@@ -353,10 +353,9 @@ class TestAbstract:
         assert "1 to 107 bytes" in refusal(directory, address=text)
 
     def test_in_use(self, bus, directory):
-        """An abstract address in use is refused, with or without --reuse."""
+        """An abstract address in use is refused, also with --reuse."""
         started = bus(address=f"@sbus-test-used-{os.getpid()}")
-        for options in ((), ("--reuse",)):
-            assert "another server is running there" in refusal(directory, *options, address=started.address)
+        assert "another server is running there" in refusal(directory, "--reuse", address=started.address)
         assert goes_on(started)
 
     def test_users(self, as_root, become, bus):
@@ -417,12 +416,10 @@ class TestInherited:
         assert "bind it before passing it" in line
 
     def test_of_another_kind(self, directory):
-        """A stream or datagram socket, a TCP socket, a pipe and a file are refused: none is a SEQPACKET socket."""
+        """A stream socket, a TCP socket and a file are refused: none is a SEQPACKET socket."""
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        datagram = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        tcp = socket.socket()
-        with stream, datagram, tcp, open("/dev/null") as null:
-            for file in (stream, datagram, tcp, null):
+        with stream, socket.socket() as tcp, open("/dev/null") as null:
+            for file in (stream, tcp, null):
                 fd = file.fileno()
                 line = refusal(directory, address=f"/dev/fd/{fd}", pass_fds=[fd])
                 assert "SOCK_SEQPACKET" in line or "not an open socket" in line
@@ -604,10 +601,9 @@ class TestInTheWay:
         else:
             path.symlink_to(directory / "nowhere")
         before = path.lstat()
-        for options in ((), ("--reuse",)):
-            line = refusal(directory, *options)
-            assert "is not a socket" in line
-            assert "remove it yourself" in line
+        line = refusal(directory, "--reuse")
+        assert "is not a socket" in line
+        assert "remove it yourself" in line
         assert path.lstat() == before
 
     def test_somebody_elses_server(self, become, bus, directory):
@@ -622,7 +618,7 @@ class TestInTheWay:
     def test_one_of_many(self, spawn, directory):
         """Of many servers that are started at once with --reuse on a stale socket one serves, the others give up."""
         stale(directory / "bus")
-        servers = [spawn(Bus, directory, "--reuse") for _ in range(6)]
+        servers = [spawn(Bus, directory, "--reuse") for _ in range(4)]
         serving = [server for server in servers if server.has_started()]
         assert len(serving) == 1
         for server in servers:

@@ -17,12 +17,11 @@ from tests.integration.harness import TIMEOUT, WHOAMI, Client, goes_on, numbered
 
 
 @pytest.fixture(params=["compiled", "plain"])
-def any_bus(request, bus):
-    """Starts buses with and without the compiled helper."""
+def any_bus(request, lease):
+    """Gives buses with and without the compiled helper."""
     if request.param == "compiled" and not batch.COMPILED:
         pytest.skip("the compiled helper is not built, or switched off")
-    env = {"SBUS_PURE": "1" if request.param == "plain" else "0"}
-    return lambda *options, **kwargs: bus(*options, env=env, **kwargs)
+    return lambda *options: lease(*options, pure=request.param == "plain")
 
 
 class TestBytes:
@@ -173,9 +172,9 @@ class TestCompleteness:
         assert subscriber.receive(count) == packets
         assert subscriber.sync() == []
 
-    def test_closed_before_it_was_accepted(self, bus):
+    def test_closed_before_it_was_accepted(self, lease):
         """A client that connects, publishes and closes while the server is busy elsewhere has published."""
-        started = bus()
+        started = lease()
         subscriber = started.client(b"brief/*")
         started.kill(signal.SIGSTOP)
         packets = [b"MSG brief/%d\0here and gone" % n for n in range(20)]
@@ -185,9 +184,9 @@ class TestCompleteness:
         started.kill(signal.SIGCONT)
         assert subscriber.receive(20) == packets
 
-    def test_subscribe_then_publish_at_once(self, bus):
+    def test_subscribe_then_publish_at_once(self, lease):
         """Who subscribes and publishes in one breath, before it was accepted, gets its message."""
-        started = bus()
+        started = lease()
         started.kill(signal.SIGSTOP)
         client = Client(started.address)
         client.sub(b"breath")
@@ -263,9 +262,9 @@ class TestCompleteness:
         client.sock.shutdown(socket.SHUT_WR)
         assert client.rest() == packets
 
-    def test_deaf_client_still_publishes(self, bus):
+    def test_deaf_client_still_publishes(self, lease):
         """A client that receives no more (shutdown) may still publish, and costs nobody anything."""
-        started = bus()
+        started = lease()
         subscriber = started.client(b"deaf/*")
         deaf = started.client(b"deaf/*")
         deaf.sock.shutdown(socket.SHUT_RD)
@@ -326,9 +325,9 @@ class TestControl:
         for other in others:
             assert other.sync() == packets
 
-    def test_replies_do_not_pile_up(self, bus):
+    def test_replies_do_not_pile_up(self, lease):
         """A client that asks and does not read the answers is not read from for long, and then gets every one."""
-        started = bus("--max-packet=1024")
+        started = lease("--max-packet=1024")
         client = started.client()
         bystander = started.client()
         asked = turns = 0
@@ -365,9 +364,9 @@ class TestReactors:
 class TestStopped:
     """Processes that are stopped and continued."""
 
-    def test_stopped_server(self, bus):
+    def test_stopped_server(self, lease):
         """What clients send while the server is stopped is delivered when it goes on."""
-        started = bus()
+        started = lease()
         subscriber = started.client(b"sleep/*")
         publisher = started.client()
         started.kill(signal.SIGSTOP)
@@ -381,9 +380,9 @@ class TestStopped:
         assert subscriber.receive(len(packets)) == packets
         assert goes_on(started)
 
-    def test_stopped_subscriber(self, bus):
+    def test_stopped_subscriber(self, lease):
         """A subscriber that is stopped misses nothing, and nobody else waits for it."""
-        started = bus("--max-packet=1024")
+        started = lease("--max-packet=1024")
         count = 5000
         program = (
             "import socket, sys\n"

@@ -170,9 +170,6 @@ class TestDescriptors:
         packets = [one.msg(b"talk", b"%d" % n) for n in range(200)]
         for client in (one, two, *served):
             assert client.receive(200) == packets
-        served.pop().close()
-        started.wait_log("client 4 disconnected")
-        assert self.comes_in(started)
 
     def comes_in(self, bus) -> bool:
         """Whether a client is served, now or when the server tries again."""
@@ -187,8 +184,7 @@ class TestDescriptors:
         started = bus()
         client = started.client(b"talk")
         self.starve(started, 0)
-        for _ in range(2):
-            assert started.client().has_ended()
+        assert started.client().has_ended()
         began = started.cpu()
         for _ in range(200):
             packet = client.msg(b"talk")
@@ -200,15 +196,15 @@ class TestDescriptors:
     def test_it_can_still_stop(self, bus, directory):
         """SIGTERM ends a process without descriptors as cleanly as any."""
         started = bus()
-        client = started.client()
+        client = started.client(b"talk")
         self.starve(started, 0)
         assert started.client().has_ended()
         assert started.stop(signal.SIGTERM) == 0
         assert client.has_ended()
         assert not (directory / "bus").exists()
 
-    def test_the_connection_that_was_lost_meanwhile(self, bus):
-        """A client that gives up while it waits is no trouble."""
+    def test_room_comes_back(self, bus):
+        """When there are descriptors again, clients are served again; who has given up meanwhile is no trouble."""
         started = bus()
         client = started.client(b"talk")
         self.starve(started, 0)
@@ -216,7 +212,6 @@ class TestDescriptors:
             started.client().close()
         packet = client.msg(b"talk")
         assert client.recv() == packet
-        self.starve(started, 100)
-        while not self.comes_in(started):
-            pass
+        self.starve(started, 10)
+        assert any(self.comes_in(started) for _ in range(5))
         assert goes_on(started)

@@ -11,10 +11,10 @@ import pytest
 from tests.integration.harness import SAME_USER, Client, goes_on, numbered, refusal
 
 
-@pytest.fixture(params=["0", "1"], ids=["compiled", "plain"])
-def started(request, bus):
+@pytest.fixture(params=[False, True], ids=["compiled", "plain"])
+def started(request, lease):
     """A bus, with the compiled helper (where there is one) and without."""
-    return bus(env={"SBUS_PURE": request.param})
+    return lease(pure=request.param)
 
 
 def test_sub_then_unsub(started):
@@ -63,8 +63,9 @@ def test_peer_that_fails_in_a_fan_out(started, how):
     assert goes_on(started)
 
 
-def test_whose_credentials(started):
+def test_whose_credentials(bus):
     """A client's own credentials are accepted, and foreign ones refused; it was the other way round."""
+    started = bus()
     mine = started.client(user=SAME_USER)
     mine.sub(mine.credentials + b"/inbox")
     assert mine.sync() == []
@@ -135,8 +136,9 @@ def test_truncated_packet(started):
         assert reader.sync() == [before]
 
 
-def test_no_descriptors_left(started):
+def test_no_descriptors_left(bus):
     """A server that has run out of descriptors waits for better times; it does not spin, and serves who is there."""
+    started = bus()
     one, other = started.client(b"talk"), started.client(b"talk")
     most = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(started.pid, resource.RLIMIT_NOFILE, (max(started.descriptors()) + 1, most))
@@ -149,8 +151,9 @@ def test_no_descriptors_left(started):
     assert other.recv() == packet
 
 
-def test_socket_file(started, directory):
+def test_socket_file(bus, directory):
     """SIGTERM leaves no socket file behind, so that the next server can start."""
+    started = bus()
     assert (directory / "bus").exists()
     assert "in use" in refusal(directory)
     assert started.stop(signal.SIGTERM) == 0
