@@ -257,9 +257,10 @@ def test_yardstick_unsubscribes(yardstick: Running) -> None:
         client.unsub(b"a")
         client.msg(b"a")
         last = client.msg(b"b")
-        other.msg(b"a")
-        other.echo()
         assert client.echo() == [first, last]
+        other.msg(b"a")
+        assert other.echo() == []
+        assert client.echo() == []
 
 
 # --- the generators -------------------------------------------------------------------------------------
