@@ -275,6 +275,7 @@ class SendQueue:
         "_newest_first",
         "_order",
         "_receiver",
+        "_refused",
         "_reply_pending",
         "_soft",
         "_user",
@@ -303,6 +304,7 @@ class SendQueue:
         self._newest_first = False
         self._is_arranged = True
         self._reply_pending = False
+        self._refused: list[bytes] = []
         self.watch: Callable[[list[bytes]], None] | None = None
 
     def __len__(self) -> int:
@@ -444,7 +446,12 @@ class SendQueue:
     def done(self, taken: list[bytes], sent: int) -> None:
         """Of what was taken so many were sent. What a first flush leaves is offered to flood control."""
         if self.watch is not None and sent:
-            self.watch(taken[:sent])
+            refused = set(map(id, self._refused))
+            packets = [p for p in taken[:sent] if id(p) not in refused] if refused else taken[:sent]
+            if packets:
+                self.watch(packets)
+        if self._refused:
+            self._refused = []
         if self._backlog is not None:
             self._backlog.done(sent)
             if sent:
@@ -486,7 +493,8 @@ class SendQueue:
         self._receiver.congested(False)
 
     def refused(self, packet: bytes) -> bool:
-        """A packet that the socket will never take: drop it, as its receiver is not to blame."""
+        """A packet of what was taken that the socket will never take: drop it, as its receiver is not to blame."""
+        self._refused.append(packet)
         if type(packet) is not Reply:
             self._receiver.dropped(1, len(packet))
         return True
@@ -499,7 +507,12 @@ class SendQueue:
             if type(packet) is not Reply:
                 messages += 1
                 size += len(packet)
+        for packet in self._refused:  # of what was taken; counted already
+            if type(packet) is not Reply:
+                messages -= 1
+                size -= len(packet)
         self.pending = []
+        self._refused = []
         self._reply_pending = False
         if self._backlog is not None:
             self._count(-self.messages, -self.size)

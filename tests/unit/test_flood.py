@@ -18,7 +18,6 @@ from sbus.flood import (
     ORDERS,
     SOFT_STRATEGIES,
     QueueLimits,
-    Reply,
     SendQueue,
     SharedBudget,
     Verdict,
@@ -718,14 +717,59 @@ def test_a_queue_of_replies_is_not_at_its_limit():
 # --- packets that cannot be sent ---------------------------------------------------------------------------------
 
 
-def test_refused():
-    """A message that the kernel will never take is dropped and counted, a reply is not; the connection goes on."""
-    connection = Connection(hard="error", soft="error")
-    assert connection.queue.refused(A)
-    assert connection.lost == [1, 1]
-    assert connection.queue.refused(Reply(b"reply"))
-    assert connection.lost == [1, 1]
-    assert connection.closed is None
+@pytest.mark.parametrize("is_congested", [True, False])
+def test_refused(is_congested):
+    """A message that the kernel will never take is dropped and counted, a reply is not; the connection goes on.
+
+    Who watches what is sent is told of neither.
+    """
+    connection = Connection()
+    seen: list[bytes] = []
+    connection.queue.watch = seen.extend
+    connection.publish(A, E)
+    connection.queue.write(b"reply")
+    connection.publish(B, C)
+    if is_congested:
+        connection.flush(0)
+    taken = connection.queue.take(BATCH)
+    assert taken == [A, E, b"reply", B, C]
+    assert connection.queue.refused(taken[1])
+    assert connection.queue.refused(taken[2])
+    connection.queue.done(taken, 4)
+    assert connection.lost == [1, 5]
+    assert seen == [A, B]
+    taken = connection.queue.take(BATCH)
+    connection.queue.done(taken, 0)
+    assert (connection.queue.messages, connection.queue.size, connection.queue.replies) == (1, 3, 0)
+    assert connection.budget.bytes == 3
+    assert connection.drain() == [C]
+    assert seen == [A, B, C]
+    connection.publish(E)
+    taken = connection.queue.take(1)
+    connection.queue.refused(taken[0])
+    connection.queue.watch = lambda packets: pytest.fail(f"told of {packets}")
+    connection.queue.done(taken, 1)
+    assert connection.lost == [2, 10]
+
+
+@pytest.mark.parametrize("is_congested", [True, False])
+def test_refused_then_lost(is_congested):
+    """A message that was refused before the connection broke is counted once."""
+    connection = Connection()
+    connection.publish(A, E)
+    connection.queue.write(b"reply")
+    connection.publish(B, C)
+    if is_congested:
+        connection.flush(0)
+    taken = connection.queue.take(4)
+    connection.queue.refused(taken[1])
+    connection.queue.refused(taken[2])
+    connection.queue.abandon(taken)
+    assert connection.lost == [4, 11]
+    assert connection.budget.bytes == connection.queue.messages == len(connection.queue) == 0
+    connection.publish(A)
+    connection.queue.abandon()
+    assert connection.lost == [5, 12]
 
 
 @pytest.mark.parametrize("order", ORDER)
