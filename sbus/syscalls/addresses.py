@@ -267,6 +267,11 @@ def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
                 f"{text} is left over from a server that is gone: start with --reuse to replace it, or remove it"
             ) from None
         return
+    except PermissionError:
+        raise ListenError(
+            f"{text} is there already, and as you may not connect to it nobody knows whether a server is running: "
+            "make sure of that and remove it yourself, or choose another --socket"
+        ) from None
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
             raise
