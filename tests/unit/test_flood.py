@@ -1191,4 +1191,4 @@ class FloodMachine(RuleBasedStateMachine):
 
 
 TestFlood = FloodMachine.TestCase
-TestFlood.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFlood.settings = settings(max_examples=150, stateful_step_count=40)

@@ -283,4 +283,4 @@ class HoldbackMachine(RuleBasedStateMachine):
 
 
 TestHoldback = HoldbackMachine.TestCase
-TestHoldback.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHoldback.settings = settings(max_examples=60, stateful_step_count=30)

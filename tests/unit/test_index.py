@@ -227,3 +227,21 @@ def test_prefixes_of_many_lengths():
         bus.check(b"y" * i)
         bus.unsubscribe(client, b"y" * i + b"*")
     assert bus.index.is_empty()
+
+
+def test_prefixes_that_went_cost_nothing():
+    """A length that no prefix has any more is not looked for."""
+    few, many = Bus(), Bus()
+    client = Client()
+    for bus in (few, many):
+        bus.subscribe(client, b"x*")
+    for _ in range(2):
+        for text in (b"x", b"y"):
+            for i in range(2, 20):
+                many.subscribe(client, text * i + b"*")
+        for text in (b"x", b"y"):
+            for i in range(2, 20):
+                many.unsubscribe(client, text * i + b"*")
+    key = b"x" * 30
+    assert many.route(key) == (client,)
+    assert calls(many.index.route, key, None) == calls(few.index.route, key, None)

@@ -486,7 +486,7 @@ def test_subclasses_of_bytes(helper, pair):
         assert [theirs.recv(10) for _ in packets] == packets
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=100), st.integers(1, 64), st.integers(1, 200))
 def test_both_directions_of_both(packets, batch, limit):
     """Whatever is sent by either implementation is read by either, the same, and in the same batches."""
