@@ -271,11 +271,14 @@ class Session(Calls[Sub]):
         for delay in self._backoff.delays():
             await self._sleep(delay)
             try:
-                await self._open()
-                await self._fence()
+                if self._error is None:
+                    await self._open()
+                if self._is_connected():
+                    await self._fence()
             except (ConnectError, Disconnected):
                 pass
             if self._error is not None:
+                self._detach()
                 return
             if self._is_connected():
                 break
