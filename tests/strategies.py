@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 from sbus.errors import Violation
 from sbus.keys import CURRENT, EARLY, Dialect, PeerCredentials
 
-__all__ = ["PEERS", "dialects", "keys", "may_subscribe", "patterns", "payloads", "peers", "texts", "usable"]
+__all__ = [
+    "PEERS",
+    "dialects",
+    "keys",
+    "may_subscribe",
+    "patterns",
+    "patterns_near",
+    "payloads",
+    "peers",
+    "texts",
+    "usable",
+]
 
 PEERS = (
     PeerCredentials(pid=7, uid=1, gid=1),
@@ -76,3 +87,21 @@ def keys(dialect: Dialect = CURRENT) -> st.SearchStrategy[bytes]:
 
 patterns = keys
 """Patterns that a peer may subscribe to, its credentials aside; text that is a good key is a good pattern."""
+
+
+@st.composite
+def patterns_near(draw: st.DrawFn, some_keys: list[bytes], dialect: Dialect = CURRENT) -> bytes:
+    """A pattern that is one of these keys, or is like it: with wildcards, or with what is above it."""
+    key = draw(st.sampled_from(some_keys))
+    start = len(b"!/cred/") if dialect.is_secret(key) else 0
+    segments = key[start:].split(dialect.separator)
+    ids = 3 if start else 0
+    kept = draw(st.integers(min(ids + 1, len(segments)), len(segments)))
+    cut = segments[:kept]
+    for i in range(ids, kept):
+        if draw(st.integers(0, 3)) == 0:
+            cut[i] = cut[i][: draw(st.integers(0, len(cut[i])))] + b"*"
+    if kept < len(segments) or draw(st.integers(0, 3)) == 0:
+        cut.append(b"")
+    pattern = key[:start] + dialect.separator.join(cut)
+    return pattern if usable(pattern, dialect) else key

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sbus.index import PatternIndex
 from sbus.keys import CURRENT, EARLY, Dialect, PeerCredentials, matches
 from tests.costs import calls
-from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns
+from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns, patterns_near
 
 ME = PeerCredentials(pid=30, uid=20, gid=10)
 
@@ -60,7 +60,7 @@ def test_index_finds_what_the_matcher_finds(data, dialect):
     for what in data.draw(st.lists(st.sampled_from("sssru"), max_size=25), "steps"):
         if what == "s":
             client = data.draw(st.sampled_from(clients))
-            pattern = data.draw(st.one_of(patterns(dialect), st.sampled_from(some_keys)))
+            pattern = data.draw(st.one_of(patterns(dialect), patterns_near(some_keys, dialect)))
             if may_subscribe(dialect, client.peer, pattern):
                 bus.subscribe(client, pattern)
         elif what == "u" and bus.subscriptions:

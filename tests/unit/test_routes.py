@@ -14,7 +14,7 @@ from sbus.index import PatternIndex
 from sbus.keys import CURRENT, EARLY, Dialect, PeerCredentials
 from sbus.routes import RouteCache
 from tests.costs import calls
-from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns
+from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns, patterns_near
 
 ME = PeerCredentials(pid=30, uid=20, gid=10)
 
@@ -65,7 +65,7 @@ def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers):
     for what in data.draw(st.lists(st.sampled_from("ssurrr"), max_size=25), "steps"):
         if what == "s":
             client = data.draw(st.sampled_from(clients))
-            pattern = data.draw(st.one_of(patterns(dialect), st.sampled_from(some_keys)))
+            pattern = data.draw(st.one_of(patterns(dialect), patterns_near(some_keys, dialect)))
             if may_subscribe(dialect, client.peer, pattern):
                 bus.subscribe(client, pattern)
                 subscriptions.append((client, pattern))
@@ -253,6 +253,39 @@ def test_equal_routes_are_one_tuple():
     bus.subscribe(Client(), b"a/1")
     assert bus.route(b"a/1") != first
     assert bus.route(b"a/3") is first is bus.route(b"a/2")
+
+
+def test_a_key_and_then_its_neighbours():
+    """A route that was forgotten alone is in nobody's way when its neighbours are, nor when it comes back."""
+    for again in (True, False):
+        bus, client = CachedIndex(), Client()
+        for key in (b"a/b/1", b"a/b/2"):
+            bus.route(key)
+        bus.subscribe(client, b"a/b/1")
+        if again:
+            assert bus.route(b"a/b/1") == (client,)
+        bus.subscribe(client, b"a/b/")
+        assert not bus.cache.routes
+        assert bus.route(b"a/b/1") == bus.route(b"a/b/2") == (client,)
+
+
+def test_keys_that_came_and_went_cost_nothing():
+    """Keys that were forgotten one by one leave nothing that would have to be forgotten again."""
+    few, many = CachedIndex(), CachedIndex()
+    client = Client()
+    for i in range(100):
+        for form in (b"a/%d", b"a/%d/x", b"%d/a", b"!/cred/10/20/%d/x"):
+            key = form % (100 + i)
+            many.route(key)
+            many.cache.forget(key, CURRENT.check(key), PeerCredentials(100 + i, 20, 10))
+    for bus in (few, many):
+        bus.route(b"stays")
+    for pattern in (b"a/", b"a/*", b"!/cred////"):
+        secret = CURRENT.check(pattern)
+        assert calls(many.cache.forget, pattern, secret, ME) == calls(few.cache.forget, pattern, secret, ME)
+    assert set(many.cache.routes) == {b"stays"}
+    many.subscribe(client, b"a/")
+    assert many.route(b"a/100") == (client,)
 
 
 @pytest.mark.parametrize("pattern", [b"", b"a/", b"a/b", b"a/b/*", b"*/b", b"!/cred////", b"!/cred//20//x"])
