@@ -46,6 +46,6 @@ if os.environ.get("SBUS_DOCS_INTERSPHINX"):
 _others = "|".join(map(re.escape, sorted({*sys.stdlib_module_names, "pyarrow", "pyspark", "twisted", "zope"})))
 nitpick_ignore_regex = [
     (r"py:.*", rf"({_others})\..*"),
-    (r"py:class", r"sbus\.(index|routes|runs)\.S"),  # type variables
+    (r"py:class", r"sbus\.(index|routes|runs)\.[MS]"),  # type variables
     (r"py:class", r"(sbus\.client\.\w+\.)?Sub"),
 ]

@@ -81,9 +81,9 @@ class _Waiter:
 class Subscription:
     """The messages of one pattern.
 
-    They come to who iterates over the bus; or, from the moment that this is iterated over (or `get`
-    is called), to this alone. A callback gets them while the bus is read for whatever reason; its
-    exceptions are raised there, when all that came together is dealt with.
+    They come to who iterates over the bus; or, once this is iterated over (or `get` is called), to this
+    alone, with those that have come before and were not read. A callback gets them while the bus is read
+    for whatever reason; its exceptions are raised there, when all that came together is dealt with.
 
     :ivar pattern: what it is subscribed to.
     """
@@ -133,8 +133,12 @@ class Subscription:
 
     def _claim(self) -> deque[Message]:
         if self._own is None:
-            self._own = deque()
+            self._own = deque(self._bus._hand_over(self))
         return self._own
+
+    def _shares(self) -> bool:
+        """Whether its messages go to who iterates over the bus."""
+        return self._own is None and self._callback is None
 
     def __iter__(self) -> Iterator[Message]:
         self._claim()
@@ -253,7 +257,8 @@ class Bus(Calls[Subscription]):
         """Send messages, however long it takes."""
         at = 0
         while at < len(packets):
-            self._drain(None)
+            if self._outbox:
+                self._drain(None)
             sock = self._connected(None)
             if sock is None:
                 self._outbox.extend(packets[at:])
@@ -492,6 +497,24 @@ class Bus(Calls[Subscription]):
             self._deadline = outer
             call.close()
 
+    def _hand_over(self, subscription: Subscription) -> list[Message]:
+        """Messages that have come for a subscription before it was read itself.
+
+        They go from the bus's queue to its own, but for those that others want from the bus.
+        """
+        mine: list[Message] = []
+        others: deque[Message] = deque()
+        for message in self._messages:
+            sinks = self.core.wanting(message.key)
+            if subscription in sinks:
+                mine.append(message)
+            shared = any(isinstance(s, Subscription) and s is not subscription and s._shares() for s in sinks)
+            if shared or subscription not in sinks:
+                others.append(message)
+        self._messages.clear()
+        self._messages.extend(others)
+        return mine
+
     def _keep(self, message: Message) -> None:
         """A message for who iterates over the bus: once, however many subscriptions want it."""
         if message is not self._kept:
@@ -621,18 +644,17 @@ class Bus(Calls[Subscription]):
     def _lose(self, why: str, rest: list[bytes] | None = None) -> None:
         """The connection is lost; `rest` is what it has brought and nobody has got yet."""
         error = Disconnected(f"{why} ({self.address})")
+        if self._backoff is None:
+            self._error = error
+        elif self._gap is None:
+            self._delays = self._backoff.delays()
+            self._next_attempt = time.monotonic() + next(self._delays)
+            self._gap = error
         self._detach()
         # Messages are still good, whenever they are read; the replies were for those who are told now.
         self._batch = iter([packet for packet in (*self._batch, *(rest or ())) if packet.startswith(b"MSG ")])
         waiting = self._lost()
-        if self._backoff is None:
-            self._error = error
-        else:
-            self._outbox.restart(self.core.greeting())
-            if self._gap is None:
-                self._gap = error
-                self._delays = self._backoff.delays()
-                self._next_attempt = time.monotonic() + next(self._delays)
+        self._outbox.restart(self.core.greeting())
         for waiter in waiting:
             waiter.fail(error)
 

@@ -234,6 +234,11 @@ class ClientCore:
             else:
                 self._receive_other(packet)
 
+    def wanting(self, key: bytes) -> tuple[Sink, ...]:
+        """The sinks that want messages with this key."""
+        sinks = self._cache.routes.get(key)
+        return self._route(key) if sinks is None else sinks
+
     def _route(self, key: bytes) -> tuple[Sink, ...]:
         fence = self._fences.pop(key, None)
         if fence is not None:

@@ -116,7 +116,6 @@ class Client:
 
     async def inbox(self, name: bytes | str) -> tuple[bytes, Sub]:
         inbox = await self.do(self.raw.inbox, name)
-        await self.do(inbox.subscription.get_ready)
         return inbox.key, Sub(self, inbox.subscription)
 
     async def request(self, *args: Any, **kwargs: Any) -> bytes:

@@ -619,6 +619,28 @@ async def test_killed_server_is_survived_while_publishing_and_subscribing(shell:
     assert {str(error) for error in heard.told} == {f"the server closed the connection ({server.address})"}
 
 
+async def test_thousand_subscriptions_are_made_again(shell: Shell, bus: StartBus) -> None:
+    """All of them, and more than the socket takes at once, are in force when the gap is told."""
+    server = bus()
+    gaps = Gaps()
+    client = await shell.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    subs = [await client.subscribe(f"many/{i}/{'x' * 1000}") for i in range(1000)]
+    await client.fence()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    server = bus("--reuse")
+    await client.settle()
+    await gaps.wait(1)
+    publisher = server.client()
+    for i in range(0, 1000, 50):
+        publisher.msg(b"many/%d/%b" % (i, b"x" * 1000), b"%d" % i)
+    publisher.sync()
+    await client.fence()
+    assert [[m.payload for m in await sub.get_ready()] for sub in subs[::50]] == [
+        [b"%d" % i] for i in range(0, 1000, 50)
+    ]
+
+
 async def test_calls_wait_for_the_connection_to_be_made_again(shell: Shell, bus: StartBus) -> None:
     """Once the loss is known, calls wait for the next connection, and do there what they were to do."""
     server = bus()
