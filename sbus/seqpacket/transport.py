@@ -46,7 +46,7 @@ from sbus.syscalls.sockets import peer_credentials, sendable
 __all__ = ["PacketTransport"]
 
 _READ_ROUNDS = 8
-"""Batches read in one turn at most, when no other socket is ready."""
+"""Reads in one turn at most, when no other socket is ready, until they make a batch."""
 _WRITE_ROUNDS = 16
 """Batches written in one turn at most."""
 _BUNDLES_READ = 8
@@ -190,6 +190,8 @@ class PacketTransport:
     # --- reading -----------------------------------------------------------------------------
 
     def _read(self, rounds: int) -> None:
+        """Read a batch. A small one is followed by another look: an answer to it may be there already."""
+        count = 0
         for _ in range(rounds):
             try:
                 packets, ended = self._reader.read(self._sock, _BUNDLES_READ if self._bundles else BATCH)
@@ -206,6 +208,10 @@ class PacketTransport:
                     self._end_of_file()
                 return
             if not packets or not self._events & READ:
+                return
+            count += len(packets)
+            if count >= BATCH or self._bundles:
+                self._hub.has_more = True
                 return
 
     def _deliver(self, packets: list[bytes]) -> None:

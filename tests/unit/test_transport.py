@@ -224,15 +224,23 @@ def test_reads_more_in_a_turn_when_alone(world):
     assert recorder.packets == numbered(700)
 
 
-def test_reads_one_batch_in_a_turn_in_company(world):
-    """Of several sockets that are ready each is read for one batch a turn."""
-    recorders = [BatchRecorder() for _ in range(3)]
+def test_sockets_in_company_take_turns(world):
+    """Of several sockets that are ready none is read for a second batch before each was read for one."""
+    order = []
+
+    class Ordered(BatchRecorder):
+        def packetsReceived(self, packets):
+            order.append((recorders.index(self), len(packets)))
+            return super().packetsReceived(packets)
+
+    recorders = [Ordered() for _ in range(3)]
     for recorder in recorders:
         peer = world.connect(recorder)
         for packet in numbered(200):
             peer.send(packet)
     world.turn()
-    assert [recorder.batches for recorder in recorders] == [[64]] * 3
+    assert [sorted(order[at : at + 3]) for at in range(0, 9, 3)] == [[(n, 64) for n in range(3)]] * 3
+    assert sorted(order[9:]) == [(n, 8) for n in range(3)]
 
 
 def test_large_packets_come_in_small_batches(world):
