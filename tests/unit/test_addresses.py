@@ -13,6 +13,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,7 @@ def test_abstract_name():
     assert address == Address("@name", b"\0name")
     assert address.is_abstract
     assert not address.is_path
+    assert parse("@n").name == b"\0n"
     assert parse("@" + "n" * 107).name == b"\0" + b"n" * 107
     for text in ("@", "@" + "n" * 108):
         with pytest.raises(AddressError, match="1 to 107 bytes"):
@@ -164,7 +166,7 @@ def test_hexadecimal_abstract_address(digits, name):
 @pytest.mark.parametrize("digits", ["", "0", "000", "0g", "00 ", "é0", "00" * 109, "ab" * 108, "00/00", "٠٠"])
 def test_bad_hexadecimal(digits):
     """Anything but an even number of digits that fit is refused."""
-    with pytest.raises(AddressError, match=r"hexadecimal|at most"):
+    with pytest.raises(AddressError, match=r"hexadecimal digits, an even number and at most 216|at most 107 bytes"):
         parse(f"/dev/unix/abstract/{digits}")
 
 
@@ -174,6 +176,7 @@ def test_random_abstract_address():
     assert one.is_abstract
     assert len(one.name) == 108
     assert one.name != other.name
+    assert any(parse("/dev/unix/abstract").name[-1] for _ in range(16))  # random to the last byte
     assert parse(one.text) == one
 
 
@@ -518,6 +521,25 @@ def test_two_servers_at_once(directory, path, monkeypatch):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(fd)
+
+
+def test_a_lock_that_is_given_back(directory, path, monkeypatch):
+    """While another server is being started in the directory one waits, looking again and again."""
+    fd = os.open(directory, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    naps = []
+
+    def sleep(seconds):
+        assert not path.exists()
+        naps.append(seconds)
+        if len(naps) == 3:
+            os.close(fd)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with on(path) as bound:
+        assert talk(bound.address)
+    assert len(naps) == 3
+    assert max(naps) < 0.1
 
 
 def test_a_lock_that_is_not_given_back(directory, path, monkeypatch):

@@ -138,6 +138,18 @@ def test_nobody_held_back_no_time_out(receiver):
     assert receiver.clock.getDelayedCalls() == []
 
 
+@pytest.mark.parametrize("until_empty", [True, False])
+def test_a_publisher_that_is_gone(receiver, until_empty):
+    """A publisher that is gone is held by nobody: it is not let go, and no time-out follows from it."""
+    publisher = Publisher()
+    receiver.holdback.hold(publisher, until_empty)
+    receiver.holdback.discard(publisher)
+    receiver.clock.advance(TIMEOUT)
+    assert receiver.disconnected_at is None
+    receiver.holdback.moved(room=True, empty=True)
+    assert held(publisher) == [True]
+
+
 def test_time_starts_afresh_after_a_pause(receiver):
     """Once everyone was let go and the time has run out, who is held later is held for the whole time."""
     receiver.holdback.hold(Publisher(), until_empty=False)

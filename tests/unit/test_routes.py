@@ -76,6 +76,7 @@ def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers):
             assert Counter(bus.route(key)) == Counter(bus.index.route(key, dialect.check(key)))
         for key, receivers in bus.cache.routes.items():
             assert Counter(receivers) == Counter(bus.index.route(key, dialect.check(key)))
+        check_books(bus.cache)
         assert len(bus.cache.routes) <= max_keys
         held = sum(map(len, bus.cache.routes.values()))
         assert held <= max_receivers or len(bus.cache.routes) == 1
@@ -85,6 +86,18 @@ def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers):
     for client, pattern in subscriptions:
         bus.unsubscribe(client, pattern)
     assert all(receivers == () for receivers in bus.cache.routes.values())
+
+
+def check_books(cache: RouteCache[Client]) -> None:
+    """What the cache keeps beside the routes is what it needs to forget them, and no more."""
+    grouped = [key for seconds in cache._groups.values() for group in seconds.values() for key in group]
+    assert sorted(grouped) == sorted(cache.routes)
+    assert all(cache._groups.values())
+    assert all(group for seconds in cache._groups.values() for group in seconds.values())
+    assert cache._receivers == sum(map(len, cache.routes.values()))
+    uses = Counter(cache.routes.values())
+    assert {receivers: shared.uses for receivers, shared in cache._shared.items()} == uses
+    assert all(shared.receivers is receivers for receivers, shared in cache._shared.items())
 
 
 def warm(dialect: Dialect = CURRENT) -> CachedIndex:
