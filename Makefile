@@ -32,6 +32,11 @@ $(ready): $(sources)
 	@tools/setup-venv
 	@touch $@
 
+# The tests cover the pipeline, which is an extra.
+$(ready)-test: $(ready)
+	@tools/setup-venv test spark
+	@touch $@
+
 $(ready)-%: $(ready)
 	@tools/setup-venv $*
 	@touch $@

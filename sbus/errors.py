@@ -13,6 +13,8 @@
      ├─ ConnectError         no connection to a bus could be made (carries the remedy)
      ├─ Disconnected         the connection to the bus is gone (and whatever waited for it fails)
      │   └─ Closed           we closed it ourselves
+     ├─ JournalError         a journal that cannot be read or written (says which, and the remedy)
+     │   └─ JournalLocked    another recorder writes it
      ├─ TimedOut             something did not happen in time; also a TimeoutError
      └─ RequestFailed        the other side answered a request with an error
 
@@ -30,6 +32,8 @@ __all__ = [
     "ConnectError",
     "Disconnected",
     "InvalidKey",
+    "JournalError",
+    "JournalLocked",
     "ListenError",
     "PacketTooLong",
     "PluginError",
@@ -123,6 +127,14 @@ class Disconnected(SbusError):
 
 class Closed(Disconnected):
     """We have closed the connection ourselves."""
+
+
+class JournalError(SbusError):
+    """A journal that cannot be read or written; the text says which one, why, and what to do."""
+
+
+class JournalLocked(JournalError):
+    """Another recorder writes this journal; there may be only one."""
 
 
 class TimedOut(SbusError, TimeoutError):

@@ -1,0 +1,1 @@
+"""The recorder, its journal, and Spark: what the extras bring."""
