@@ -67,6 +67,13 @@ class Subscription(QueuedSubscription):
         """
         return await self._get()
 
+    async def get_many(self) -> list[Message]:
+        """Wait for a message, then give all that are here, in one list.
+
+        :raises: as `get`.
+        """
+        return await self._get_many()
+
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 

@@ -70,14 +70,26 @@ class QueuedSubscription:
     async def _get(self) -> Message:
         """Wait for the next message; several may wait."""
         while (message := self._next()) is None:
-            waiter = self._session.waiter()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
+            await self._change()
         return message
+
+    async def _get_many(self) -> list[Message]:
+        """Wait for a message, then give all that are here."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            await self._change()
+        return self.get_ready()
+
+    async def _change(self) -> None:
+        """Wait until something may have come, or until it is over."""
+        waiter = self._session.waiter()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
 
     def _next(self) -> Message | None:
         """The next message, or None if one may come.

@@ -74,6 +74,10 @@ class Subscription(QueuedSubscription):
         """
         return defer.Deferred.fromCoroutine(self._get())
 
+    def get_many(self) -> defer.Deferred[list[Message]]:
+        """Wait for a message, then give all that are here, in one list; fails as `get`."""
+        return defer.Deferred.fromCoroutine(self._get_many())
+
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
