@@ -81,8 +81,8 @@ class _Waiter:
 class Subscription:
     """The messages of one pattern.
 
-    They come to who iterates over the bus; or, once this is iterated over (or `get` is called), to this
-    alone, with those that have come before and were not read. A callback gets them while the bus is read
+    They come to who iterates over the bus; or, once this is iterated over (or `get` or `get_many` is called),
+    to this alone, with those that have come before and were not read. A callback gets them while the bus is read
     for whatever reason; its exceptions are raised there, when all that came together is dealt with.
 
     :ivar pattern: what it is subscribed to.
@@ -112,12 +112,26 @@ class Subscription:
         :raises sbus.errors.TimedOut: if none has come in so many seconds.
         :raises sbus.errors.Disconnected: if none will come.
         """
+        return self._wait(timeout).popleft()
+
+    def get_many(self, timeout: float | None = None) -> list[Message]:
+        """Wait for a message, then give all that are here, in one list.
+
+        :raises: as `get`.
+        """
+        own = self._wait(timeout)
+        messages = list(own)
+        own.clear()
+        return messages
+
+    def _wait(self, timeout: float | None) -> deque[Message]:
+        """Our own messages, when there is one."""
         own = self._claim()
         if not own:
             self._bus._read_until(lambda: own or self._closed, _deadline(timeout))
             if not own:
                 raise Closed("the subscription was closed here")
-        return own.popleft()
+        return own
 
     def get_ready(self) -> list[Message]:
         """All messages that are here already, without waiting, in one list.

@@ -69,6 +69,12 @@ class Sub:
         """The payloads of so many messages."""
         return [(await self.get()).payload for _ in range(count)]
 
+    async def get_many(self) -> list[Message]:
+        """All that is here, as soon as there is something."""
+        async with asyncio.timeout(TIMEOUT):
+            messages: list[Message] = await self._client.do(self.raw.get_many)
+            return messages
+
     async def get_ready(self) -> list[Message]:
         return await self._client.do(self.raw.get_ready)
 

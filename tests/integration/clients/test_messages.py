@@ -11,7 +11,7 @@ import pytest
 
 from sbus.errors import Closed, Disconnected, InvalidKey, PacketTooLong, UsageError
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
-from tests.integration.clients.shells import Client, FakeServer, Shell, Sub
+from tests.integration.clients.shells import Client, FakeServer, Shell, Sub, turn
 from tests.integration.conftest import StartBus
 from tests.integration.harness import TIMEOUT, Bus
 
@@ -138,6 +138,27 @@ async def test_callback_gets_messages_in_order(shell: Shell, shared: Bus) -> Non
     await bus.publish("call/me", b"later")
     await fenced(bus)
     assert len(got) == 500
+
+
+async def test_get_many_waits_for_one_and_gives_all(shell: Shell, shared: Bus) -> None:
+    """`get_many` waits for a message, and gives what is there by then in one list; at the end it raises."""
+    bus, publisher = await shell.connect(shared.address), await shell.connect(shared.address)
+    sub = await bus.subscribe("many")
+    await fenced(bus)
+    waiting = asyncio.ensure_future(sub.get_many())
+    await turn()
+    assert not waiting.done()
+    await publisher.publish("many", b"0")
+    assert await waiting == [(b"many", b"0")]
+    await publisher.publish_many([("many", b"%d" % i) for i in range(200)])
+    await fenced(publisher, bus)
+    assert [m.payload for m in await sub.get_many()] == [b"%d" % i for i in range(200)]
+    await publisher.publish("many", b"last")
+    await fenced(publisher, bus)
+    await sub.close()
+    assert [m.payload for m in await sub.get_many()] == [b"last"]
+    with pytest.raises(Closed, match="subscription was closed"):
+        await sub.get_many()
 
 
 async def test_callback_may_use_the_bus(shell: Shell, shared: Bus) -> None:
@@ -356,10 +377,10 @@ async def test_early_fence_returns_after_what_was_sent(shell: Shell, bus: StartB
     server = bus("--dialect=early")
     client = await shell.connect(server.address, dialect="early")
     sub = await client.subscribe("")
-    for turn in range(3):
+    for again in range(3):
         await client.publish_many([("k", b"%d" % i) for i in range(300)])
         await fenced(client)
-        assert [m.payload for m in await sub.get_ready()] == [b"%d" % i for i in range(300)], turn
+        assert [m.payload for m in await sub.get_ready()] == [b"%d" % i for i in range(300)], again
 
 
 async def test_whoami_is_the_servers_word(shell: Shell, shared: Bus) -> None:
