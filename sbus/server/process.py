@@ -1,8 +1,9 @@
-"""A bus that has a process to itself: the signals that stop it, and its end with the last client."""
+"""A bus that has a process to itself: its memory, the signals that stop it, and its end with the last client."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 from collections.abc import Iterable
 
@@ -13,6 +14,25 @@ from twisted.internet.interfaces import IReactorFromThreads
 from sbus.server.service import BusService
 
 __all__ = ["Process"]
+
+_KEPT = 16 << 20
+"""Bytes of freed memory that the process keeps for the next batch."""
+_LARGEST_KEPT = 1 << 20
+"""Bytes in the largest packet for which there is a place in it."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def _keep_memory() -> None:
+    """Do not give memory back to the kernel between two batches.
+
+    The C library returns what is free at the heap's end above 128 KiB, so each batch of large
+    packets (or bundles) had the kernel take its pages away, and clear them again for the next:
+    most of the server's time. See mallopt(3); other C libraries than glibc have none.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
 
 
 class Process(Service):
@@ -34,6 +54,7 @@ class Process(Service):
         from twisted.internet import reactor
 
         super().startService()  # type: ignore[no-untyped-call]
+        _keep_memory()
         # Handlers of our own: after Twisted's the process would end by the signal, not with status 0.
         reactor.callWhenRunning(self._handle_signals)
         if self._auto_close:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import select
@@ -471,6 +472,21 @@ class TestIdle:
         before = started.cpu()
         assert not select.select([publisher.sock], [], [], 0.5)[0]
         assert started.cpu() - before <= 0.05
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt(3)")
+def test_memory_is_used_again(bus):
+    """What a large packet took is there for the next one: it is not handed back to the kernel in between."""
+    started = bus()
+    with Client(started.address) as client:
+        client.sub(b"large")
+        client.msg(b"large", bytes(150_000))
+        client.recv()
+        before = started.page_faults()
+        for _ in range(100):
+            client.msg(b"large", bytes(150_000))
+            client.recv()
+        assert started.page_faults() - before < 100 * (150_000 // os.sysconf("SC_PAGE_SIZE"))
 
 
 def test_files_of_the_directory(bus, directory):
