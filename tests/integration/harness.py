@@ -320,10 +320,6 @@ class Process:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def page_faults(self) -> int:
-        """Pages of memory that the kernel has handed to it so far."""
-        return int(Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[7])
-
     def descriptors(self) -> dict[int, str]:
         """Its open descriptors."""
         found = {}
