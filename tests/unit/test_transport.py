@@ -18,7 +18,7 @@ from zope.interface.verify import verifyObject
 from sbus.errors import CloseReason
 from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, Strategy
 from sbus.interfaces import IPacketQueue, IPacketTransport
-from sbus.seqpacket import transport as module
+from sbus.seqpacket import writing as module
 from sbus.seqpacket.queue import HIGH_WATER, PlainQueue
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import send_packets

@@ -1,152 +1,19 @@
-"""Flood control: what becomes of messages that a receiver cannot take at once.
-
-A receiver has one `SendQueue`. Packets for it gather there while a batch is handled, and are
-flushed when the batch ends. As long as the socket takes everything nothing else happens. What a
-flush leaves behind *is* the blocked state, and only then the receiver's strategies and order count:
-the soft strategy decides about a message whose receiver's socket is full, the hard strategy about
-one for whose queue is at a limit, the order about which of the waiting messages goes first.
-
-This module does no I/O. A queue acts on the world through its `Receiver`.
-"""
+"""The queue of packets on their way to one receiver, in which flood control happens."""
 
 from __future__ import annotations
 
-import enum
-import heapq
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from zope.interface import implementer
 
 from sbus.errors import CloseReason
+from sbus.flood.budget import QueueLimits, SharedBudget
+from sbus.flood.orders import ORDERS, Arrivals, Ranked, Reply
+from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Verdict
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 
-__all__ = [
-    "HARD_STRATEGIES",
-    "ORDERS",
-    "SOFT_STRATEGIES",
-    "Order",
-    "QueueLimits",
-    "Receiver",
-    "Reply",
-    "SendQueue",
-    "SharedBudget",
-    "Strategy",
-    "Verdict",
-]
-
-
-class Verdict(enum.Enum):
-    """What a strategy says of a message that cannot be sent at once."""
-
-    KEEP = "keep it in the queue, as far as there is room"
-    DROP = "drop it for this receiver"
-    BLOCK = "keep it in any case, and hold its publisher back"
-    CLOSE = "disconnect the receiver"
-
-
-@implementer(ISoftStrategy, IHardStrategy)
-class Strategy:
-    """A strategy that always says the same; soft or hard, by its selector."""
-
-    def __init__(self, selector: bytes, always: Verdict) -> None:
-        self.selector = selector
-        self.always: Verdict | None = always
-
-    def __repr__(self) -> str:
-        return f"<Strategy {self.selector.decode()}>"
-
-    def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
-        assert self.always is not None
-        return self.always
-
-
-@implementer(IQueueOrder)
-class Order:
-    """An order given by a sort key, see `sbus.interfaces.IQueueOrder`."""
-
-    def __init__(
-        self,
-        selector: bytes,
-        rank: Callable[[int, int, bool], Any],
-        *,
-        newest_first: bool | None,
-        arrival: bool = False,
-    ) -> None:
-        self.selector = selector
-        self.rank = rank
-        self.newestFirst = newest_first
-        self.arrival = arrival
-
-    def __repr__(self) -> str:
-        return f"<Order {self.selector.decode()}>"
-
-
-def _largest_first(arrival: int, size: int, newest_first: bool) -> tuple[int, int]:
-    return -size, -arrival if newest_first else arrival
-
-
-SOFT_STRATEGIES = (
-    Strategy(b"blocking/soft/queue", Verdict.KEEP),
-    Strategy(b"blocking/soft/discard", Verdict.DROP),
-    Strategy(b"blocking/soft/block", Verdict.BLOCK),
-    Strategy(b"blocking/soft/error", Verdict.CLOSE),
-)
-"""The strategies of the protocol for a full socket; the first is the default."""
-
-HARD_STRATEGIES = (
-    Strategy(b"blocking/hard/discard", Verdict.DROP),
-    Strategy(b"blocking/hard/block", Verdict.BLOCK),
-    Strategy(b"blocking/hard/error", Verdict.CLOSE),
-)
-"""The strategies of the protocol for a queue at its limit; the first is the default."""
-
-ORDERS = (
-    Order(b"order/queue", lambda arrival, size, newest: arrival, newest_first=False, arrival=True),
-    Order(b"order/stack", lambda arrival, size, newest: -arrival, newest_first=True),
-    Order(b"order/random", _largest_first, newest_first=None),
-)
-"""The orders of the protocol; the first is the default."""
-
-
-class Reply(bytes):
-    """An answer of the server's to the receiver itself: no flood control counts, delays or drops it."""
-
-    __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """How much may wait for one receiver: messages, and bytes in packets."""
-
-    messages: int = 65_536
-    bytes: int = 64 << 20
-
-
-class SharedBudget:
-    """The limit of all queues together, in bytes, and each receiver's fair share of it."""
-
-    def __init__(self, limit: int = 256 << 20) -> None:
-        self.limit = limit
-        self.bytes = 0
-        self._waiting: dict[Hashable, int] = {}
-
-    def enter(self, user: Hashable) -> None:
-        """A receiver of this user's has a queue now."""
-        self._waiting[user] = self._waiting.get(user, 0) + 1
-
-    def leave(self, user: Hashable) -> None:
-        """A receiver of this user's has no queue any more."""
-        self._waiting[user] -= 1
-        if not self._waiting[user]:
-            del self._waiting[user]
-
-    def share(self, user: Hashable) -> int:
-        """What a receiver of this user's may hold: the limit, by users with a queue, by their receivers with one."""
-        return self.limit // (max(len(self._waiting), 1) * max(self._waiting.get(user, 1), 1))
+__all__ = ["Receiver", "SendQueue"]
 
 
 class Receiver(Protocol):
@@ -169,88 +36,6 @@ class Receiver(Protocol):
 
     def misbehaved(self, reason: CloseReason) -> None:
         """By its own choice this receiver is to be disconnected."""
-
-
-class _Arrivals:
-    """Waiting packets in order of arrival, replies among them."""
-
-    __slots__ = ("_packets",)
-
-    def __init__(self, packets: Iterator[bytes]) -> None:
-        self._packets = deque(packets)
-
-    def __len__(self) -> int:
-        return len(self._packets)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._packets)
-
-    def pop_message(self) -> bytes | None:
-        for i, packet in enumerate(self._packets):
-            if type(packet) is not Reply:
-                del self._packets[i]
-                return packet
-        return None
-
-    def push(self, packets: list[bytes]) -> None:
-        self._packets.extend(packets)
-
-    def take(self, count: int) -> list[bytes]:
-        return list(islice(self._packets, count))
-
-    def done(self, sent: int) -> None:
-        pop = self._packets.popleft
-        for _ in range(sent):
-            pop()
-
-
-class _Ranked:
-    """Waiting packets in an order given by a sort key; replies first, in the order asked."""
-
-    __slots__ = ("_arrival", "_heap", "_newest_first", "_rank", "_replies", "_taken")
-
-    def __init__(self, packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> None:
-        self._rank = order.rank
-        self._newest_first = newest_first
-        self._arrival = 0
-        self._heap: list[tuple[Any, int, bytes]] = []
-        self._replies: deque[tuple[Any, int, bytes]] = deque()
-        self._taken: list[tuple[Any, int, bytes]] = []
-        self.push(list(packets))
-
-    def __len__(self) -> int:
-        return len(self._heap) + len(self._replies)
-
-    def __iter__(self) -> Iterator[bytes]:
-        entries = sorted([*self._replies, *self._heap], key=lambda entry: entry[1])
-        return (packet for _, _, packet in entries)
-
-    def pop_message(self) -> bytes | None:
-        return heapq.heappop(self._heap)[2] if self._heap else None
-
-    def push(self, packets: list[bytes]) -> None:
-        for packet in packets:
-            self._arrival += 1
-            if type(packet) is Reply:
-                self._replies.append((None, self._arrival, packet))
-            else:
-                rank = self._rank(self._arrival, len(packet), self._newest_first)
-                heapq.heappush(self._heap, (rank, self._arrival, packet))
-
-    def take(self, count: int) -> list[bytes]:
-        replies, heap = self._replies, self._heap
-        self._taken = [
-            replies.popleft() if replies else heapq.heappop(heap) for _ in range(min(count, len(replies) + len(heap)))
-        ]
-        return [packet for _, _, packet in self._taken]
-
-    def done(self, sent: int) -> None:
-        for entry in reversed(self._taken[sent:]):
-            if type(entry[2]) is Reply:
-                self._replies.appendleft(entry)
-            else:
-                heapq.heappush(self._heap, entry)
-        self._taken = []
 
 
 @implementer(IPacketQueue)
@@ -297,7 +82,7 @@ class SendQueue:
         self._limits = limits
         self._budget = budget
         self._user = user
-        self._backlog: _Arrivals | _Ranked | None = None
+        self._backlog: Arrivals | Ranked | None = None
         self._soft: ISoftStrategy = SOFT_STRATEGIES[0]
         self._hard: IHardStrategy = HARD_STRATEGIES[0]
         self._order: IQueueOrder = ORDERS[0]
@@ -333,16 +118,16 @@ class SendQueue:
         self._order = order
         self._is_arranged = False
 
-    def _ordered(self, backlog: _Arrivals | _Ranked) -> _Arrivals | _Ranked:
+    def _ordered(self, backlog: Arrivals | Ranked) -> Arrivals | Ranked:
         if not self._is_arranged:
             self._is_arranged = True
             backlog = self._backlog = self._arranged(iter(backlog))
         return backlog
 
-    def _arranged(self, packets: Iterator[bytes]) -> _Arrivals | _Ranked:
+    def _arranged(self, packets: Iterator[bytes]) -> Arrivals | Ranked:
         if self._order.arrival:
-            return _Arrivals(packets)
-        return _Ranked(packets, self._order, self._newest_first)
+            return Arrivals(packets)
+        return Ranked(packets, self._order, self._newest_first)
 
     def write(self, packet: bytes) -> None:
         """Send a reply: it is kept whatever happens, and counted apart."""

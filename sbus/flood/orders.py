@@ -1,0 +1,144 @@
+"""In which order packets wait: the orders of the protocol, and the containers that keep them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from zope.interface import implementer
+
+from sbus.interfaces import IQueueOrder
+
+__all__ = ["ORDERS", "Arrivals", "Order", "Ranked", "Reply"]
+
+
+class Reply(bytes):
+    """An answer of the server's to the receiver itself: no flood control counts, delays or drops it."""
+
+    __slots__ = ()
+
+
+@implementer(IQueueOrder)
+class Order:
+    """An order given by a sort key, see `sbus.interfaces.IQueueOrder`."""
+
+    def __init__(
+        self,
+        selector: bytes,
+        rank: Callable[[int, int, bool], Any],
+        *,
+        newest_first: bool | None,
+        arrival: bool = False,
+    ) -> None:
+        self.selector = selector
+        self.rank = rank
+        self.newestFirst = newest_first
+        self.arrival = arrival
+
+    def __repr__(self) -> str:
+        return f"<Order {self.selector.decode()}>"
+
+
+def _largest_first(arrival: int, size: int, newest_first: bool) -> tuple[int, int]:
+    return -size, -arrival if newest_first else arrival
+
+
+ORDERS = (
+    Order(b"order/queue", lambda arrival, size, newest: arrival, newest_first=False, arrival=True),
+    Order(b"order/stack", lambda arrival, size, newest: -arrival, newest_first=True),
+    Order(b"order/random", _largest_first, newest_first=None),
+)
+"""The orders of the protocol; the first is the default."""
+
+
+class Arrivals:
+    """Waiting packets in order of arrival, replies among them."""
+
+    __slots__ = ("_packets",)
+
+    def __init__(self, packets: Iterator[bytes]) -> None:
+        self._packets = deque(packets)
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._packets)
+
+    def pop_message(self) -> bytes | None:
+        """Take the next message out, if there is one; replies stay."""
+        for i, packet in enumerate(self._packets):
+            if type(packet) is not Reply:
+                del self._packets[i]
+                return packet
+        return None
+
+    def push(self, packets: list[bytes]) -> None:
+        """Add packets, in the order in which they have come."""
+        self._packets.extend(packets)
+
+    def take(self, count: int) -> list[bytes]:
+        """The next packets, at most `count`; call `done` before anything else."""
+        return list(islice(self._packets, count))
+
+    def done(self, sent: int) -> None:
+        """Of what was taken so many are sent; the others wait on."""
+        pop = self._packets.popleft
+        for _ in range(sent):
+            pop()
+
+
+class Ranked:
+    """Waiting packets in an order given by a sort key; replies first, in the order asked."""
+
+    __slots__ = ("_arrival", "_heap", "_newest_first", "_rank", "_replies", "_taken")
+
+    def __init__(self, packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> None:
+        self._rank = order.rank
+        self._newest_first = newest_first
+        self._arrival = 0
+        self._heap: list[tuple[Any, int, bytes]] = []
+        self._replies: deque[tuple[Any, int, bytes]] = deque()
+        self._taken: list[tuple[Any, int, bytes]] = []
+        self.push(list(packets))
+
+    def __len__(self) -> int:
+        return len(self._heap) + len(self._replies)
+
+    def __iter__(self) -> Iterator[bytes]:
+        entries = sorted([*self._replies, *self._heap], key=lambda entry: entry[1])
+        return (packet for _, _, packet in entries)
+
+    def pop_message(self) -> bytes | None:
+        """See `Arrivals.pop_message`."""
+        return heapq.heappop(self._heap)[2] if self._heap else None
+
+    def push(self, packets: list[bytes]) -> None:
+        """See `Arrivals.push`."""
+        for packet in packets:
+            self._arrival += 1
+            if type(packet) is Reply:
+                self._replies.append((None, self._arrival, packet))
+            else:
+                rank = self._rank(self._arrival, len(packet), self._newest_first)
+                heapq.heappush(self._heap, (rank, self._arrival, packet))
+
+    def take(self, count: int) -> list[bytes]:
+        """See `Arrivals.take`."""
+        replies, heap = self._replies, self._heap
+        self._taken = [
+            replies.popleft() if replies else heapq.heappop(heap) for _ in range(min(count, len(replies) + len(heap)))
+        ]
+        return [packet for _, _, packet in self._taken]
+
+    def done(self, sent: int) -> None:
+        """See `Arrivals.done`."""
+        for entry in reversed(self._taken[sent:]):
+            if type(entry[2]) is Reply:
+                self._replies.appendleft(entry)
+            else:
+                heapq.heappush(self._heap, entry)
+        self._taken = []
