@@ -250,7 +250,7 @@ def _serve(
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
     from sbus.server.credentials import AccessSettings, KernelPolicy
-    from sbus.server.process import Process
+    from sbus.server.process import BusProcess
     from sbus.server.service import BusService
 
     _log_to_standard_error()
@@ -262,7 +262,7 @@ def _serve(
         SeqpacketServerEndpoint(reactor, bound), KernelPolicy().make(access), controls=FloodControls.built_in()
     )
     services = MultiService()
-    Process(bus, settings.auto_close, stopping).setServiceParent(services)  # type: ignore[no-untyped-call]
+    BusProcess(bus, settings.auto_close, stopping).setServiceParent(services)  # type: ignore[no-untyped-call]
     bus.setServiceParent(services)  # type: ignore[no-untyped-call]
     services.startService()
     reactor.addSystemEventTrigger("before", "shutdown", services.stopService)

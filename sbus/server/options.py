@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import atexit
 import pwd
-import sys
-from collections.abc import Callable
-from typing import Any
 
 from twisted.application.service import IService, MultiService
 from twisted.python import usage
 
-from sbus import __version__
 from sbus.errors import ListenError, UsageError
 from sbus.keys import CURRENT, EARLY
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.server.commandline import CommandLine, amount, choice, mode
 from sbus.server.components import FloodControls, credentials_policies, find_policy
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
-from sbus.server.process import Process
+from sbus.server.process import BusProcess
 from sbus.server.service import BusService
 from sbus.server.signals import EarlySignals
 from sbus.syscalls.addresses import default_address
@@ -27,38 +24,6 @@ __all__ = ["Options", "makeService"]
 
 _DIALECTS = {d.name: d for d in (CURRENT, EARLY)}
 _DEFAULTS = Limits()
-
-
-def _mode(text: str) -> int:
-    try:
-        mode = int(text, 8)
-    except ValueError:
-        mode = -1
-    if not 0 <= mode <= 0o777:
-        raise UsageError(f"--mode={text}: give three octal digits, as 0770")
-    return mode
-
-
-def _choice(option: str, *words: str) -> Callable[[str], str]:
-    def coerce(text: str) -> str:
-        if text not in words:
-            raise UsageError(f"--{option}={text}: say {' or '.join(words)}")
-        return text
-
-    return coerce
-
-
-def _amount(option: str, unit: str, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
-    def coerce(text: str) -> Any:
-        try:
-            amount = kind(text)
-        except ValueError:
-            amount = 0
-        if not 0 < amount < float("inf"):
-            raise UsageError(f"--{option}={text}: give a number of {unit} above 0")
-        return amount
-
-    return coerce
 
 
 def _uid(text: str) -> int:
@@ -74,9 +39,10 @@ def _uid(text: str) -> int:
         ) from None
 
 
-class Options(usage.Options):
+class Options(CommandLine):
     """The command line of ``twistd sbus``."""
 
+    command = "sbus"
     synopsis = "[options]"
     longdesc = "A local message bus: programs of this machine publish and subscribe over one Unix SEQPACKET socket."
 
@@ -107,58 +73,58 @@ class Options(usage.Options):
             None,
             "disconnect",
             "What happens to a client that breaks the protocol: disconnect, or ignore (the packet is dropped)",
-            _choice("on-violation", "disconnect", "ignore"),
+            choice("on-violation", "disconnect", "ignore"),
         ],
-        ["dialect", None, "current", "Revision of the protocol: current or early", _choice("dialect", *_DIALECTS)],
+        ["dialect", None, "current", "Revision of the protocol: current or early", choice("dialect", *_DIALECTS)],
         [
             "block-timeout",
             None,
             _DEFAULTS.block_timeout,
             "Seconds for which a client that holds publishers back may take nothing before it is disconnected",
-            _amount("block-timeout", "seconds", float),
+            amount("block-timeout", "seconds", float),
         ],
         [
             "queue-messages",
             None,
             _DEFAULTS.queue_messages,
             "Messages that may wait for one client",
-            _amount("queue-messages", "messages"),
+            amount("queue-messages", "messages"),
         ],
         [
             "queue-bytes",
             None,
             _DEFAULTS.queue_bytes,
             "Bytes that may wait for one client",
-            _amount("queue-bytes", "bytes"),
+            amount("queue-bytes", "bytes"),
         ],
         [
             "total-queue-bytes",
             None,
             _DEFAULTS.total_queue_bytes,
             "Bytes that may wait for all clients",
-            _amount("total-queue-bytes", "bytes"),
+            amount("total-queue-bytes", "bytes"),
         ],
-        ["max-packet", None, _DEFAULTS.max_packet, "Bytes in the longest packet", _amount("max-packet", "bytes")],
+        ["max-packet", None, _DEFAULTS.max_packet, "Bytes in the longest packet", amount("max-packet", "bytes")],
         [
             "max-clients",
             None,
             _DEFAULTS.max_clients,
             "Clients connected at one time",
-            _amount("max-clients", "clients"),
+            amount("max-clients", "clients"),
         ],
         [
             "max-patterns",
             None,
             _DEFAULTS.max_patterns,
             "Different patterns that one client may hold",
-            _amount("max-patterns", "patterns"),
+            amount("max-patterns", "patterns"),
         ],
         [
             "max-pattern-bytes",
             None,
             _DEFAULTS.max_pattern_bytes,
             "Bytes in the patterns that one client may hold (a segment past a pattern's 16th counts 256 more)",
-            _amount("max-pattern-bytes", "bytes"),
+            amount("max-pattern-bytes", "bytes"),
         ],
     ]
 
@@ -198,11 +164,6 @@ class Options(usage.Options):
 
     opt_u = opt_allow_user
 
-    def opt_version(self) -> None:
-        """Print the version of sbus and exit."""
-        print(f"sbus {__version__}")
-        sys.exit(0)
-
     def getUsage(self, width: int | None = None) -> str:
         """The help, with the components that are installed here."""
         controls = FloodControls()
@@ -215,21 +176,11 @@ class Options(usage.Options):
             f"Flood control that clients can choose:\n  {' '.join(names)}\n"
         )
 
-    def parseOptions(self, options: Any = None) -> None:
-        """Parse and check the command line.
-
-        :raises SystemExit: with one line; Twisted's own way would print all of the help around it.
-        """
-        try:
-            super().parseOptions(options)  # type: ignore[no-untyped-call]
-        except (usage.UsageError, UsageError) as e:
-            raise SystemExit(f"sbus: {e} (see twistd sbus --help)") from None
-
     def postOptions(self) -> None:
         """Make the components that the options describe."""
         if self["socket"] is None:
             self["socket"] = default_address()
-        self["mode"] = _mode(self["mode"])
+        self["mode"] = mode(self["mode"])
         self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
         self.policy = find_policy(self["credentials"])
         self.controls = FloodControls()
@@ -285,6 +236,6 @@ def makeService(options: Options) -> IService:
         controls=options.controls,
     )
     parent = MultiService()
-    Process(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]
+    BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]
     bus.setServiceParent(parent)  # type: ignore[no-untyped-call]
     return parent

@@ -1,4 +1,4 @@
-"""A bus that has a process to itself: its memory, the signals that stop it, and its end with the last client."""
+"""A service that has a process to itself: its memory, the signals that stop it; a bus's end with the last client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 
 from sbus.server.service import BusService
 
-__all__ = ["Process"]
+__all__ = ["BusProcess", "Process"]
 
 _KEPT = 16 << 20
 """Bytes of freed memory that the process keeps for the next batch."""
@@ -36,17 +36,12 @@ def _keep_memory() -> None:
 
 
 class Process(Service):
-    """What belongs to the process rather than to the bus.
+    """What belongs to the process rather than to the service that it runs.
 
-    :param auto_close: stop after the last client has left.
     :param signals: those that stop the reactor, so that the process ends with status 0.
     """
 
-    def __init__(
-        self, bus: BusService, auto_close: bool, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)
-    ) -> None:
-        self._bus = bus
-        self._auto_close = auto_close
+    def __init__(self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
         self._signals = tuple(signals)
         self._handles_signals = False
 
@@ -57,8 +52,6 @@ class Process(Service):
         _keep_memory()
         # Handlers of our own: after Twisted's the process would end by the signal, not with status 0.
         reactor.callWhenRunning(self._handle_signals)
-        if self._auto_close:
-            self._bus.registry.whenEmpty().addCallback(lambda _: self._stop())
 
     def stopService(self) -> None:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -70,9 +63,10 @@ class Process(Service):
     def _handle_signals(self) -> None:
         self._handles_signals = True
         for number in self._signals:
-            signal.signal(number, lambda *_: self._stop())
+            signal.signal(number, lambda *_: self.stop())
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Stop the reactor, in its next turn."""
         from twisted.internet import reactor
 
         IReactorFromThreads(reactor).callFromThread(self._stop_reactor)
@@ -84,3 +78,23 @@ class Process(Service):
             # It may be stopping already: signals come in numbers, and the last client leaves when the bus stops.
             with contextlib.suppress(ReactorNotRunning):
                 reactor.stop()
+
+
+class BusProcess(Process):
+    """The process of a bus.
+
+    :param auto_close: stop after the last client has left.
+    :param signals: as for `Process`.
+    """
+
+    def __init__(
+        self, bus: BusService, auto_close: bool, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)
+    ) -> None:
+        super().__init__(signals)
+        self._bus = bus
+        self._auto_close = auto_close
+
+    def startService(self) -> None:
+        super().startService()
+        if self._auto_close:
+            self._bus.registry.whenEmpty().addCallback(lambda _: self.stop())

@@ -482,7 +482,7 @@ from sbus.server.process import Process
 def batch():
     [bytes(60_000) for _ in range(64)]
 
-Process(None, auto_close=False).startService()
+Process().startService()
 batch()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
