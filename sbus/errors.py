@@ -15,6 +15,8 @@
      │   └─ Closed           we closed it ourselves
      ├─ JournalError         a journal that cannot be read or written (says which, and the remedy)
      │   └─ JournalLocked    another recorder writes it
+     ├─ LakeError            a lake that cannot be read or written (says which, and the remedy)
+     ├─ SparkError           what Spark was asked to do has failed
      ├─ TimedOut             something did not happen in time; also a TimeoutError
      └─ RequestFailed        the other side answered a request with an error
 
@@ -34,11 +36,13 @@ __all__ = [
     "InvalidKey",
     "JournalError",
     "JournalLocked",
+    "LakeError",
     "ListenError",
     "PacketTooLong",
     "PluginError",
     "RequestFailed",
     "SbusError",
+    "SparkError",
     "TimedOut",
     "UsageError",
     "Violation",
@@ -135,6 +139,14 @@ class JournalError(SbusError):
 
 class JournalLocked(JournalError):
     """Another recorder writes this journal; there may be only one."""
+
+
+class LakeError(SbusError):
+    """A lake that cannot be read or written; the text says which one, why, and what to do."""
+
+
+class SparkError(SbusError):
+    """What Spark was asked to do has failed; the text is the line of Spark's that says most."""
 
 
 class TimedOut(SbusError, TimeoutError):

@@ -1,0 +1,26 @@
+"""``sbus spark``: what is done with journals on Spark."""
+
+from __future__ import annotations
+
+import click
+
+from sbus.cli.spark_common import to_run
+
+__all__ = ["spark"]
+
+
+@click.group(
+    short_help="Archive, measure and replay what was recorded.",
+    epilog="""\
+\b
+Examples:
+  sbus spark archive --journal=/var/lib/sbus/journal --lake=/srv/lake --once
+  sbus spark traffic --lake=/srv/lake --window='5 minutes' --depth=2
+""",
+)
+@to_run
+def spark() -> None:
+    """Work on journals with Apache Spark, on this machine or (--master) on a cluster.
+
+    It needs the extra "spark" (pip install 'sbus[spark]') and Java 17 or 21.
+    """

@@ -1,0 +1,152 @@
+"""What the jobs of ``sbus spark`` share: the options that say which data and which Spark, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sbus.errors import UsageError
+from sbus.extras import needs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Job", "Progress", "Stop", "end_by_signals", "to_run", "with_job"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class Job:
+    """Which journals and lake a job is about, and which Spark runs it."""
+
+    journal: list[str] = field(default_factory=list)
+    lake: str | None = None
+    master: str = "local[*]"
+    conf: list[str] = field(default_factory=list)
+
+    def need_journals(self) -> list[str]:
+        """
+        :raises UsageError: without any.
+        """
+        if not self.journal:
+            raise UsageError("say which journal with --journal=DIR (or several, or a pattern such as '/shared/*')")
+        return self.journal
+
+    def need_lake(self) -> str:
+        """
+        :raises UsageError: without one.
+        """
+        if self.lake is None:
+            raise UsageError("say where the lake is with --lake=DIR")
+        return self.lake
+
+    @contextlib.contextmanager
+    def session(self, name: str) -> Iterator[SparkSession]:
+        """A session for the job, which is stopped behind it; what Spark raises meanwhile becomes an error of ours.
+
+        :param name: what Spark's own pages call the job.
+        :raises UsageError: if Spark or Java is not installed, or `conf` is not understood.
+        :raises SbusError: for what has failed in Spark, in one line.
+        """
+        with needs("spark"):
+            from sbus.spark.failures import translated
+            from sbus.spark.session import get_session, parse_conf
+        conf = parse_conf(self.conf)
+        with translated():
+            session = get_session(f"sbus {name}", master=self.master, conf=conf)
+            try:
+                yield session
+            finally:
+                session.stop()
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    job = ctx.ensure_object(Job)
+    assert param.name is not None
+    if isinstance(value, tuple):
+        getattr(job, param.name).extend(value)
+    elif value is not None:
+        setattr(job, param.name, value)
+
+
+with_job = click.make_pass_decorator(Job, ensure=True)
+"""Call the command with the `Job` as its first argument."""
+
+
+def to_run(command: F) -> F:
+    """Give a command the options that all jobs have; they may stand before or behind its name."""
+    common: dict[str, Any] = {"expose_value": False, "callback": _remember}
+    options = (
+        click.option(
+            "--journal",
+            "-j",
+            multiple=True,
+            metavar="DIR",
+            help="A journal, or a pattern such as '/shared/*' for many; may be given several times.",
+            **common,
+        ),
+        click.option("--lake", "-l", metavar="DIR", help="The lake: the Parquet files that the archive is.", **common),
+        click.option(
+            "--master", metavar="URL", help="Where Spark runs: spark://HOST:PORT, ...  [default: local[*]]", **common
+        ),
+        click.option(
+            "--conf",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A setting of Spark's; may be given several times.",
+            **common,
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+class Progress:
+    """A line on standard error that is written over and over; nothing at all where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._shows = sys.stderr.isatty()
+        self._is_open = False
+
+    def show(self, text: str) -> None:
+        if self._shows:
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+            self._is_open = True
+
+    def clear(self) -> None:
+        """Take the line away; what is printed next stands where it was."""
+        if self._is_open:
+            click.echo("\r\x1b[K", nl=False, err=True)
+            self._is_open = False
+
+
+class Stop:
+    """Whether somebody wants this process to end."""
+
+    is_wanted = False
+
+
+@contextlib.contextmanager
+def end_by_signals() -> Iterator[Stop]:
+    """SIGINT and SIGTERM ask for an end in order, and a second one for an end at once (KeyboardInterrupt)."""
+    stop = Stop()
+
+    def on_signal(*_: object) -> None:
+        if stop.is_wanted:
+            raise KeyboardInterrupt
+        stop.is_wanted = True
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
