@@ -1,3 +1,3 @@
-from sbus.runs import next_messages, next_run
+from sbus.runs import build_messages, next_messages, next_run
 
-__all__ = ["next_messages", "next_run"]
+__all__ = ["build_messages", "next_messages", "next_run"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbus.compiled import is_wanted
 
-__all__ = ["next_messages", "next_run"]
+__all__ = ["build_messages", "next_messages", "next_run"]
 
 S = TypeVar("S")
 M = TypeVar("M", bound=tuple[bytes, bytes])
@@ -35,16 +35,16 @@ def _next_run(
 
 
 def _next_messages(
-    packets: list[bytes], start: int, routes: dict[bytes, tuple[S, ...]], kind: type[M]
+    packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]], kind: type[M]
 ) -> tuple[tuple[S, ...] | None, list[M]]:
-    """As `next_run`, to the end of the packets, for who wants the messages themselves.
+    """As `next_run`, for who wants the messages themselves.
 
     :param kind: a named tuple of (key, payload).
     :returns: the receivers, and the messages of the run as `kind`.
     """
     receivers: tuple[S, ...] | None = None
     messages: list[M] = []
-    for at in range(start, len(packets)):
+    for at in range(start, end):
         packet = packets[at]
         nul = packet.find(b"\0", 4)
         if nul < 0 or packet[:4] != b"MSG ":
@@ -58,10 +58,32 @@ def _next_messages(
     return receivers, messages
 
 
+def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longest: int) -> list[bytes]:
+    """The packets that publish messages, (key, payload) each, from `start` up to the first that needs a closer look.
+
+    That is one with a key that holds ``!`` or a NUL, one whose packet has more than `longest` bytes, and one
+    that is anything else than a tuple of bytes (or str) and bytes.
+    """
+    packets: list[bytes] = []
+    for at in range(start, len(messages)):
+        message = messages[at]
+        if not isinstance(message, tuple) or len(message) != 2:
+            break
+        key, payload = message
+        if isinstance(key, str):
+            key = key.encode()
+        if not isinstance(key, bytes) or not isinstance(payload, bytes) or b"!" in key or b"\0" in key:
+            break
+        if 5 + len(key) + len(payload) > longest:
+            break
+        packets.append(b"MSG %b\0%b" % (key, payload))
+    return packets
+
+
 if TYPE_CHECKING or not is_wanted():
-    next_messages, next_run = _next_messages, _next_run
+    build_messages, next_messages, next_run = _build_messages, _next_messages, _next_run
 else:
     try:
-        from sbus._runs import next_messages, next_run
+        from sbus._runs import build_messages, next_messages, next_run
     except ImportError:
-        next_messages, next_run = _next_messages, _next_run
+        build_messages, next_messages, next_run = _build_messages, _next_messages, _next_run

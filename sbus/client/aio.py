@@ -20,10 +20,12 @@ from typing import Any, Self, TypeVar
 from sbus.client.calls import Inbox
 from sbus.client.core import Message
 from sbus.client.dialing import CLOSED, Backoff, describe_loss, overloaded, try_to_dial
+from sbus.client.sending import read_at_once, send_some, share
 from sbus.client.session import QueuedSubscription, Session
+from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
 from sbus.packets import DEFAULT_MAX_PACKET
-from sbus.syscalls.batch import BATCH, PacketReader, send_packets
+from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import sendable
 
 __all__ = ["Bus", "Subscription", "connect"]
@@ -89,6 +91,7 @@ async def connect(
     *,
     dialect: str = "current",
     max_packet: int = DEFAULT_MAX_PACKET,
+    bundles: bool = True,
     timeout: float | None = 30.0,
     reconnect: bool | Backoff = False,
     on_gap: Callable[[Exception], Any] | None = None,
@@ -99,15 +102,22 @@ async def connect(
     :param address: where it is; without one, see `sbus.client.dialing.find_address`.
     :param dialect: ``current``, or ``early`` for servers of the first revision.
     :param max_packet: bytes in the longest packet, as at the server.
+    :param bundles: ask the server for :doc:`bundles </bundles>`, and use them if it has any.
     :param timeout: seconds to try for while the server's backlog is full.
     :param reconnect: connect and subscribe again when the connection is lost.
     :param on_gap: called with the reason when that has happened: messages may have been missed.
     :param on_control: called with (key, payload) of control messages that this client does not know.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
-    bus = Bus(
-        address, dialect=dialect, max_packet=max_packet, reconnect=reconnect, on_gap=on_gap, on_control=on_control
+    settings = Settings(
+        dialect=dialect,
+        max_packet=max_packet,
+        bundles=bundles,
+        reconnect=reconnect,
+        on_gap=on_gap,
+        on_control=on_control,
     )
+    bus = Bus(address, settings)
     await bus._open(timeout)
     return bus
 
@@ -118,15 +128,14 @@ class Bus(Session[Subscription]):
     Whatever waits may be cancelled; what was to be sent by then is sent all the same.
     """
 
-    def __init__(self, address: str | None, **settings: Any) -> None:
-        super().__init__(address, **settings)
+    def __init__(self, address: str | None, settings: Settings) -> None:
+        super().__init__(address, settings)
         self._loop = asyncio.get_running_loop()
-        self._reader = PacketReader(self._max_packet)
+        self._reader = PacketReader(settings.longest)
         self._sock: socket.socket | None = None
         self._hangup: select.epoll | None = None
         self._writing = False
         self._broken = False  # nothing can be sent any more
-        self._published = 0
         self._task: asyncio.Task[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
@@ -140,11 +149,9 @@ class Bus(Session[Subscription]):
         :raises sbus.errors.Disconnected: if it cannot be sent any more.
         """
         self._check_open()
-        self.outbox.write(self.core.publish(key, payload))
-        await self._drained()
-        self._published += 1
-        if not self._published % BATCH:
-            await asyncio.sleep(0)  # a loop that only publishes must let this program's others have their turn
+        self._write([self.core.publish(key, payload)])
+        if len(self.outbox):
+            await self._drained()
 
     async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
         """Publish messages, (key, payload) each, in order; returns when all are handed to the kernel.
@@ -152,9 +159,10 @@ class Bus(Session[Subscription]):
         :raises: as `publish`; if one of them cannot be published none is.
         """
         self._check_open()
-        publish = self.core.publish
-        self.outbox.extend([publish(key, payload) for key, payload in messages])
-        await self._drained()
+        packets = self.core.publish_many(messages)
+        if packets:
+            self._write(packets)
+            await self._drained()
 
     async def whoami(self, timeout: float | None = None) -> bytes:
         """Our name at the server, ``!/cred/<gid>/<uid>/<pid>``: what our private keys begin with."""
@@ -244,13 +252,17 @@ class Bus(Session[Subscription]):
     async def _open(self, timeout: float | None = None) -> None:
         try:
             async with asyncio.timeout(timeout):
-                while (sock := try_to_dial(self.address, self._max_packet)) is None:
+                while (sock := try_to_dial(self.address, self._settings.longest)) is None:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             raise ConnectError(overloaded(self.address)) from None
         self._sock = sock
-        self.core.max_packet = min(self._max_packet, sendable(sock))
+        self.core.connected(sendable(sock))
         self._set_reading(not self._crowded)
+        self._flush()
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
 
     def _is_connected(self) -> bool:
         return self._sock is not None
@@ -279,31 +291,29 @@ class Bus(Session[Subscription]):
     def _readable(self) -> None:
         assert self._sock is not None
         try:
-            packets, ended = self._reader.read(self._sock)
+            packets, ended = self._reader.read(self._sock, read_at_once(self.core.bundle_limit))
         except OSError as e:
             self._disconnected(describe_loss(e))
             return
-        self.core.receive(packets)
+        self.receive(packets)
         if ended and self._sock is not None:
             self._disconnected(CLOSED)
 
     async def _drained(self) -> None:
-        if self._sock is not None and not self._writing:
-            self._flush()
-            if not len(self.outbox):
-                self._check_open()
-                return
-        waiter = _Waiter()
-        self.outbox.wait(waiter)
-        await waiter
+        self._check_open()
+        if len(self.outbox):
+            waiter = _Waiter()
+            self.outbox.wait(waiter)
+            await waiter
 
     def _flush(self) -> None:
         outbox, sock = self.outbox, self._sock
         if sock is None or self._broken:
             return
-        while taken := outbox.take(BATCH):
+        limit = self.core.bundle_limit
+        while taken := outbox.take(share(limit)):
             try:
-                sent = send_packets(sock, taken)
+                sent = send_some(sock, taken, limit)
             except OSError as e:
                 self._stop_writing()
                 if e.errno in (errno.ENOBUFS, errno.ENOMEM):
@@ -314,7 +324,7 @@ class Bus(Session[Subscription]):
                     self._loop.call_soon(self._read_rest, sock, describe_loss(e))
                 return
             outbox.done(taken, sent)
-            if sent < len(taken):
+            if not sent:
                 if not self._writing:
                     self._writing = True
                     self._loop.add_writer(sock, self._flush)
@@ -334,7 +344,7 @@ class Bus(Session[Subscription]):
                 packets, ended = self._reader.read(sock)
             except OSError:
                 break
-            self.core.receive(packets)
+            self.receive(packets)
         if self._sock is sock:
             self._disconnected(why)
 

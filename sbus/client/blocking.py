@@ -22,16 +22,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
-from operator import length_hint
 from typing import Any, Self, TypeVar
 
 from sbus.client.calls import Calls, Inbox
-from sbus.client.core import ClientCore, Message, find_dialect
+from sbus.client.core import Batch, Message
 from sbus.client.dialing import CLOSED, Backoff, describe_loss, dial, find_address, try_to_dial
 from sbus.client.outbox import Outbox
+from sbus.client.sending import read_at_once, send_some, share
+from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected, PacketTooLong, TimedOut
 from sbus.packets import DEFAULT_MAX_PACKET
-from sbus.syscalls.batch import BATCH, PacketReader, send_packets
+from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import sendable
 
 __all__ = ["Bus", "Subscription", "connect"]
@@ -86,25 +87,27 @@ class Subscription:
     for whatever reason; its exceptions are raised there, when all that came together is dealt with.
 
     :ivar pattern: what it is subscribed to.
+    :ivar callback: who gets the messages at once, if somebody does.
     """
 
     def __init__(self, bus: Bus, callback: Callable[[Message], Any] | None) -> None:
         self.pattern = b""
         self._bus = bus
-        self._callback = callback
+        self.callback = callback
         self._own: deque[Message] | None = None
         self._closed = False
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, messages: list[Message]) -> None:
         """See `sbus.client.core.Sink`."""
         if self._closed:
-            return  # closed by another sink that has got the same message
-        if self._callback is not None:
-            self._bus._tell(self._callback, message)
+            return  # closed by another sink that has got the same messages
+        if self.callback is not None:
+            for message in messages:
+                self._bus._tell(self.callback, message)
         elif self._own is not None:
-            self._own.append(message)
+            self._own.extend(messages)
         else:
-            self._bus._keep(message)
+            self._bus._keep(messages)
 
     def get(self, timeout: float | None = None) -> Message:
         """The next message.
@@ -152,7 +155,7 @@ class Subscription:
 
     def _shares(self) -> bool:
         """Whether its messages go to who iterates over the bus."""
-        return self._own is None and self._callback is None
+        return self._own is None and self.callback is None
 
     def __iter__(self) -> Iterator[Message]:
         self._claim()
@@ -180,6 +183,7 @@ def connect(
     *,
     dialect: str = "current",
     max_packet: int = DEFAULT_MAX_PACKET,
+    bundles: bool = True,
     timeout: float | None = 30.0,
     reconnect: bool | Backoff = False,
     on_gap: Callable[[Exception], Any] | None = None,
@@ -190,13 +194,22 @@ def connect(
     :param address: where it is; without one, see `sbus.client.dialing.find_address`.
     :param dialect: ``current``, or ``early`` for servers of the first revision.
     :param max_packet: bytes in the longest packet, as at the server.
+    :param bundles: ask the server for :doc:`bundles </bundles>`, and use them if it has any.
     :param timeout: seconds to try for while the server's backlog is full.
     :param reconnect: connect and subscribe again when the connection is lost.
     :param on_gap: called with the reason when that has happened: messages may have been missed.
     :param on_control: called with (key, payload) of control messages that this client does not know.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
-    bus = Bus(address, dialect, max_packet, reconnect, on_gap, on_control)
+    settings = Settings(
+        dialect=dialect,
+        max_packet=max_packet,
+        bundles=bundles,
+        reconnect=reconnect,
+        on_gap=on_gap,
+        on_control=on_control,
+    )
+    bus = Bus(address, settings)
     bus._open(timeout)
     return bus
 
@@ -204,30 +217,22 @@ def connect(
 class Bus(Calls[Subscription]):
     """A connection to a bus; made by `connect`, closed by `close` or at the end of ``with``."""
 
-    def __init__(
-        self,
-        address: str | None,
-        dialect: str,
-        max_packet: int,
-        reconnect: bool | Backoff,
-        on_gap: Callable[[Exception], Any] | None,
-        on_control: Callable[[bytes, bytes], Any] | None,
-    ) -> None:
+    def __init__(self, address: str | None, settings: Settings) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = ClientCore(find_dialect(dialect), max_packet, on_control and partial(self._tell, on_control))
-        self._max_packet = max_packet
-        self._reader = PacketReader(max_packet)
-        self._batch: Iterator[bytes] = iter(())  # received; a callback that reads goes on where it stands
+        self.core = settings.core(settings.on_control and partial(self._tell, settings.on_control))
+        self._settings = settings
+        self._reader = PacketReader(settings.longest)
+        self._batch = Batch([])  # what was received; a callback that reads goes on where it stands
         self._failures: deque[Exception] = deque()  # of callbacks
         self._messages: deque[Message] = deque()
-        self._kept: Message | None = None
+        self._kept: list[Message] | None = None
         self._outbox = Outbox()  # what has to be sent before anything else
+        self._outbox.extend(self.core.greeting())
         self._deadline: float | None = None  # of the call of the vocabulary that is under way
         self._sock: Socket | None = None
         self._error: Disconnected | None = None  # why it is over
-        self._backoff = Backoff() if reconnect is True else (reconnect or None)
-        self._on_gap = on_gap
+        self._backoff = settings.backoff
         self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
         self._delays: Iterator[float] = iter(())
         self._next_attempt = 0.0
@@ -257,8 +262,7 @@ class Bus(Calls[Subscription]):
 
         :raises: as `publish`; if one of them cannot be published none is.
         """
-        publish = self.core.publish
-        self._send_all([publish(key, payload) for key, payload in messages])
+        self._send_all(self.core.publish_many(messages))
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.calls.Calls.send`."""
@@ -277,7 +281,8 @@ class Bus(Calls[Subscription]):
             if sock is None:
                 self._outbox.extend(packets[at:])
                 return
-            sent = self._send(sock, packets[at : at + BATCH] if at or len(packets) > BATCH else packets)
+            size = share(self.core.bundle_limit)
+            sent = self._send(sock, packets[at : at + size] if at or len(packets) > size else packets)
             at += sent
             if not sent and sock is self._sock:
                 self._wait_for_room(sock, None)
@@ -306,7 +311,7 @@ class Bus(Calls[Subscription]):
             sock = self._connected(deadline)
             if sock is None:
                 return
-            taken = self._outbox.take(BATCH)
+            taken = self._outbox.take(share(self.core.bundle_limit))
             try:
                 sent = self._send(sock, taken)
             except PacketTooLong:
@@ -315,7 +320,7 @@ class Bus(Calls[Subscription]):
             if sock is not self._sock:
                 return  # it is lost; what is left is for the next one
             self._outbox.done(taken, sent)
-            if sent < len(taken):
+            if not sent:
                 self._wait_for_room(sock, deadline)
 
     def _send(self, sock: Socket, packets: list[bytes], flags: int = 0) -> int:
@@ -325,7 +330,7 @@ class Bus(Calls[Subscription]):
         """
         try:
             if not flags:
-                return send_packets(sock, packets) if packets else 0
+                return send_some(sock, packets, self.core.bundle_limit) if packets else 0
             sock.send(packets[0], flags | socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             return 1
         except BlockingIOError:
@@ -409,7 +414,7 @@ class Bus(Calls[Subscription]):
     @property
     def pending(self) -> int:
         """Messages that are in memory already, which a poll of the socket does not tell of."""
-        return len(self._messages) + length_hint(self._batch)
+        return len(self._messages) + len(self._batch)
 
     # --- what takes a round trip -------------------------------------------------------------
 
@@ -474,7 +479,7 @@ class Bus(Calls[Subscription]):
         if self._error is None:
             self._error = Closed("the connection to the bus was closed here")
         self._detach()
-        deque(self._batch, maxlen=0)  # callbacks get no more
+        self._batch.take()  # callbacks get no more
 
     def __enter__(self) -> Self:
         return self
@@ -529,11 +534,11 @@ class Bus(Calls[Subscription]):
         self._messages.extend(others)
         return mine
 
-    def _keep(self, message: Message) -> None:
-        """A message for who iterates over the bus: once, however many subscriptions want it."""
-        if message is not self._kept:
-            self._kept = message
-            self._messages.append(message)
+    def _keep(self, messages: list[Message]) -> None:
+        """Messages for who iterates over the bus: once, however many subscriptions want them."""
+        if messages is not self._kept:
+            self._kept = messages
+            self._messages.extend(messages)
 
     def _unsubscribe(self, subscription: Subscription) -> None:
         if self._error is None:
@@ -584,19 +589,19 @@ class Bus(Calls[Subscription]):
         """
         if self._failures:
             raise self._failures.popleft()
-        if count := length_hint(self._batch):
+        if count := len(self._batch):
             self._receive()
             return count
         sock = self._connected(deadline)
         if sock is None:
             raise Disconnected("not connected just now")
         try:
-            packets, ended = self._reader.read(sock)
+            packets, ended = self._reader.read(sock, read_at_once(self.core.bundle_limit))
         except OSError as e:
             self._lose(describe_loss(e))
         else:
             if packets:  # if the end is behind them it will be told again
-                self._batch = iter(packets)
+                self._batch = Batch(packets)
                 self._receive()
                 return len(packets)
             if ended:
@@ -606,7 +611,7 @@ class Bus(Calls[Subscription]):
         return 0
 
     def _receive(self) -> None:
-        self.core.receive(self._batch)
+        self.core.go_on(self._batch)
         if self._failures:
             raise self._failures.popleft()
 
@@ -632,11 +637,12 @@ class Bus(Calls[Subscription]):
     # --- coming and going --------------------------------------------------------------------
 
     def _open(self, timeout: float | None) -> None:
-        self._attach(dial(self.address, self._max_packet, timeout))
+        self._attach(dial(self.address, self._settings.longest, timeout))
+        self._drain(_deadline(timeout))
 
     def _attach(self, sock: Socket) -> None:
         self._sock = sock
-        self.core.max_packet = min(self._max_packet, sendable(sock))
+        self.core.connected(sendable(sock))
 
     def _detach(self) -> None:
         if self._sock is not None:
@@ -666,7 +672,8 @@ class Bus(Calls[Subscription]):
             self._gap = error
         self._detach()
         # Messages are still good, whenever they are read; the replies were for those who are told now.
-        self._batch = iter([packet for packet in (*self._batch, *(rest or ())) if packet.startswith(b"MSG ")])
+        rest = self._batch.take() + Batch(rest or []).packets
+        self._batch = Batch([packet for packet in rest if packet.startswith(b"MSG ")])
         waiting = self._lost()
         self._outbox.restart(self.core.greeting())
         for waiter in waiting:
@@ -686,8 +693,9 @@ class Bus(Calls[Subscription]):
         finally:
             self._coming_back = False
         gap, self._gap = self._gap, None
-        if self._on_gap is not None and gap is not None and self._error is None:
-            self._on_gap(gap)
+        on_gap = self._settings.on_gap
+        if on_gap is not None and gap is not None and self._error is None:
+            on_gap(gap)
 
     def _try_to_open(self, deadline: float | None) -> None:
         """Try to connect, when it is time to."""
@@ -697,7 +705,7 @@ class Bus(Calls[Subscription]):
             raise TimedOut("there is no connection yet")
         self._next_attempt = time.monotonic() + next(self._delays)
         try:
-            sock = try_to_dial(self.address, self._max_packet)
+            sock = try_to_dial(self.address, self._settings.longest)
         except ConnectError:
             return
         if sock is not None:

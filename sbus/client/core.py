@@ -11,17 +11,22 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from sbus.bundles import unbundle
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.index import PatternIndex
 from sbus.keys import CURRENT, EARLY, Dialect, PeerCredentials, SecretKey, matches_open
 from sbus.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
 from sbus.routes import RouteCache
+from sbus.runs import build_messages, next_messages
 
-__all__ = ["ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
+__all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
 
 _WHOAMI = b"!/cred/whoami"
+_BUNDLES = b"bundle/on"
+_RUN = 512
+"""Messages that are handed on as one list at most."""
 _NOBODY = PeerCredentials(0, 0, 0)
 
 
@@ -43,12 +48,43 @@ class Waiter(Protocol):
 
 
 class Sink(Protocol):
-    """Where the messages of one subscription go."""
+    """Where the messages of one subscription go.
+
+    :ivar callback: who is called with each of them; None if they are kept until somebody reads them.
+    """
 
     pattern: bytes
+    callback: Callable[[Message], Any] | None
 
-    def deliver(self, message: Message) -> None:
-        """A message has come."""
+    def deliver(self, messages: list[Message]) -> None:
+        """Messages have come, in this order; the list is others' too, and not to be changed.
+
+        A sink with a callback, and all that want the same messages, get them one by one.
+        """
+
+
+class Batch:
+    """Packets that have come, and how far they are dealt with.
+
+    Who reads on from within a callback goes on where it stands.
+
+    :ivar at: index of the next packet.
+    """
+
+    __slots__ = ("at", "packets")
+
+    def __init__(self, packets: list[bytes]) -> None:
+        self.packets = unbundle(packets)
+        self.at = 0
+
+    def __len__(self) -> int:
+        return len(self.packets) - self.at
+
+    def take(self) -> list[bytes]:
+        """What is not dealt with yet; nothing is left then."""
+        rest = self.packets[self.at :]
+        self.at = len(self.packets)
+        return rest
 
 
 def as_bytes(text: bytes | str) -> bytes:
@@ -73,6 +109,8 @@ class ClientCore:
     :param dialect: the revision of the protocol that the server speaks.
     :param max_packet: bytes in the longest packet that the server takes.
     :param on_control: called with (key, payload) of control messages that nobody here knows.
+    :param bundles: ask the server for bundles, where the dialect has such a question.
+    :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 as long as none may.
     """
 
     def __init__(
@@ -80,15 +118,21 @@ class ClientCore:
         dialect: Dialect = CURRENT,
         max_packet: int = DEFAULT_MAX_PACKET,
         on_control: Callable[[bytes, bytes], object] | None = None,
+        *,
+        bundles: bool = False,
     ) -> None:
         self.dialect = dialect
         self.max_packet = max_packet
+        self.bundle_limit = 0
+        self._longest = self._sendable = max_packet
         self.on_control = on_control
         self._sinks: dict[bytes, list[Sink]] = {}
         self._index: PatternIndex[Sink] = PatternIndex(dialect)
         self._cache: RouteCache[Sink] = RouteCache(dialect)
         self._secret: dict[bytes, SecretKey] = {}
         self._settings: dict[bytes, bytes] = {}
+        if bundles and dialect.control:
+            self._settings[b"bundle"] = _BUNDLES
         self._waiting: deque[Waiter | None] = deque()  # for answers to whoami; None: asked with `control`
         self._fences: dict[bytes, Waiter] = {}
 
@@ -105,6 +149,19 @@ class ClientCore:
         if b"!" in key or b"\0" in key:
             self._check(key, "routing key")
         return self._sized(b"MSG %b\0%b" % (key, payload))
+
+    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> list[bytes]:
+        """The packets that publish messages, (key, payload) each.
+
+        :raises: as `publish`.
+        """
+        messages = list(messages)
+        packets = build_messages(messages, 0, self.max_packet)
+        while len(packets) < len(messages):
+            key, payload = messages[len(packets)]
+            packets.append(self.publish(key, payload))
+            packets += build_messages(messages, len(packets), self.max_packet)
+        return packets
 
     def subscribe(self, pattern: bytes | str, sink: Sink) -> list[bytes]:
         """The packets that make the server send what the pattern matches; `sink` will get it.
@@ -147,9 +204,11 @@ class ClientCore:
         A setting (``blocking/…``, ``order/…``, ``echo/…``) is remembered and sent again after a reconnect.
 
         :raises InvalidKey: if the key holds a NUL.
-        :raises UsageError: in a dialect without control messages.
+        :raises UsageError: in a dialect without control messages; if it is about bundles.
         """
         key = as_bytes(key)
+        if key.startswith(b"bundle/"):
+            raise UsageError("the client sees to bundles itself: connect with bundles=True, or bundles=False")
         packet = self._control(key, payload)
         kind = key.rpartition(b"/")[0]
         if kind in (b"blocking/soft", b"blocking/hard", b"echo"):
@@ -192,8 +251,13 @@ class ClientCore:
         self._fences[key] = waiter
         return [build(SUB, key), build(MSG, key, b""), build(UNSUB, key)]
 
+    def connected(self, sendable: int) -> None:
+        """There is a connection, whose socket can send packets of so many bytes."""
+        self._sendable = sendable
+        self.max_packet = min(self._longest, sendable)
+
     def greeting(self) -> list[bytes]:
-        """What to send on a new connection to be where the old one was: the settings and the subscriptions."""
+        """What to send first on each connection, to be where the old one was: the settings and the subscriptions."""
         settings = [build(CMSG, key) for key in self._settings.values()]
         return settings + [build(SUB, pattern) for pattern in self._sinks]
 
@@ -204,6 +268,7 @@ class ClientCore:
         """
         waiting = [waiter for waiter in self._waiting if waiter is not None]
         waiting += self._fences.values()
+        self.bundle_limit = 0
         self._waiting.clear()
         self._fences.clear()
         return waiting
@@ -214,25 +279,40 @@ class ClientCore:
 
     # --- what arrives ------------------------------------------------------------------------
 
-    def receive(self, packets: Iterable[bytes]) -> None:
+    def receive(self, packets: list[bytes]) -> None:
         """Packets have arrived: give each message to the sinks that want it, each reply to who waits for it.
 
         A sink must not raise exceptions.
         """
-        routes = self._cache.routes
-        for packet in packets:
-            end = packet.find(b"\0", 4)
-            if end > 0 and packet[:4] == b"MSG ":
-                key = packet[4:end]
-                sinks = routes.get(key)
-                if sinks is None:
-                    sinks = self._route(key)
-                if sinks:
-                    message = Message(key, packet[end + 1 :])
-                    for sink in sinks:
-                        sink.deliver(message)
+        self.go_on(Batch(packets))
+
+    def go_on(self, batch: Batch) -> None:
+        """Deal with what is left of a batch, as `receive` does."""
+        packets, routes = batch.packets, self._cache.routes
+        while (at := batch.at) < len(packets):
+            sinks, messages = next_messages(packets, at, min(at + _RUN, len(packets)), routes, Message)
+            if sinks is None:
+                batch.at = at + 1
+                self._receive_one(packets[at])
+                continue
+            for sink in sinks:
+                if sink.callback is not None:
+                    self._call(batch, sinks, messages)
+                    break
             else:
-                self._receive_other(packet)
+                batch.at = at + len(messages)
+                for sink in sinks:
+                    sink.deliver(messages)
+
+    def _call(self, batch: Batch, sinks: tuple[Sink, ...], messages: list[Message]) -> None:
+        """Deliver one by one, as a callback may read on, or change what goes where."""
+        for message in messages:
+            batch.at = at = batch.at + 1
+            alone = [message]
+            for sink in sinks:
+                sink.deliver(alone)
+            if batch.at != at or self._cache.routes.get(message.key) is not sinks:
+                return
 
     def wanting(self, key: bytes) -> tuple[Sink, ...]:
         """The sinks that want messages with this key."""
@@ -255,17 +335,27 @@ class ClientCore:
         ]
         return self._cache.remember(key, secret, tuple(wanting))
 
-    def _receive_other(self, packet: bytes) -> None:
+    def _receive_one(self, packet: bytes) -> None:
+        """Deal with a packet of whatever kind: also with a message whose way is not known."""
         verb, _, rest = packet.partition(b" ")
-        if verb != CMSG:
-            return  # nothing that a server sends: ignored, as a newer server may know more than we do
-        key, _, payload = rest.partition(b"\0")
+        key, nul, payload = rest.partition(b"\0")
+        if verb == MSG and nul:
+            messages = [Message(key, payload)]
+            for sink in self._route(key):
+                sink.deliver(messages)
+        elif verb == CMSG:
+            self._receive_control(key, payload)
+        # Anything else is nothing that a server sends: ignored, as a newer server may know more than we do.
+
+    def _receive_control(self, key: bytes, payload: bytes) -> None:
         if key == _WHOAMI:
             waiter = self._waiting.popleft() if self._waiting else None
             if waiter is not None:
                 waiter.succeed(payload)
                 return
-        if self.on_control is not None:
+        if key == _BUNDLES and b"bundle" in self._settings and payload.isdigit() and len(payload) < 10:
+            self.bundle_limit = min(int(payload), self._sendable)
+        elif self.on_control is not None:
             self.on_control(key, payload)
 
     # --- checks ------------------------------------------------------------------------------

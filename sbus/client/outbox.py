@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from sbus.client.core import Waiter
 
@@ -44,15 +45,16 @@ class Outbox:
     def take(self, count: int) -> list[bytes]:
         """The next packets to send, at most `count`."""
         packets = self._packets
-        if len(packets) <= count:
-            return list(packets)
-        return [packets[i] for i in range(count)]
+        return list(packets if len(packets) <= count else islice(packets, count))
 
     def done(self, taken: list[bytes], sent: int) -> None:
         """Of what was taken so many were sent."""
-        pop = self._packets.popleft
-        for _ in range(sent):
-            pop()
+        if sent == len(self._packets):
+            self._packets.clear()
+        else:
+            pop = self._packets.popleft
+            for _ in range(sent):
+                pop()
         self._sent += sent
         self._tell()
 

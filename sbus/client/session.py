@@ -11,11 +11,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from sbus.bundles import LARGEST
 from sbus.client.calls import AwaitableWaiter, Calls
-from sbus.client.core import ClientCore, Message, find_dialect
-from sbus.client.dialing import Backoff, find_address
+from sbus.client.core import Message
+from sbus.client.dialing import find_address
 from sbus.client.outbox import Outbox
+from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.syscalls.batch import BATCH
 
 __all__ = ["HIGH_WATER", "QueuedSubscription", "Session"]
 
@@ -29,29 +32,28 @@ class QueuedSubscription:
     """The messages of one pattern: kept until they are read, or given to a callback.
 
     :ivar pattern: what it is subscribed to.
+    :ivar callback: who gets the messages at once, if somebody does.
     """
 
     def __init__(self, session: Session[Any], callback: Callable[[Message], Any] | None) -> None:
         self.pattern = b""
+        self.callback = callback
         self._session = session
-        self._callback = callback
         self._messages: deque[Message] = deque()
         self._waiting: list[AwaitableWaiter] = []
         self._error: Exception | None = None
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, messages: list[Message]) -> None:
         """See `sbus.client.core.Sink`."""
         if self._error is not None:
-            return  # closed by another sink that has got the same message
-        if self._callback is not None:
-            try:
-                self._callback(message)
-            except Exception as error:
-                self._session.callback_failed(error)
+            return  # closed by another sink that has got the same messages
+        if self.callback is not None:
+            for message in messages:
+                self._session._tell(self.callback, message)
             return
-        self._messages.append(message)
+        self._messages.extend(messages)
         if self._waiting:
-            self._wake()
+            self._session.rouse(self)
         if len(self._messages) >= HIGH_WATER:
             self._session.crowd(self)
 
@@ -59,9 +61,9 @@ class QueuedSubscription:
         """No more messages will come; those that are here can still be read."""
         if self._error is None:
             self._error = error
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Something has changed: let those who wait look again."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -127,27 +129,22 @@ class Session(Calls[Sub]):
     """A client's connection to a bus, over an event loop.
 
     A shell gives it the methods that are abstract here and in `Calls`; it calls `_disconnected` when
-    the connection is lost, and lets `core` receive what arrives.
+    the connection is lost, and has it `receive` what arrives.
     """
 
-    def __init__(
-        self,
-        address: str | None,
-        *,
-        dialect: str,
-        max_packet: int,
-        reconnect: bool | Backoff,
-        on_gap: Callable[[Exception], Any] | None,
-        on_control: Callable[[bytes, bytes], Any] | None,
-    ) -> None:
+    def __init__(self, address: str | None, settings: Settings) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = ClientCore(find_dialect(dialect), max_packet, on_control and partial(self._tell, on_control))
+        self.core = settings.core(settings.on_control and partial(self._tell, settings.on_control))
         self.outbox = Outbox()
-        self._max_packet = max_packet
-        self._backoff = Backoff() if reconnect is True else (reconnect or None)
-        self._on_gap = on_gap
+        self.outbox.extend(self.core.greeting())
+        self._settings = settings
+        self._backoff = settings.backoff
+        self._at_once = BATCH  # writes that are still to be sent as they come, see `_write`
+        self._writes = 0  # that wait for the end of this turn
+        self._put_off = 0  # bytes in these
         self._crowded: set[QueuedSubscription] = set()
+        self._roused: list[QueuedSubscription] = []  # whose readers are to be told of messages
         self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
         self._coming_back = False
         self._closing = False
@@ -168,12 +165,16 @@ class Session(Calls[Sub]):
         """Send what the socket takes of the outbox, if there is a socket."""
 
     @abstractmethod
+    def _soon(self, call: Callable[[], None]) -> None:
+        """Call when this turn of the event loop is over, or what it has to do just now."""
+
+    @abstractmethod
     def _set_reading(self, reading: bool) -> None:
         """Read from the socket, or do not, if there is a socket."""
 
     @abstractmethod
     async def _open(self) -> object:
-        """Make a connection.
+        """Make a connection, and begin to send what waits.
 
         :raises ConnectError: if none can be made.
         """
@@ -232,8 +233,52 @@ class Session(Calls[Sub]):
         """See `sbus.client.calls.Calls.send`."""
         self._check_open()
         if packets:
-            self.outbox.extend(packets)
+            self._write(packets)
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _write(self, packets: list[bytes]) -> None:
+        """Send packets, at once or when this turn is over, together with all else that is written in it.
+
+        What is written alone goes at once. A few writes in a row may be each alone, as with somebody who
+        waits for one message to be sent before the next: only when there have been many is one put off to
+        see whether others come. As long as they do, only the first of a turn goes at once.
+        """
+        waiting = len(self.outbox)
+        self.outbox.extend(packets)
+        if self._writes:
+            self._writes += 1
+            self._put_off += sum(map(len, packets))
+            if self._put_off >= LARGEST:  # as much as a bundle holds: nothing is won by waiting
+                self._put_off = 0
+                self._flush()
+        elif waiting:
+            pass  # the socket is full, or there is none; who sends what waits sends these too
+        elif self._at_once:
+            self._at_once -= 1
             self._flush()
+        else:
+            self._writes, self._put_off = 1, 0
+            self._soon(self._turn_over)
+
+    def _turn_over(self) -> None:
+        self._at_once = 1 if self._writes > 1 else BATCH
+        self._writes = 0
+        self._flush()
+
+    # --- receiving ---------------------------------------------------------------------------
+
+    def receive(self, packets: list[bytes]) -> None:
+        """Packets have arrived; their readers are told when all are where they belong."""
+        self.core.receive(packets)
+        while self._roused:
+            roused, self._roused = self._roused, []
+            for subscription in roused:
+                subscription.wake()
+
+    def rouse(self, subscription: QueuedSubscription) -> None:
+        """Messages have come for somebody who waits for them."""
+        self._roused.append(subscription)
 
     # --- back-pressure -----------------------------------------------------------------------
 
@@ -295,8 +340,8 @@ class Session(Calls[Sub]):
             if self._is_connected():
                 break
         gap, self._gap, self._coming_back = self._gap, None, False
-        if tell and self._on_gap is not None and gap is not None:
-            self._tell(self._on_gap, gap)
+        if tell and self._settings.on_gap is not None and gap is not None:
+            self._tell(self._settings.on_gap, gap)
 
     async def _finish(self) -> None:
         """Send what waits, then end."""

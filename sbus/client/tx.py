@@ -28,13 +28,15 @@ from sbus.client.core import Message
 from sbus.client.dialing import CLOSED, Backoff, find_address, overloaded, remedy
 from sbus.client.outbox import Outbox
 from sbus.client.session import QueuedSubscription, Session
+from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
 from sbus.interfaces import IPacketQueue, IPacketReceiver
 from sbus.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
+from sbus.seqpacket.hub import Hub
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import raise_send_buffer, sendable
 
 __all__ = ["Bus", "BusClientService", "Subscription", "connect"]
 
@@ -114,11 +116,11 @@ class _Protocol:
 
     def dataReceived(self, data: bytes) -> None:
         """A packet has arrived (`IProtocol`)."""
-        self._bus.core.receive([data])
+        self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
         """A batch has arrived (`IPacketReceiver`); what is not read is kept by the subscriptions."""
-        self._bus.core.receive(packets)
+        self._bus._received(packets)
         return len(packets)
 
     def readConnectionLost(self) -> None:
@@ -157,6 +159,7 @@ def connect(
     *,
     dialect: str = "current",
     max_packet: int = DEFAULT_MAX_PACKET,
+    bundles: bool = True,
     timeout: float = 30.0,
     reconnect: bool | Backoff = False,
     on_gap: Callable[[Exception], Any] | None = None,
@@ -168,6 +171,7 @@ def connect(
         see `sbus.client.dialing.find_address`.
     :param dialect: ``current``, or ``early`` for servers of the first revision.
     :param max_packet: bytes in the longest packet, as at the server.
+    :param bundles: ask the server for :doc:`bundles </bundles>`, and use them if it has any.
     :param timeout: seconds to try for while the server's backlog is full.
     :param reconnect: connect and subscribe again when the connection is lost.
     :param on_gap: called with the reason when that has happened: messages may have been missed.
@@ -175,16 +179,15 @@ def connect(
 
     Fails with `sbus.errors.ConnectError`, with the reason and the remedy.
     """
-    bus = Bus(
-        reactor,
-        address,
-        timeout=timeout,
+    settings = Settings(
         dialect=dialect,
         max_packet=max_packet,
+        bundles=bundles,
         reconnect=reconnect,
         on_gap=on_gap,
         on_control=on_control,
     )
+    bus = Bus(reactor, address, settings, timeout)
     return defer.Deferred.fromCoroutine(bus._open()).addCallback(lambda _: bus)
 
 
@@ -197,26 +200,25 @@ class Bus(Session[Subscription]):
     _log = Logger()
 
     def __init__(
-        self, reactor: Any, address: str | IStreamClientEndpoint | None, *, timeout: float = 30.0, **settings: Any
+        self, reactor: Any, address: str | IStreamClientEndpoint | None, settings: Settings, timeout: float = 30.0
     ) -> None:
         self._reactor = reactor
         if address is None or (isinstance(address, str) and not address.startswith("seqpacket:")):
             text = find_address(address)
             endpoint: IStreamClientEndpoint = SeqpacketClientEndpoint(
-                reactor, text, timeout=timeout, max_packet=settings["max_packet"]
+                reactor, text, timeout=timeout, max_packet=settings.longest
             )
         elif isinstance(address, str):
             text, endpoint = address, clientFromString(reactor, address)
         else:
             text, endpoint = str(address), address
-        super().__init__(text, **settings)
+        super().__init__(text, settings)
         self._endpoint = endpoint
         self._protocol: _Protocol | None = None  # the newest, which may be gone
         self._attached = False
         self._pause: defer.Deferred[Any] | None = None  # what `_come_back` waits for
         self._gone: list[defer.Deferred[None]] = []
         self._producer: _Pace | None = None
-        self._published = 0
 
     # --- what users do -----------------------------------------------------------------------
 
@@ -229,10 +231,7 @@ class Bus(Session[Subscription]):
             if it could have been when it was published).
         """
         self._check_open()
-        self.outbox.write(self.core.publish(key, payload))
-        self._published += 1
-        if not self._published % BATCH:  # a loop that only publishes must let this program's others have their turn
-            return self._drained().addCallback(lambda _: deferLater(self._reactor, 0))
+        self._write([self.core.publish(key, payload)])
         return self._drained()
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
@@ -241,8 +240,9 @@ class Bus(Session[Subscription]):
         :raises: as `publish`; if one of them cannot be published none is.
         """
         self._check_open()
-        publish = self.core.publish
-        self.outbox.extend([publish(key, payload) for key, payload in messages])
+        packets = self.core.publish_many(messages)
+        if packets:
+            self._write(packets)
         return self._drained()
 
     def whoami(self, timeout: float | None = None) -> defer.Deferred[bytes]:
@@ -380,12 +380,28 @@ class Bus(Session[Subscription]):
             raise ConnectError(remedy(self.address, e)) from e
         if not self._attached:
             raise UsageError(f"{self.address} does not keep packets apart: give a seqpacket endpoint")
+        self._flush()
 
     def _connected(self, protocol: _Protocol, transport: PacketTransport) -> None:
         self._protocol = protocol
         self._attached = True
-        self.core.max_packet = min(self._max_packet, sendable(transport.getHandle()))
+        sock = transport.getHandle()
+        if sendable(sock) < self._settings.longest:  # an endpoint that somebody gave us may know of no bundles
+            raise_send_buffer(sock, self._settings.longest)
+        transport.makeRoom(self._settings.longest)
+        self.core.connected(sendable(sock))
         self._set_reading(not self._crowded)
+
+    def _received(self, packets: list[bytes]) -> None:
+        had_bundles = self.core.bundle_limit
+        self.receive(packets)
+        transport = self._transport
+        if transport is not None and self.core.bundle_limit and not had_bundles:
+            transport.startBundling(self.core.bundle_limit)
+            transport.flush()
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        Hub.of(self._reactor).soon(call)
 
     def _is_connected(self) -> bool:
         return self._attached
@@ -399,14 +415,12 @@ class Bus(Session[Subscription]):
                 transport.pauseProducing()
 
     def _drained(self) -> defer.Deferred[None]:
-        self._flush()
-        if self._error is None and not len(self.outbox):
+        if self._error is not None:
+            return defer.fail(self._error)
+        if not len(self.outbox):
             return defer.succeed(None)
         waiter = _Waiter()
-        if self._error is not None:
-            waiter.fail(self._error)
-        else:
-            self.outbox.wait(waiter)
+        self.outbox.wait(waiter)
         return waiter.deferred.addCallback(lambda _: None)
 
     def _flush(self) -> None:
@@ -503,7 +517,7 @@ class _Pace:
             self.producer.resumeProducing()
             if not self._stopped:
                 await self._bus._drained()
-            if not self._stopped and not turn % BATCH:  # others must have their turn too
+            if not self._stopped and not turn % BATCH:  # others must have their turn too, though it published nothing
                 self._turn = deferLater(self._bus._reactor, 0)
                 await self._turn
             if self._stopped:
@@ -534,8 +548,7 @@ class BusClientService(Service):
         self._address = address
         self._setup = setup
         self._backoff = backoff or Backoff()
-        defaults = {"dialect": "current", "max_packet": DEFAULT_MAX_PACKET, "on_gap": None, "on_control": None}
-        self._settings: dict[str, Any] = {**defaults, **settings}
+        self._settings = Settings(**settings, reconnect=self._backoff)
         self._newest: Bus | None = None
         self._setting_up: defer.Deferred[Any] | None = None
         self._bus: Bus | None = None  # the newest, when it is set up
@@ -549,7 +562,7 @@ class BusClientService(Service):
 
     async def _connect(self) -> None:
         for delay in self._backoff.delays():
-            bus = self._newest = Bus(self._reactor, self._address, reconnect=self._backoff, **self._settings)
+            bus = self._newest = Bus(self._reactor, self._address, self._settings)
             await bus._sleep(delay)
             await bus._come_back(tell=False)
             if await self._set_up(bus):

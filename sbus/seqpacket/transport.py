@@ -93,6 +93,11 @@ class PacketTransport(WritingConnection):
 
     # --- reading -----------------------------------------------------------------------------
 
+    def makeRoom(self, size: int) -> None:
+        """Receive packets of up to so many bytes whole from now on, if it was less."""
+        if size > self._reader.max_packet:
+            self._reader = self._hub.reader(size)
+
     def _read(self, rounds: int) -> None:
         """Read a batch. A small one is followed by another look: an answer to it may be there already."""
         count = 0

@@ -49,8 +49,9 @@ class Sub:
         self.messages: list[Message] = []
         self.callback = callback
 
-    def deliver(self, message: Message) -> None:
-        (self.callback or self.messages.append)(message)
+    def deliver(self, messages: list[Message]) -> None:
+        for message in messages:
+            (self.callback or self.messages.append)(message)
 
 
 class Shell(Calls[Sub]):

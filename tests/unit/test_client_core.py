@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbus.client.core import ClientCore, Message, as_bytes, find_dialect
+from sbus.client.core import Batch, ClientCore, Message, as_bytes, find_dialect
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.keys import CURRENT, EARLY, Dialect, matches
 from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns
 
 ME = PEERS[0]
 WHOAMI = b"CMSG !/cred/whoami"
+ON = b"CMSG bundle/on"
 ACTIONS = ("subscribe", "subscribe", "publish", "publish", "unsubscribe", "reconnect")
 
 
@@ -23,12 +26,30 @@ class Sink:
     """A subscription that keeps its messages."""
 
     pattern = b""
+    callback: Any = None
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
-    def deliver(self, message: Message) -> None:
-        self.messages.append(message)
+    def deliver(self, messages: list[Message]) -> None:
+        self.messages += messages
+
+
+class Calling(Sink):
+    """A subscription that calls somebody with each of its messages."""
+
+    def __init__(self, callback: Callable[[Message], Any]) -> None:
+        super().__init__()
+        self.callback = callback
+
+    def deliver(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.messages.append(message)
+            self.callback(message)
+
+
+def bundle(*packets: bytes) -> bytes:
+    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 class Waiter:
@@ -239,20 +260,155 @@ def test_whatever_a_server_sends_is_borne(packets: list[bytes]) -> None:
     assert sink.messages[-1] == (b"a", b"last")
 
 
-def test_iterator_of_packets_is_taken_up_where_it_stands() -> None:
-    """A sink that has the core receive from the same iterator gets what is behind its message, each packet once."""
+def test_batch_is_taken_up_where_it_stands() -> None:
+    """A callback that has the core go on with the same batch gets what is behind its message, each packet once."""
     core = ClientCore()
     got: list[bytes] = []
-    packets = iter([b"MSG a\0%d" % i for i in range(4)])
+    batch = Batch([b"MSG a\0%d" % i for i in range(4)])
+    assert len(batch) == 4
 
-    class Greedy(Sink):
-        def deliver(self, message: Message) -> None:
-            got.append(message.payload)
-            core.receive(packets)
+    def greedy(message: Message) -> None:
+        got.append(message.payload)
+        core.go_on(batch)
 
-    core.subscribe("a", Greedy())
-    core.receive(packets)
+    core.subscribe("a", Calling(greedy))
+    core.go_on(batch)
     assert got == [b"0", b"1", b"2", b"3"]
+    assert (len(batch), batch.take()) == (0, [])
+    batch = Batch([b"MSG b\0", bundle(b"MSG a\x001", b"MSG a\x002")])
+    assert batch.take() == [b"MSG b\0", b"MSG a\x001", b"MSG a\x002"]
+    core.go_on(batch)
+    assert len(got) == 4
+
+
+def test_run_of_messages_comes_as_a_list() -> None:
+    """What goes the same way is handed on at once, and to all the same list; not so if one of them is called."""
+    core = ClientCore()
+    got: list[tuple[str, list[bytes]]] = []
+
+    class Telling(Sink):
+        def deliver(self, messages: list[Message]) -> None:
+            got.append((self.pattern.decode(), [message.payload for message in messages]))
+
+    for pattern in ("a", "a*", "b"):
+        core.subscribe(pattern, Telling())
+    core.receive([b"MSG a\0%d" % i for i in range(4)] + [b"MSG b\x00x", WHOAMI, b"MSG b\x00y"])
+    core.receive([b"MSG a\0%d" % i for i in range(4)] + [b"MSG b\x00x", WHOAMI, b"MSG b\x00y", b"MSG b\x00z"])
+    rest = [("a", [b"1", b"2", b"3"]), ("a*", [b"1", b"2", b"3"])]
+    again = [("a", [b"0", b"1", b"2", b"3"]), ("a*", [b"0", b"1", b"2", b"3"])]
+    first = [("a", [b"0"]), ("a*", [b"0"]), *rest, ("b", [b"x"]), ("b", [b"y"])]  # a key that is new comes alone
+    assert got == [*first, *again, ("b", [b"x"]), ("b", [b"y", b"z"])]
+    got.clear()
+    core.subscribe("b", Calling(lambda message: got.append(("called", [message.payload]))))
+    core.receive([b"MSG b\x000", b"MSG b\x001"])
+    assert got == [("b", [b"0"]), ("called", [b"0"]), ("b", [b"1"]), ("called", [b"1"])]
+
+
+def test_callback_may_change_where_the_next_message_goes() -> None:
+    """A subscription that it makes gets the messages behind, and one that it ends does not."""
+    core, new = ClientCore(), Sink()
+
+    def swap(message: Message) -> None:
+        if message.payload == b"1":
+            core.subscribe("a", new)
+        if message.payload == b"3":
+            core.unsubscribe(first)
+
+    first = Calling(swap)
+    core.subscribe("a", first)
+    core.receive([b"MSG a\x00warm"])
+    core.receive([bundle(*[b"MSG a\0%d" % i for i in range(6)])])
+    assert [m.payload for m in first.messages] == [b"warm", b"0", b"1", b"2", b"3"]
+    assert [m.payload for m in new.messages] == [b"2", b"3", b"4", b"5"]
+
+
+@given(st.data())
+def test_however_packets_are_bundled_each_comes_once_in_order(data: st.DataObject) -> None:
+    """Messages and replies in plain packets and in bundles of any size are what they are one after the other."""
+    core, sinks, waiters = ClientCore(), [Sink(), Sink(), Calling(lambda message: None)], []
+    for pattern, sink in zip(("a", "a*", "b"), sinks, strict=True):
+        core.subscribe(pattern, sink)
+    keys = data.draw(st.lists(st.sampled_from([b"a", b"b", b"ab", b"c", b"?"]), max_size=30))
+    packets = [WHOAMI + b"\0%d" % i if key == b"?" else b"MSG %b\0%d" % (key, i) for i, key in enumerate(keys)]
+    for key in keys:
+        if key == b"?":
+            waiters.append(Waiter())
+            core.whoami(waiters[-1])
+    while packets:
+        batch: list[bytes] = []
+        for size, together in data.draw(st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=4)):
+            some, packets = packets[:size], packets[size:]
+            batch += [bundle(*some)] if some and together else some
+        core.receive(batch)
+    for sink, wanted in zip(sinks, ((b"a",), (b"a", b"ab"), (b"b",)), strict=True):
+        assert [int(m.payload) for m in sink.messages] == [i for i, key in enumerate(keys) if key in wanted]
+    assert [waiter.outcomes for waiter in waiters] == [[b"%d" % i] for i, key in enumerate(keys) if key == b"?"]
+
+
+def test_bundles_are_asked_for_on_each_connection() -> None:
+    """The question stands first in the greeting; the answer holds until the connection is lost."""
+    told: list[tuple[bytes, bytes]] = []
+    core = ClientCore(bundles=True, on_control=lambda *control: told.append(control))
+    core.control("echo/off")
+    core.subscribe("a", Sink())
+    for _ in range(2):
+        assert core.greeting() == [ON, b"CMSG echo/off", b"SUB a"]
+        assert core.bundle_limit == 0
+        core.connected(1_000_000)
+        core.receive([bundle(ON + b"\x0065536", WHOAMI)])
+        assert core.bundle_limit == 65_536
+        core.lost()
+    core.connected(50_000)
+    core.receive([ON + b"\x0065536"])
+    assert core.bundle_limit == 50_000
+    assert [key for key, _ in told] == [b"!/cred/whoami"] * 2
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", b"-1", b"65536 ", b"9" * 5000, "٣".encode()])
+def test_answer_that_is_none_is_not_ours(payload: bytes) -> None:
+    """Nothing is sent in bundles then, and it goes where unknown control messages go."""
+    told: list[tuple[bytes, bytes]] = []
+    core = ClientCore(bundles=True, on_control=lambda *control: told.append(control))
+    core.receive([ON + b"\0" + payload])
+    assert (core.bundle_limit, told) == (0, [(b"bundle/on", payload)])
+
+
+def test_bundles_that_nobody_asked_for() -> None:
+    """Not asked for in the early dialect, nor where they are not wanted; an answer is no news then."""
+    assert ClientCore(EARLY, bundles=True).greeting() == []
+    core = ClientCore()
+    assert core.greeting() == []
+    core.receive([ON + b"\x0065536"])
+    assert core.bundle_limit == 0
+    for key in ("bundle/on", "bundle/off"):
+        with pytest.raises(UsageError, match="connect with bundles=True, or bundles=False"):
+            core.control(key)
+
+
+@given(st.lists(st.tuples(keys(CURRENT) | st.text(max_size=5), st.binary(max_size=30)), max_size=20))
+def test_many_are_published_as_one_by_one(messages: list[tuple[bytes | str, bytes]]) -> None:
+    """The same packets, or the same error; from whatever the messages come."""
+    core = ClientCore(max_packet=25)
+
+    def outcome(publish: Any) -> Any:
+        try:
+            return publish()
+        except (InvalidKey, PacketTooLong) as error:
+            return type(error), str(error)
+
+    expected = outcome(lambda: [core.publish(key, payload) for key, payload in messages])
+    assert outcome(lambda: core.publish_many(messages)) == expected
+    assert outcome(lambda: core.publish_many(iter(messages))) == expected
+
+
+def test_messages_of_odd_types_are_published_alike() -> None:
+    """Lists for tuples, and other buffers for bytes."""
+    core = ClientCore()
+    odd: Any = [["a", b"1"], ("b", bytearray(b"2")), ("c", memoryview(b"3")), Message(b"d", b"4")]
+    assert core.publish_many(odd) == [b"MSG a\x001", b"MSG b\x002", b"MSG c\x003", b"MSG d\x004"]
+    for wrong in ([("a",)], [("a", b"", b"")], [1], [("a", "text")], [(1, b"")]):
+        with pytest.raises((TypeError, ValueError)):
+            core.publish_many(wrong)  # type: ignore[arg-type]
 
 
 def test_text_and_names() -> None:

@@ -11,6 +11,7 @@ import pytest
 from sbus.client.core import Message
 from sbus.client.dialing import Backoff
 from sbus.client.session import HIGH_WATER, QueuedSubscription, Session
+from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected
 from sbus.syscalls.batch import BATCH
 
@@ -81,8 +82,8 @@ class FakeSession(Session[Sub]):
     """
 
     def __init__(self, **settings: Any) -> None:
-        defaults = {"dialect": "current", "max_packet": 1000, "reconnect": False, "on_gap": None, "on_control": None}
-        super().__init__("/fake", **{**defaults, **settings})
+        super().__init__("/fake", Settings(**{"max_packet": 1000, "bundles": False, **settings}))
+        self.soon: list[Callable[[], None]] = []
         self.connected = True
         self.reading = True
         self.sent: list[bytes] = []
@@ -96,7 +97,13 @@ class FakeSession(Session[Sub]):
     # what the server does
 
     def arrive(self, *packets: bytes) -> None:
-        self.core.receive(list(packets))
+        self.receive(list(packets))
+
+    def turn(self) -> None:
+        """The turn of the loop is over."""
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
 
     def reply(self) -> None:
         """Answer all questions that were asked on this connection and not answered yet."""
@@ -125,6 +132,9 @@ class FakeSession(Session[Sub]):
                 self.room -= 1
             self.outbox.done(taken, 1)
 
+    def _soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
     def _set_reading(self, reading: bool) -> None:
         assert reading is not self.reading
         self.reading = reading
@@ -137,6 +147,7 @@ class FakeSession(Session[Sub]):
         self.sent = []
         if answer is not None:
             answer()
+        self._flush()
 
     def _is_connected(self) -> bool:
         return self.connected
@@ -256,6 +267,126 @@ def test_exceptions_of_the_application_go_to_its_log() -> None:
     session.arrive(b"MSG a\0", b"CMSG x\0", b"MSG a\0")
     assert [type(error) for error in session.failures] == [ZeroDivisionError] * 3
     assert len(sub.get_ready()) == 2
+
+
+# --- sending ---------------------------------------------------------------------------------
+
+
+def publish(session: FakeSession, *numbers: int) -> None:
+    for number in numbers:
+        session.send([b"MSG k\0%d" % number])
+
+
+def numbers(session: FakeSession) -> list[int]:
+    """What was sent since this was last asked."""
+    sent, session.sent = session.sent, []
+    return [int(packet.partition(b"\0")[2]) for packet in sent]
+
+
+def test_lone_packets_go_at_once() -> None:
+    """Nothing is put off but one packet in many, to see whether others come, and that only to the end of the turn."""
+    session = FakeSession()
+    for number in range(10 * BATCH):
+        publish(session, number)
+        if session.soon:
+            assert numbers(session) == list(range(number - number % (BATCH + 1), number))
+            session.turn()
+            assert numbers(session) == [number]
+            session.sent = []
+            break
+        assert len(session.sent) == number + 1
+    assert number == BATCH
+    publish(session, 1)
+    assert (numbers(session), session.soon) == ([1], [])
+
+
+def test_packets_of_a_turn_go_together() -> None:
+    """The first goes at once and the others at the end of the turn, as long as there are others."""
+    session = FakeSession()
+    publish(session, *range(BATCH + 10))
+    assert numbers(session) == list(range(BATCH))
+    session.turn()
+    assert numbers(session) == list(range(BATCH, BATCH + 10))
+    for _ in range(3):
+        publish(session, 1, 2, 3)
+        assert numbers(session) == [1]
+        session.turn()
+        assert numbers(session) == [2, 3]
+    publish(session, 1)  # alone: goes at once
+    assert numbers(session) == [1]
+    session.turn()
+    publish(session, 2)  # alone, but that is not known yet
+    assert numbers(session) == []
+    session.turn()
+    assert numbers(session) == [2]
+    publish(session, *range(BATCH))
+    assert numbers(session) == list(range(BATCH))
+
+
+def test_much_is_not_put_off() -> None:
+    """What would fill a bundle is sent before the turn is over, so that a producer without measure is held back."""
+    session = FakeSession()
+    publish(session, *range(BATCH))
+    packet = b"MSG k\0" + bytes(1000)
+    for _ in range(100):
+        session.send([packet])
+    assert len(session.outbox) < 67
+    assert len(session.outbox) + len(session.sent) == BATCH + 100
+    session.turn()
+    assert len(session.outbox) == 0
+    assert session.soon == []
+
+
+def test_what_is_put_off_keeps_its_place() -> None:
+    """Subscriptions and questions stand in line with messages; a full socket and a loss change no order."""
+    session = FakeSession(reconnect=Exact())
+    publish(session, *range(BATCH), 100)
+    session.subscribe("a")
+    publish(session, 101)
+    session.room = 0
+    session.turn()
+    publish(session, 102)
+    assert session.soon == []  # it is sent when there is room
+    session.room = None
+    session._flush()
+    assert session.sent[BATCH:] == [b"MSG k\x00100", b"SUB a", b"MSG k\x00101", b"MSG k\x00102"]
+    publish(session, 103, 104)
+    lose(session)
+    session.turn()
+    session.wake()
+    assert session.sent[:2] == [b"SUB a", b"MSG k\x00104"]
+
+
+def test_bundles_are_asked_for_first() -> None:
+    """The question waits for the connection, and is the first packet on it, each time."""
+    session = FakeSession(bundles=True, reconnect=Exact())
+    session.connected = False
+    session.subscribe("a")
+    Running(session._open())
+    assert session.sent == [b"CMSG bundle/on", b"SUB a"]
+    session.arrive(b"CMSG bundle/on\x0065536")
+    assert session.core.bundle_limit > 0
+    lose(session)
+    assert session.core.bundle_limit == 0
+    session.wake()
+    assert session.sent[:2] == [b"CMSG bundle/on", b"SUB a"]
+
+
+def test_readers_are_told_when_all_is_where_it_belongs() -> None:
+    """Who goes on in the moment that he is told finds everything that came with his message."""
+    session = FakeSession()
+    sub, other = session.subscribe("a"), session.subscribe("b")
+    seen: list[int] = []
+
+    async def read() -> None:
+        await sub._get()
+        seen.append(len(other.get_ready()))
+        other.close()
+        seen.append(len(await sub._get_many()))
+
+    Running(read())
+    session.arrive(b"MSG a\0", b"MSG b\0", b"MSG a\0", b"MSG b\0")
+    assert seen == [2, 1]
 
 
 # --- the end ---------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.client.core import Message
-from sbus.runs import _next_messages, _next_run
+from sbus.runs import _build_messages, _next_messages, _next_run
 
 try:
     compiled_runs = importlib.import_module("sbus._runs")
     compiled, compiled_messages = compiled_runs.next_run, compiled_runs.next_messages
+    compiled_build = compiled_runs.build_messages
 except ImportError:
-    compiled = compiled_messages = None
+    compiled = compiled_messages = compiled_build = None
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the compiled part was not built")
 
@@ -88,14 +89,14 @@ def test_messages_of_one_way(next_messages):
     routes = {b"1": ab, b"2": ab, b"3": c}
     packets = [m(b"1"), m(b"1"), b"MSG 2\0", m(b"3"), b"SUB 1", m(b"9")]
     payload = b"payload\0"
-    receivers, messages = next_messages(packets, 0, routes, Message)
+    receivers, messages = next_messages(packets, 0, 6, routes, Message)
     assert receivers is ab
     assert messages == [Message(b"1", payload), Message(b"1", payload), Message(b"2", b"")]
     assert type(messages[0]) is Message
-    assert next_messages(packets, 3, routes, Message) == (c, [Message(b"3", payload)])
-    assert next_messages(packets, 4, routes, Message) == (None, [])
-    assert next_messages(packets, 5, routes, Message) == (None, [])
-    assert next_messages(packets, 6, routes, Message) == (None, [])
+    assert next_messages(packets, 1, 2, routes, Message) == (ab, messages[1:2])
+    assert next_messages(packets, 3, 6, routes, Message) == (c, [Message(b"3", payload)])
+    for start in (4, 5, 6):
+        assert next_messages(packets, start, 6, routes, Message) == (None, [])
 
 
 PACKETS = st.lists(
@@ -117,7 +118,65 @@ def test_the_twins_agree(packets, start, length):
     start = min(start, len(packets))
     end = min(start + length, len(packets))
     assert compiled(packets, start, end, routes) == _next_run(packets, start, end, routes)
-    assert compiled_messages(packets, start, routes, Message) == _next_messages(packets, start, routes, Message)
+    expected = _next_messages(packets, start, end, routes, Message)
+    assert compiled_messages(packets, start, end, routes, Message) == expected
+
+
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled)])
+def build_messages(request):
+    """Each of the twins in turn."""
+    return _build_messages if request.param == "plain" else compiled_build
+
+
+def test_packets_of_messages(build_messages):
+    """Each message is its packet, whether its key is bytes or text."""
+    messages = [(b"a", b"1"), ("ä", b"2\0"), ("", b""), Message(b"b", b"3"), (b"b", b"4"), ("b" * 9, b"5")]
+    packets = [b"MSG a\x001", b"MSG \xc3\xa4\x002\0", b"MSG \0", b"MSG b\x003", b"MSG b\x004", b"MSG bbbbbbbbb\x005"]
+    assert build_messages(messages, 0, 1000) == packets
+    assert build_messages(messages, 4, 1000) == packets[4:]
+    assert build_messages(messages, 6, 1000) == []
+    assert build_messages(messages, 0, len(packets[-1]) - 1) == packets[:-1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("!", b""),
+        (b"a!", b""),
+        ("a\0", b""),
+        (b"\0", b""),
+        ("k" * 100, b""),
+        ("k", bytes(95)),
+        ("k", bytearray(b"x")),
+        (bytearray(b"k"), b""),
+        (1, b""),
+        ("k", "text"),
+        ("k",),
+        ("k", b"", b""),
+        ["k", b""],
+        None,
+    ],
+)
+def test_what_needs_a_closer_look_ends_the_packets(build_messages, other):
+    """Reserved and odd keys, packets that are too long and other types are left to who can tell what is the matter."""
+    messages = [("k", b"1"), other, ("k", bytes(94))]
+    assert build_messages(messages, 0, 100) == [b"MSG k\x001"]
+    assert build_messages(messages, 1, 100) == []
+    assert build_messages(messages, 2, 100) == [b"MSG k\0" + bytes(94)]
+
+
+@needs_compiled
+@given(st.lists(st.tuples(st.text(max_size=4) | st.binary(max_size=4), st.binary(max_size=6)), max_size=9))
+def test_the_twins_build_the_same(messages):
+    """The compiled function builds what the plain one builds, and knows keys by what they are, not where they lie."""
+    for start in range(len(messages) + 1):
+        assert compiled_build(messages, start, 13) == _build_messages(messages, start, 13)
+
+
+def test_text_that_is_no_text_raises(build_messages):
+    """A key that UTF-8 cannot express raises what Python raises for it."""
+    with pytest.raises(UnicodeEncodeError):
+        build_messages([("\ud800", b"")], 0, 100)
 
 
 @needs_compiled
@@ -133,3 +192,15 @@ def test_the_compiled_twin_refuses_nonsense():
         compiled([b"MSG a\0"], 0, 2, {b"a": ()})
     with pytest.raises(IndexError):
         compiled([b"MSG a\0"], -1, 1, {b"a": ()})
+    with pytest.raises(TypeError):
+        compiled_messages([b"MSG a\0", "MSG a\0"], 0, 2, {b"a": ()}, Message)
+    for start, end in ((0, 2), (-1, 1)):
+        with pytest.raises(IndexError):
+            compiled_messages([b"MSG a\0"], start, end, {b"a": ()}, Message)
+    for kind in (list, Message(b"", b""), None):
+        with pytest.raises(TypeError):
+            compiled_messages([b"MSG a\0"], 0, 1, {b"a": ()}, kind)
+    with pytest.raises(TypeError):
+        compiled_build((("k", b""),), 0, 9)
+    with pytest.raises(IndexError):
+        compiled_build([("k", b"")], -1, 9)

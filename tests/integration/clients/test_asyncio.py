@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sbus.client import aio
+from sbus.client import aio, sending
 from sbus.client.session import HIGH_WATER
 from sbus.errors import Disconnected
 from sbus.syscalls import batch
@@ -97,7 +97,7 @@ async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, m
         return real(sock, packets)
 
     client = await native.connect(shared.address)
-    monkeypatch.setattr(aio, "send_packets", send_packets)
+    monkeypatch.setattr(sending, "send_packets", send_packets)
     sub = await client.subscribe("k")
     async with asyncio.timeout(TIMEOUT):
         await client.publish("k", b"1")

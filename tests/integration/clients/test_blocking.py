@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sbus
-from sbus.client import blocking
+from sbus.client import blocking, sending
 from sbus.client.dialing import Backoff
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls import batch
@@ -120,7 +120,7 @@ def test_time_out_holds_while_others_get_messages(client: blocking.Bus, monkeypa
     """Messages for somebody else, however many and however fast they come, do not put a time-out off."""
 
     class Endless:
-        def read(self, sock: socket.socket) -> tuple[list[bytes], bool]:
+        def read(self, sock: socket.socket, most: int) -> tuple[list[bytes], bool]:
             return [b"MSG flood\0"] * 64, False
 
     sub = client.subscribe("never")
@@ -409,7 +409,7 @@ def test_lack_of_memory_is_waited_out(client: blocking.Bus, monkeypatch: pytest.
             raise OSError(failures.pop(), "no memory")
         return real(sock, packets)
 
-    monkeypatch.setattr(blocking, "send_packets", send_packets)
+    monkeypatch.setattr(sending, "send_packets", send_packets)
     sub = client.subscribe("k")
     client.publish("k", b"1")
     assert sub.get(TIMEOUT).payload == b"1"

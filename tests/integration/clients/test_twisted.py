@@ -189,7 +189,7 @@ async def test_push_producer_follows_the_socket(twisted: TwistedShell, bus: Star
         producer.begin()
         await wait_quiet(lambda: producer.published)
         assert producer.told == ["pause"]
-        assert len(client.raw.outbox) == 1
+        assert 1 <= len(client.raw.outbox) < 1 + 65_536 / 2000
         held = producer.published
     while producer.published < held + 2000:
         await turn()
