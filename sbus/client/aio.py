@@ -295,7 +295,7 @@ class Bus(Session[Subscription]):
         except OSError as e:
             self._disconnected(describe_loss(e))
             return
-        self.receive(packets)
+        self._arrived(packets)
         if ended and self._sock is not None:
             self._disconnected(CLOSED)
 
@@ -344,7 +344,7 @@ class Bus(Session[Subscription]):
                 packets, ended = self._reader.read(sock)
             except OSError:
                 break
-            self.receive(packets)
+            self._arrived(packets)
         if self._sock is sock:
             self._disconnected(why)
 

@@ -53,7 +53,7 @@ class QueuedSubscription:
             return
         self._messages.extend(messages)
         if self._waiting:
-            self._session.rouse(self)
+            self._session._rouse(self)
         if len(self._messages) >= HIGH_WATER:
             self._session.crowd(self)
 
@@ -61,9 +61,9 @@ class QueuedSubscription:
         """No more messages will come; those that are here can still be read."""
         if self._error is None:
             self._error = error
-        self.wake()
+        self._wake()
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Something has changed: let those who wait look again."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -129,7 +129,7 @@ class Session(Calls[Sub]):
     """A client's connection to a bus, over an event loop.
 
     A shell gives it the methods that are abstract here and in `Calls`; it calls `_disconnected` when
-    the connection is lost, and has it `receive` what arrives.
+    the connection is lost, and `_arrived` with what has come.
     """
 
     def __init__(self, address: str | None, settings: Settings) -> None:
@@ -268,15 +268,15 @@ class Session(Calls[Sub]):
 
     # --- receiving ---------------------------------------------------------------------------
 
-    def receive(self, packets: list[bytes]) -> None:
+    def _arrived(self, packets: list[bytes]) -> None:
         """Packets have arrived; their readers are told when all are where they belong."""
         self.core.receive(packets)
         while self._roused:
             roused, self._roused = self._roused, []
             for subscription in roused:
-                subscription.wake()
+                subscription._wake()
 
-    def rouse(self, subscription: QueuedSubscription) -> None:
+    def _rouse(self, subscription: QueuedSubscription) -> None:
         """Messages have come for somebody who waits for them."""
         self._roused.append(subscription)
 

@@ -394,7 +394,7 @@ class Bus(Session[Subscription]):
 
     def _received(self, packets: list[bytes]) -> None:
         had_bundles = self.core.bundle_limit
-        self.receive(packets)
+        self._arrived(packets)
         transport = self._transport
         if transport is not None and self.core.bundle_limit and not had_bundles:
             transport.startBundling(self.core.bundle_limit)

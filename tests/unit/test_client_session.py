@@ -97,7 +97,7 @@ class FakeSession(Session[Sub]):
     # what the server does
 
     def arrive(self, *packets: bytes) -> None:
-        self.receive(list(packets))
+        self._arrived(list(packets))
 
     def turn(self) -> None:
         """The turn of the loop is over."""

@@ -225,7 +225,7 @@ async def test_get_that_is_cancelled_too_late_takes_nothing(native: AsyncioShell
     sub = await client.subscribe("get")
     late = asyncio.ensure_future(sub.get())
     await client.fence()
-    client.raw.receive([b"MSG get\0late"])
+    client.raw._arrived([b"MSG get\0late"])
     await cancel(late)
     assert (await sub.get()).payload == b"late"
 
