@@ -44,6 +44,7 @@ class Journal:
     :ivar next_seq: the seq that the next row gets.
     :ivar ended: how the last recording ended: ``"new"`` (there was none), ``"stop"`` or ``"crash"``.
     :ivar unsynced_rows: how many rows were appended since the last `sync`.
+    :ivar closed: how many segments were closed since it was opened, those included that it was opened with.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Journal:
         self.next_seq = 0
         self.ended = "new"
         self.unsynced_rows = 0
+        self.closed = 0
         self._lock = lock
         self._segment_bytes = segment_bytes
         self._segment_time = int(segment_seconds * 1_000_000)
@@ -235,6 +237,7 @@ class Journal:
         writer.finish()
         self._segment = None
         self.unsynced_rows = 0
+        self.closed += 1
 
     def _mend(self) -> None:
         """Take up again a segment that an error has left in doubt, and close it."""
