@@ -1,0 +1,104 @@
+"""A Spark session with defaults for one machine, to which the data source ``sbus`` is known."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+
+from pyspark.sql import SparkSession
+
+from sbus.errors import UsageError
+from sbus.spark.java import find_java
+from sbus.spark.shipping import is_local, ship
+from sbus.spark.source import SbusDataSource
+
+__all__ = ["get_session", "parse_conf", "register"]
+
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_LOGGING = os.path.join(os.path.dirname(__file__), "log4j2.properties")
+
+_EVERYWHERE = {
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Journals are in UTC; hours and dates mean the same wherever a job runs.
+    "spark.sql.session.timeZone": "UTC",
+    # A stream with nothing to do looks for news this often; each look lists directories.
+    "spark.sql.streaming.pollingDelay": "100ms",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    _PUSHDOWN: "true",
+}
+_LOCALLY = {
+    # Nobody else is to talk to this session, and the machine's name need not resolve.
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+def parse_conf(pairs: Iterable[str]) -> dict[str, str]:
+    """Settings of Spark as given on a command line, ``name=value`` each; of two for one name, the last.
+
+    :raises sbus.errors.UsageError: for what is none.
+    """
+    conf = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--conf {pair!r}: say name=value, such as spark.driver.memory=4g")
+        conf[name.strip()] = value
+    return conf
+
+
+def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Make a session, or get the one that is there, and `register` the data source with it.
+
+    :param name: what Spark calls the application.
+    :param master: where the work is done: ``local[*]`` is this machine with all cores; for another than a
+        local one this package is sent along.
+    :param conf: settings of Spark, over our defaults; of a session that is there, as far as they can change.
+    :raises sbus.errors.UsageError: if there is no Java that runs Spark; with the remedy.
+    """
+    find_java()
+    # Workers under another interpreter than this one would lack pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    there = SparkSession.getActiveSession()
+    builder = SparkSession.builder.appName(name)
+    if there is None:
+        builder = builder.master(master)
+        for key, value in defaults(master).items():
+            builder = builder.config(key, value)
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    return register(builder.getOrCreate())
+
+
+def defaults(master: str) -> dict[str, str]:
+    """Our settings of Spark for this master."""
+    conf = dict(_EVERYWHERE)
+    conf["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_LOGGING}"
+    if is_local(master):
+        conf |= _LOCALLY
+        conf["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
+    return conf
+
+
+def _cores(master: str) -> int:
+    """How many tasks a local master runs at a time."""
+    number = re.fullmatch(r"local\[(\d+)(?:,.*)?\]", master)
+    if number:
+        return int(number[1])
+    return 1 if master == "local" else len(os.sched_getaffinity(0))
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Make the data source ``sbus`` known to a session, and this package to its executors.
+
+    :returns: the session.
+    """
+    if not is_local(str(spark.sparkContext.master)):
+        ship(spark.sparkContext)
+    # Spark refuses to read from a source that can filter while this is off, as it is by default.
+    spark.conf.set(_PUSHDOWN, "true")
+    spark.dataSource.register(SbusDataSource)
+    return spark

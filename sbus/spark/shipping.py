@@ -1,0 +1,55 @@
+"""Send the installed package to the executors of a cluster, so that it need not be installed there.
+
+They need Python of the same version with pyarrow, and nothing of ours: plain Python files do, as every
+compiled part has a plain twin.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import zipfile
+from weakref import WeakSet
+
+from pyspark import SparkContext
+
+import sbus
+
+__all__ = ["is_local", "ship"]
+
+_shipped: WeakSet[SparkContext] = WeakSet()
+
+
+def is_local(master: str) -> bool:
+    """Whether all work is done in this process and its children, which import what it imports."""
+    return master == "local" or master.startswith("local[")
+
+
+def ship(context: SparkContext) -> None:
+    """See to it that the executors of this context can import this package; once is enough."""
+    if context not in _shipped:
+        # Executors that join later fetch it again, so it stays as long as this process.
+        directory = tempfile.mkdtemp(prefix="sbus-package-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        context.addPyFile(pack(directory))
+        _shipped.add(context)
+
+
+def pack(directory: str) -> str:
+    """Write a zip file of the package's Python modules.
+
+    :param directory: where to.
+    :returns: its path.
+    """
+    [root] = sbus.__path__
+    path = os.path.join(directory, f"sbus-{sbus.__version__}.zip")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    full = os.path.join(folder, name)
+                    file.write(full, os.path.join("sbus", os.path.relpath(full, root)))
+    return path
