@@ -1,0 +1,7 @@
+"""``twistd sbus-recorder``."""
+
+from twisted.application.service import ServiceMaker
+
+sbus_recorder = ServiceMaker(
+    "sbus-recorder", "sbus.recorder.options", "Records an sbus into a journal.", "sbus-recorder"
+)
