@@ -40,6 +40,7 @@ __all__ = ["Bus", "Subscription", "connect"]
 T = TypeVar("T")
 Socket = socket.socket  # as `Bus.socket` hides the module
 
+_ANSWER = b"CMSG bundle/on\0"
 _LATE = 16
 """Batches that are still read when the time is up, for what had come by then: no socket holds more."""
 _RETRY = 0.05
@@ -231,6 +232,7 @@ class Bus(Calls[Subscription]):
         self._outbox.extend(self.core.greeting())
         self._deadline: float | None = None  # of the call of the vocabulary that is under way
         self._sock: Socket | None = None
+        self._asking = False  # the server may yet answer that it takes bundles
         self._error: Disconnected | None = None  # why it is over
         self._backoff = settings.backoff
         self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
@@ -281,6 +283,8 @@ class Bus(Calls[Subscription]):
             if sock is None:
                 self._outbox.extend(packets[at:])
                 return
+            if self._asking and len(packets) > 1:
+                self._hear_answer(sock)
             size = share(self.core.bundle_limit)
             sent = self._send(sock, packets[at : at + size] if at or len(packets) > size else packets)
             at += sent
@@ -345,6 +349,19 @@ class Bus(Calls[Subscription]):
             else:
                 raise
             return 0
+
+    def _hear_answer(self, sock: Socket) -> None:
+        """Take the server's word on bundles, if it is here: who only publishes never reads.
+
+        We asked before anything else, so the answer is the first packet to come, if there is one.
+        """
+        try:
+            first = sock.recv(len(_ANSWER), socket.MSG_DONTWAIT | socket.MSG_PEEK)
+            self._asking = False
+            if first == _ANSWER:
+                self.core.receive(self._reader.read(sock, 1)[0])
+        except OSError:
+            pass  # nothing yet; or the connection is lost, which is dealt with when it is used
 
     def _wait_for_room(self, sock: Socket, deadline: float | None) -> None:
         if (deadline is not None and time.monotonic() >= deadline) or not _poll(sock, select.POLLOUT, deadline):
@@ -601,6 +618,7 @@ class Bus(Calls[Subscription]):
             self._lose(describe_loss(e))
         else:
             if packets:  # if the end is behind them it will be told again
+                self._asking = False
                 self._batch = Batch(packets)
                 self._receive()
                 return len(packets)
@@ -642,6 +660,7 @@ class Bus(Calls[Subscription]):
 
     def _attach(self, sock: Socket) -> None:
         self._sock = sock
+        self._asking = self._settings.bundles
         self.core.connected(sendable(sock))
 
     def _detach(self) -> None:

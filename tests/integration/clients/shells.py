@@ -201,6 +201,7 @@ class Shell(ABC):
     """A library.
 
     :ivar failures: what an application's log would tell that it did not handle.
+    :ivar settings: for all connections, unless a test says otherwise.
     """
 
     name: str
@@ -208,10 +209,11 @@ class Shell(ABC):
     def __init__(self) -> None:
         self.clients: list[Client] = []
         self.failures: list[BaseException] = []
+        self.settings: dict[str, Any] = {}
 
     async def connect(self, address: str | Path | None = None, **settings: Any) -> Client:
         """A connected client, which is closed at the end of the test."""
-        client = await self._connect(None if address is None else str(address), **settings)
+        client = await self._connect(None if address is None else str(address), **{**self.settings, **settings})
         self.clients.append(client)
         return client
 
@@ -493,14 +495,17 @@ class FakePeer:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    async def receive(self) -> bytes:
+    async def receive(self, *, raw: bool = False) -> bytes:
         """The next packet; the empty one at the end."""
-        packet: bytes = await _in_thread(self.receive_now)
+        packet: bytes = await _in_thread(self.receive_now, raw=raw)
         return packet
 
-    def receive_now(self) -> bytes:
-        """The next packet, for tests without an event loop; the question for bundles is ignored, as old servers do."""
-        while (packet := self._sock.recv(1 << 20)) == b"CMSG bundle/on":
+    def receive_now(self, *, raw: bool = False) -> bytes:
+        """The next packet, for tests without an event loop.
+
+        :param raw: also if it is the question for bundles, which servers ignore that know none.
+        """
+        while (packet := self._sock.recv(1 << 20)) == b"CMSG bundle/on" and not raw:
             pass
         return packet
 
@@ -520,11 +525,11 @@ class FakePeer:
         self._sock.close()
 
 
-async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
+async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Wait for a call that blocks; in vain, it is given up."""
     thread = _Thread()
     try:
-        return await asyncio.wait_for(thread.do(function, *args), TIMEOUT)
+        return await asyncio.wait_for(thread.do(function, *args, **kwargs), TIMEOUT)
     finally:
         thread.stop()
 

@@ -1,0 +1,201 @@
+"""Bundles change nothing but how many packets there are, in all client libraries; and no server need have them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sbus
+from sbus.bundles import LARGEST, _unbundle
+from tests.integration.clients import test_messages as messages
+from tests.integration.clients import test_requests as requests
+from tests.integration.clients.shells import Client, FakePeer, FakeServer, Gaps, Shell
+from tests.integration.clients.test_loss import NAME, QUICK, WHOAMI
+from tests.integration.conftest import StartBus
+from tests.integration.harness import TIMEOUT, Bus
+
+ON = b"CMSG bundle/on"
+ANSWER = ON + b"\x0065536"
+
+
+def bundle(*packets: bytes) -> bytes:
+    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
+
+
+async def agree(client: Client, peer: FakePeer) -> None:
+    """Have the client know that the server takes bundles."""
+    asking = asyncio.ensure_future(client.whoami())
+    assert await peer.receive() == WHOAMI
+    peer.send(ANSWER, WHOAMI + b"\0" + NAME)
+    await asking
+    assert client.raw.core.bundle_limit == LARGEST
+
+
+async def test_bundles_are_used_when_the_server_has_answered(shell: Shell, directory: Path) -> None:
+    """The question is the first packet; before the answer packets are plain, and one that is alone always is."""
+    some = [("k", b"%d" % i) for i in range(100)]
+    packets = [b"MSG k\0%d" % i for i in range(100)]
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address)
+        peer = await server.accept()
+        assert await peer.receive(raw=True) == ON
+        await client.publish_many(some)
+        assert [await peer.receive() for _ in some] == packets
+        await agree(client, peer)
+        await client.publish_many(some)
+        assert await peer.receive() == bundle(*packets)
+        await client.publish("k", b"alone")
+        assert await peer.receive() == b"MSG k\0alone"
+        await client.publish_many([("k", bytes(40_000)), ("k", b"x"), ("k", bytes(100_000)), ("k", bytes(40_000))])
+        assert await peer.receive() == bundle(b"MSG k\0" + bytes(40_000), b"MSG k\0x")
+        assert [len(await peer.receive()) for _ in range(2)] == [100_006, 40_006]
+
+
+async def test_bundles_are_taken_apart(shell: Shell, directory: Path) -> None:
+    """Messages and answers that come in bundles are what they are one by one; one that is malformed is nothing."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address)
+        sub = await client.subscribe("k")
+        peer = await server.accept()
+        assert await peer.receive() == b"SUB k"
+        asking = asyncio.ensure_future(client.whoami())
+        assert await peer.receive() == WHOAMI
+        peer.send(ANSWER, bundle(b"MSG k\x001", WHOAMI + b"\0" + NAME, b"MSG k\x002"))
+        assert await asking == NAME
+        assert await sub.take(2) == [b"1", b"2"]
+        peer.send(bundle(b"MSG k\x003") + b"x", b"BNDL", bundle(b"MSG k\x004", b"NEW", b"MSG k\x005"))
+        assert await sub.take(2) == [b"4", b"5"]
+
+
+@pytest.mark.parametrize("settings", [{"bundles": False}, {"dialect": "early"}], ids=str)
+async def test_bundles_that_are_not_wanted(shell: Shell, directory: Path, settings: dict[str, Any]) -> None:
+    """They are not asked for, nor where the dialect has no such question."""
+    with FakeServer(directory / "fake") as server:
+        client = await shell.connect(server.address, **settings)
+        await client.publish("k", b"1")
+        assert await (await server.accept()).receive(raw=True) == b"MSG k\x001"
+
+
+async def test_who_only_publishes_hears_the_answer(shell: Shell, directory: Path) -> None:
+    """Nobody reads here, and still the answer is heard; another first packet says that none will come."""
+    some = [("k", b"%d" % i) for i in range(10)]
+    whole = bundle(*[b"MSG k\0%d" % i for i in range(10)])
+    with FakeServer(directory / "fake") as server:
+        for first in (ANSWER, b"CMSG other\0"):
+            client = await shell.connect(server.address)
+            peer = await server.accept()
+            peer.send(first)
+            await asyncio.sleep(0)
+            await client.publish_many(some)
+            got = [await peer.receive()]
+            if first == ANSWER and got != [whole]:  # an event loop may not have looked yet
+                got += [await peer.receive() for _ in range(9)]
+                await client.publish_many(some)
+                got = [await peer.receive()]
+            assert got == ([whole] if first == ANSWER else [b"MSG k\x000"])
+
+
+async def test_what_is_published_in_one_turn_leaves_together(looping: Shell, directory: Path) -> None:
+    """A program that does not wait for each message sends a few packets, not one for each; order is kept."""
+    with FakeServer(directory / "fake") as server:
+        client = await looping.connect(server.address)
+        peer = await server.accept()
+        await agree(client, peer)
+        for _ in range(2):
+            calls = [asyncio.ensure_future(client.publish("k", b"%d" % i)) for i in range(1000)]
+            await asyncio.gather(*calls)
+            sent, packets = 0, []
+            while len(packets) < 1000:
+                packets += _unbundle([await peer.receive()])
+                sent += 1
+            assert packets == [b"MSG k\0%d" % i for i in range(1000)]
+        assert sent <= 3
+
+
+async def test_bundling_and_plain_clients_together(shell: Shell, shared: Bus) -> None:
+    """Whoever publishes, and in whichever way, everybody gets the same."""
+    kinds: list[dict[str, Any]] = [{}, {"bundles": False}]
+    readers = [await shell.connect(shared.address, **kind) for kind in kinds]
+    publishers = [await shell.connect(shared.address, **kind) for kind in kinds]
+    subs = [await reader.subscribe("mixed/") for reader in readers]
+    await messages.fenced(*readers, *publishers)
+    assert [client.raw.core.bundle_limit for client in publishers] == [LARGEST, 0]
+    sent = []
+    for turn in range(6):
+        many = [("mixed/%d" % (i % 3), b"%d " % (turn * 1000 + i) + bytes(i * 7)) for i in range(300)]
+        await publishers[turn % 2].publish_many(many)
+        await publishers[turn % 2].publish("mixed/alone", b"%d" % turn)
+        await publishers[turn % 2].publish("mixed/large", bytes(300_000))
+        await publishers[turn % 2].fence()
+        sent += [payload for _, payload in many] + [b"%d" % turn, bytes(300_000)]
+    for sub in subs:
+        assert await sub.take(len(sent)) == sent
+
+
+async def test_reconnecting_to_servers_with_bundles_and_without(shell: Shell, bus: StartBus) -> None:
+    """Each connection finds out for itself; what was subscribed to and published goes on all the same."""
+    server, gaps = bus(), Gaps()
+    client = await shell.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    sub = await client.subscribe("k")
+    some = [("k", b"%d" % i) for i in range(500)]
+    for turn, (options, limit) in enumerate([((), LARGEST), (("--max-packet=65535",), 0), ((), LARGEST)]):
+        if turn:
+            server.kill(signal.SIGKILL)
+            server.wait()
+            server = bus("--reuse", *options)
+        await client.settle()
+        assert client.raw.core.bundle_limit == limit
+        await client.publish_many(some)
+        assert await sub.take(500) == [payload for _, payload in some]
+    assert len(gaps.told) == 2
+
+
+async def test_bundles_are_longer_than_the_longest_packet(shell: Shell, shared: Bus) -> None:
+    """A client that takes only short packets has room for a bundle of them."""
+    client = await shell.connect(shared.address, max_packet=100)
+    sub = await client.subscribe("k")
+    await client.fence()
+    for _ in range(3):
+        await client.publish_many([("k", b"%d" % i) for i in range(5000)])
+        assert await sub.take(5000) == [b"%d" % i for i in range(5000)]
+
+
+def test_socket_that_was_made_smaller_than_a_bundle(shared: Bus) -> None:
+    """What does not fit it as a bundle goes packet by packet."""
+    with sbus.connect(str(shared.address)) as client:
+        client.subscribe("k")
+        client.fence()
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 10_000)
+        client.publish_many([("k", b"%d" % i + bytes(500)) for i in range(200)])
+        client.fence(TIMEOUT)
+        assert [int(m.payload.rstrip(b"\0")) for m in client.get_ready()] == list(range(200))
+
+
+ALIKE: list[Callable[..., Any]] = [
+    messages.test_message_arrives_as_it_was_published,
+    messages.test_overlapping_subscriptions_get_their_message_once_each,
+    messages.test_thousand_subscriptions_on_one_connection,
+    messages.test_callback_gets_messages_in_order,
+    messages.test_get_many_waits_for_one_and_gives_all,
+    messages.test_callback_may_use_the_bus,
+    messages.test_iteration_ends_when_the_subscription_is_closed,
+    messages.test_own_messages_come_back_unless_echo_is_off,
+    messages.test_packet_over_the_limit_is_refused,
+    requests.test_request_is_answered,
+    requests.test_answers_can_be_given_later,
+    requests.test_identity_is_proved,
+]
+
+
+@pytest.mark.parametrize("behaviour", ALIKE, ids=lambda test: test.__name__)
+async def test_plain_packets_behave_alike(shell: Shell, shared: Bus, behaviour: Callable[..., Any]) -> None:
+    """With ``bundles=False`` all is as with bundles."""
+    shell.settings["bundles"] = False
+    await behaviour(shell, shared)
