@@ -6,6 +6,7 @@ import atexit
 import os
 import signal
 import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import IService, MultiService
@@ -193,17 +194,14 @@ class Options(CommandLine):
             raise UsageError("--soft, --hard and --order need control messages, which the early dialect has not")
         if self["force"] and not (self["keep-bytes"] or self["keep-days"]):
             raise UsageError("--force is about what is deleted: say --keep-bytes or --keep-days too")
-        given = {name.replace("-", "_"): self[name] for name in _PLAIN if self[name] is not None}
+        plain = [field.name for field in fields(Settings) if field.name not in ("patterns", "mode", "force")]
+        values = {name: self[name.replace("_", "-")] for name in plain}
         self.settings = Settings(
             patterns=tuple(dict.fromkeys(self["pattern"])) or _DEFAULTS.patterns,
             mode=mode(self["mode"]),
             force=bool(self["force"]),
-            **given,
+            **{name: value for name, value in values.items() if value is not None},
         )
-
-
-_PLAIN = [name for name in (row[0] for row in Options.optParameters) if hasattr(_DEFAULTS, str(name).replace("-", "_"))]
-_PLAIN.remove("mode")
 
 
 def makeService(options: Options) -> IService:
@@ -220,8 +218,7 @@ def makeService(options: Options) -> IService:
     try:
         with needs("recorder"):
             from sbus.recorder.service import RecorderService, open_journal
-        parent: Any = options.parent
-        if parent is None or parent.get("uid") is None:
+        if _twistd(options, "uid") is None:
             open_journal(options["journal"], options.settings).close()
     except SbusError as e:
         if early is not None:
@@ -239,6 +236,11 @@ def makeService(options: Options) -> IService:
         EndOfInput(reactor, process.stop).setServiceParent(services)  # type: ignore[no-untyped-call]
     recorder.setServiceParent(services)  # type: ignore[no-untyped-call]
     return services
+
+
+def _twistd(options: Options, name: str) -> Any:
+    """An option of the ``twistd`` that this is a command of."""
+    return None if options.parent is None else options.parent.get(name)
 
 
 class _Services(MultiService):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from twisted.logger import Logger
 
 from sbus.errors import JournalError
+from sbus.journal.retention import retain
 from sbus.recorder.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ class Keeper:
         if not in_need and self._journal.closed == self._closed and now - self._looked < self._interval:
             return
         self._closed, self._looked = self._journal.closed, now
-        from sbus.journal.retention import retain
-
         settings = self._settings
         try:
             deleted = retain(
@@ -55,6 +54,7 @@ class Keeper:
                 keep_bytes=settings.keep_bytes,
                 keep_days=settings.keep_days,
                 force=settings.force,
+                warn=lambda text: self._log.warn("{text}", text=text),
             )
         except (OSError, JournalError) as error:
             self._log.warn(

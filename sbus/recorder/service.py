@@ -7,6 +7,7 @@ from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet import defer
+from twisted.logger import Logger
 
 from sbus.client.dialing import Backoff, find_address
 from sbus.errors import JournalError
@@ -16,6 +17,8 @@ from sbus.recorder.settings import Settings
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 
 __all__ = ["RecorderService", "open_journal"]
+
+_log = Logger()
 
 
 def open_journal(directory: str, settings: Settings) -> Journal:
@@ -31,6 +34,7 @@ def open_journal(directory: str, settings: Settings) -> Journal:
             segment_seconds=settings.segment_age,
             directory_mode=settings.directory_mode,
             file_mode=settings.mode,
+            warn=lambda text: _log.warn("{text}", text=text),
         )
     except OSError as error:
         raise JournalError(

@@ -30,7 +30,7 @@ def _tell(event: LogEvent) -> None:
     if "log_failure" in event:
         lines.append(event["log_failure"].getTraceback())
     for line in "\n".join(lines).splitlines():
-        print(f"{level.name}: {line}", file=sys.stderr, flush=True)
+        print(f"{level.name}: {line}", file=sys.__stderr__, flush=True)  # twistd has its own sys.stderr logged
 
 
 directlyProvides(_tell, ILogObserver)

@@ -16,9 +16,10 @@ from sbus.server.components import FloodControls, credentials_policies, find_pol
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
 from sbus.server.process import BusProcess
+from sbus.server.recording import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
 from sbus.server.signals import EarlySignals
-from sbus.syscalls.addresses import default_address
+from sbus.syscalls.addresses import Address, default_address
 
 __all__ = ["Options", "makeService"]
 
@@ -104,6 +105,20 @@ class Options(CommandLine):
             "Bytes that may wait for all clients",
             amount("total-queue-bytes", "bytes"),
         ],
+        [
+            "record",
+            None,
+            None,
+            "Have the bus recorded: directory of the journal that a recorder, started and watched over by the bus, "
+            "writes (see twistd sbus-recorder --help)",
+        ],
+        [
+            "record-options",
+            None,
+            None,
+            'More options for that recorder, in one argument, as "--sync=0 --keep-days=7"',
+            split_options,
+        ],
         ["max-packet", None, _DEFAULTS.max_packet, "Bytes in the longest packet", amount("max-packet", "bytes")],
         [
             "max-clients",
@@ -147,6 +162,7 @@ class Options(CommandLine):
             "on-violation": usage.CompleteList(["disconnect", "ignore"]),
             "dialect": usage.CompleteList(list(_DIALECTS)),
             "socket": usage.CompleteFiles(),
+            "record": usage.CompleteDirs(),
             "allow-user": usage.CompleteUsernames(),
             "group": usage.CompleteGroups(),
         },
@@ -185,6 +201,10 @@ class Options(CommandLine):
         self.policy = find_policy(self["credentials"])
         self.controls = FloodControls()
         self.endpoint = _endpoint(self)
+        if self["record-options"] is not None and not self["record"]:
+            raise UsageError("--record-options is for the recorder: say --record=DIRECTORY too")
+        if self["record"]:
+            require_recorder()
 
 
 def _endpoint(options: Options) -> SeqpacketServerEndpoint:
@@ -201,6 +221,16 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
     )
 
 
+def _recorder(options: Options, address: Address) -> list[bytes]:
+    return recorder_command(
+        address,
+        options["record"],
+        dialect=options["dialect"],
+        max_packet=options.limits.max_packet,
+        options=options["record-options"] or (),
+    )
+
+
 def makeService(options: Options) -> IService:
     """The service that the options describe (`twisted.application.service.IServiceMaker`).
 
@@ -214,7 +244,12 @@ def makeService(options: Options) -> IService:
     early = EarlySignals()
     try:
         bound = options.endpoint.bind()
-    except ListenError as e:
+        try:
+            recorder = _recorder(options, bound.address) if options["record"] else None
+        except UsageError:
+            bound.close()
+            raise
+    except (ListenError, UsageError) as e:
         early.restore()
         raise SystemExit(f"sbus: {e}") from None
     early.hand_over(reactor)
@@ -237,5 +272,6 @@ def makeService(options: Options) -> IService:
     )
     parent = MultiService()
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]
-    bus.setServiceParent(parent)  # type: ignore[no-untyped-call]
+    service = bus if recorder is None else RecordedBus(bus, recorder)
+    service.setServiceParent(parent)  # type: ignore[no-untyped-call]
     return parent

@@ -18,6 +18,7 @@ from sbus.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.runs import next_run
 from sbus.server.holdback import Holdback
 from sbus.server.limits import MAX_REPLIES
+from sbus.syscalls.batch import BATCH
 
 if TYPE_CHECKING:
     from sbus.server.registry import SubscriptionRegistry
@@ -143,7 +144,8 @@ class BusProtocol:
     def packetsReceived(self, packets: list[bytes]) -> int:
         """One batch in (`IPacketReceiver`), and one batch out to each receiver.
 
-        Runs of messages that go the same way by a known route are handed on as one.
+        Runs of messages that go the same way by a known route are handed on as one. Most often a batch
+        is one run.
         """
         registry = self._registry
         routes = registry.routes
@@ -151,6 +153,10 @@ class BusProtocol:
         at = 0
         registry.publisher = self
         try:
+            if self._plain and total <= BATCH and self._goes_on():
+                receivers, until = next_run(packets, 0, total, routes)
+                if until == total and receivers is not None:
+                    at = registry.deliver(packets, receivers, at_once=True)
             while at < total and self._goes_on():
                 end = min(at + _SLICE, total)
                 while at < end and self._goes_on():

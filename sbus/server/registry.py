@@ -53,6 +53,8 @@ class SubscriptionRegistry(Service):
     :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
     :param observers: `sbus.interfaces.IObserver` s, told of events as they happen.
     :ivar clients: those who are connected, by their numbers.
+    :ivar attendant: the PID of a process that attends on the bus, as its recorder does; as a client it does not
+        count, neither toward the limit nor for `whenEmpty`.
     :ivar routes: the cache of `route`, to be read in hot loops.
     :ivar publisher: whose packets are in hand; None outside of a batch.
     """
@@ -78,6 +80,7 @@ class SubscriptionRegistry(Service):
         self.controls = controls or FloodControls()
         self.counters = Counters()
         self.clients: dict[int, BusProtocol] = {}
+        self.attendant: int | None = None
         self.publisher: BusProtocol | None = None
         self.budget = SharedBudget(self.limits.total_queue_bytes)
         self._clock = clock
@@ -88,7 +91,9 @@ class SubscriptionRegistry(Service):
         self._touched: list[BusProtocol] = []
         self._holding: set[BusProtocol] = set()
         self._last_number = 0
+        self._attending: set[int] = set()
         self._whenEmpty: list[defer.Deferred[None]] = []
+        self._whenGone: list[defer.Deferred[None]] = []
         self._on_connected = listeners(observers, "connected")
         self._on_subscribed = listeners(observers, "subscribed")
         self._on_unsubscribed = listeners(observers, "unsubscribed")
@@ -120,9 +125,10 @@ class SubscriptionRegistry(Service):
     def connected(self, client: BusProtocol) -> CloseReason | None:
         """Let a client in, or say why not."""
         reason = None
+        attends = client.peer.pid == self.attendant
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif len(self.clients) >= self.limits.max_clients:
+        elif not attends and len(self.clients) - len(self._attending) >= self.limits.max_clients:
             reason = CloseReason.TOO_MANY_CLIENTS
         elif not self.credentials.mayConnect(client.peer):
             reason = CloseReason.NOT_ALLOWED
@@ -134,6 +140,8 @@ class SubscriptionRegistry(Service):
         self._last_number += 1
         client.number = self._last_number
         self.clients[client.number] = client
+        if attends:
+            self._attending.add(client.number)
         self.counters.connected += 1
         for tell in self._on_connected:
             tell(client)
@@ -155,26 +163,41 @@ class SubscriptionRegistry(Service):
         self._holding.discard(client)
         for tell in self._on_closed:
             tell(client, reason)
-        if not self.clients:
+        waiting: list[defer.Deferred[None]] = []
+        if client.number in self._attending:
+            self._attending.discard(client.number)
+        elif len(self.clients) == len(self._attending):
             waiting, self._whenEmpty = self._whenEmpty, []
-            for deferred in waiting:
-                deferred.callback(None)
+        if not self.clients:
+            waiting += self._whenGone
+            self._whenGone = []
+        for deferred in waiting:
+            deferred.callback(None)
 
     def whenEmpty(self) -> defer.Deferred[None]:
-        """Fires when the last client leaves, the next time that happens."""
+        """Fires when the last client that counts leaves, the next time that happens."""
         deferred: defer.Deferred[None] = defer.Deferred()
         self._whenEmpty.append(deferred)
         return deferred
+
+    def dismiss(self, *, attendants: bool) -> None:
+        """Disconnect everyone, as the server is stopping.
+
+        :param attendants: also who attends on the bus.
+        """
+        for client in tuple(self.clients.values()):
+            if attendants or client.number not in self._attending:
+                client.close(CloseReason.SERVER_STOPPED)
 
     def stopService(self) -> defer.Deferred[None]:
         """Disconnect everyone; fires when they are gone."""
         super().stopService()  # type: ignore[no-untyped-call]
         if not self.clients:
             return defer.succeed(None)
-        empty = self.whenEmpty()
-        for client in tuple(self.clients.values()):
-            client.close(CloseReason.SERVER_STOPPED)
-        return empty
+        gone: defer.Deferred[None] = defer.Deferred()
+        self._whenGone.append(gone)
+        self.dismiss(attendants=True)
+        return gone
 
     # --- subscriptions -----------------------------------------------------------------------
 
@@ -249,22 +272,26 @@ class SubscriptionRegistry(Service):
         if self.publisher is None:
             self.flush()
 
-    def deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...]) -> int:
+    def deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...], at_once: bool = False) -> int:
         """Queue packets for their receivers; `flush` sends them.
 
+        :param at_once: these packets (of one batch of the transport's) are all that there is, so what
+            receivers with an empty queue take now need not go through it.
         :returns: how many packets, from the front, were dealt with: it stops where a receiver
             begins to hold the publisher back.
         """
         publisher = self.publisher
         if self._holding and len(packets) > 1 and not self._holding.isdisjoint(receivers):
-            for count, packet in enumerate(packets, 1):
+            for done, packet in enumerate(packets, 1):
                 self.deliver([packet], receivers)
                 if publisher is not None and publisher.is_paused:
-                    return count
+                    return done
             return len(packets)
-        self.counters.published += len(packets)
-        self.counters.routed += len(packets) * len(receivers)
+        count = len(packets)
+        self.counters.published += count
+        self.counters.routed += count * len(receivers)
         touched = self._touched
+        at_once = at_once and not self._on_delivered
         for receiver in receivers:
             queue = receiver.queue
             if queue.is_congested:
@@ -272,11 +299,15 @@ class SubscriptionRegistry(Service):
                     queue.offer(packets)
                 except Exception:
                     self._failed(receiver)
-            else:
-                if not queue.pending:
-                    touched.append(receiver)
+            elif queue.pending:
                 queue.pending += packets
-        return len(packets)
+            else:
+                transport = receiver.transport
+                sent = transport.sendNow(packets) if at_once and transport is not None else 0
+                if sent < count:
+                    touched.append(receiver)
+                    queue.pending += packets[sent:] if sent else packets
+        return count
 
     def touch(self, client: BusProtocol) -> None:
         """A client has something in its queue that `flush` is to send."""
@@ -284,6 +315,8 @@ class SubscriptionRegistry(Service):
 
     def flush(self) -> None:
         """Send what the batch in hand has brought, each receiver's share with one call."""
+        if not self._touched:
+            return
         touched, self._touched = self._touched, []
         for client in touched:
             if client.transport is None:

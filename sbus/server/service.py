@@ -158,10 +158,14 @@ class BusService(MultiService):
                 wanted=limits.max_packet,
             )
 
-    async def _stop(self) -> None:
+    async def stopListening(self) -> None:
+        """Let nobody in any more; who is connected stays."""
         port, self._port, self._listening = self._port, None, None
         if port is not None:
             await defer.maybeDeferred(port.stopListening)
+
+    async def _stop(self) -> None:
+        await self.stopListening()
         await super().stopService()  # type: ignore[no-untyped-call]
         self._journal.stop()
 

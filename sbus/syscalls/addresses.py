@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from sbus.errors import AddressError, ListenError
 from sbus.syscalls.sockets import is_seqpacket, refuse_descriptors
 
-__all__ = ["Address", "Bound", "adopt", "connect", "default_address", "inherited_name", "listen", "parse"]
+__all__ = ["Address", "Bound", "adopt", "connect", "default_address", "inherited_name", "listen", "parse", "reachable"]
 
 _SUN_PATH = 108
 _LOCK_PATIENCE = 1.0
@@ -109,6 +109,23 @@ def _abstract(name: bytes) -> Address:
         raise AddressError(f"an abstract name has at most {_SUN_PATH - 1} bytes")
     name = name.ljust(_SUN_PATH, b"\0")
     return Address(f"{_ABSTRACT}/{name.hex()}", name)
+
+
+def reachable(address: Address) -> str:
+    """How a process that is started from here, in whatever directory, is to write the address to connect to it.
+
+    :param address: where somebody listens; one that was inherited must be resolved, so that its name is known.
+    :raises AddressError: if one cannot write it.
+    """
+    if address.is_path:
+        path = os.path.abspath(address.name)
+        return os.fsdecode(path if len(path) < _SUN_PATH else address.name)
+    name = address.name[1:]
+    if name and b"\0" not in name:
+        return "@" + os.fsdecode(name)
+    if len(address.name) != _SUN_PATH:
+        raise AddressError(f"{address.text}: one cannot write the name that it is bound to: bind it to another")
+    return _abstract(address.name).text
 
 
 def connect(address: Address) -> socket.socket:
