@@ -113,8 +113,9 @@ def last_sync(segment: Segment) -> Record | None:
         while end > 0:
             start = max(0, end - length)
             file.seek(start)
-            for record in reversed(parse(file.read(end - start))):
-                if record and record.type == SYNC:
+            data = file.read(end - start)
+            for at in range(len(data) - RECORD, -1, -RECORD):
+                if data.startswith(SYNC, at) and (record := _unpacked(data, at)):
                     return record
             end = start
             length *= 4

@@ -101,31 +101,43 @@ class JournalReader:
 
     def end(self) -> int:
         """The seq of the first row that readers may not see yet; all before it are there or were deleted."""
-        for _ in range(2):  # the newest may have been deleted since it was seen, but never all of them
-            segments = self.segments()
-            try:
-                return self._end(segments)
-            except FileNotFoundError:
-                newest = segments[-1]
-        _gone(newest)
+        return self._look()[1]
 
-    def _end(self, segments: list[Segment]) -> int:
-        if not segments:
-            return 0
-        # What comes before the newest segment was safe before that was begun.
-        sync = last_sync(segments[-1])
-        return sync.next_seq if sync else segments[-1].first_seq
+    def _look(self) -> tuple[list[Segment], int]:
+        """The segments, and the end of what readers may see in them."""
+        segments = self.segments()
+        while segments:
+            newest = segments[-1]
+            try:
+                sync = last_sync(newest)
+            except FileNotFoundError:  # retention spares the newest: there are newer ones by now
+                segments = self.segments()
+                if segments and segments[-1] == newest:
+                    _gone(newest)
+            else:
+                # What comes before the newest segment was safe before that was begun.
+                return segments, sync.next_seq if sync else newest.first_seq
+        return [], 0
+
+    def _look_from(self, start_seq: int) -> tuple[list[Segment], int]:
+        """The same, if this row is still there, or yet to come."""
+        segments, end = self._look()
+        if segments and start_seq < segments[0].first_seq:
+            raise JournalError(
+                f"{self.directory}: was deleted by retention: rows {start_seq} to {segments[0].first_seq - 1}"
+            )
+        return segments, end
 
     def seq_at(self, time: int) -> int:
         """The seq of the first row whose time is this or later (µs since 1970); `end` if there is none yet."""
-        segments = self.segments()
+        segments, end = self._look()
         following = bisect.bisect_left(segments, time, key=lambda segment: segment.first_time)
         if following:
             segment = segments[following - 1]
             for batch in _looked_into(segment, read_index).batches:
                 if batch.max_time >= time:
                     return self._seq_in(segment, batch, time)
-        return segments[following].first_seq if following < len(segments) else self._end(segments)
+        return segments[following].first_seq if following < len(segments) else end
 
     def _seq_in(self, segment: Segment, batch: Record, time: int) -> int:
         if batch.min_time >= time:
@@ -146,7 +158,8 @@ class JournalReader:
     ) -> list[Slice]:
         """What to read to get these rows, in order; at least one slice for every segment that is touched.
 
-        Without `wanted` and `split_bytes` nothing but names is read, however much the journal holds.
+        Without `wanted` and `split_bytes` nothing but names is read, and how far the newest segment goes, however much
+        the journal holds.
 
         :param start_seq: the first row.
         :param end_seq: the one behind the last, at most `end`.
@@ -157,16 +170,10 @@ class JournalReader:
         :param split_bytes: segments are cut into slices of about so many bytes.
         :raises JournalError: if rows of these were deleted by retention, or are not to be seen yet.
         """
-        segments = self.segments()
         if start_seq >= end_seq:
             return []
-        if not segments or start_seq < segments[0].first_seq:
-            first = segments[0].first_seq if segments else 0
-            raise JournalError(
-                f"{self.directory}: was deleted by retention: rows {start_seq} to {min(end_seq, first) - 1} "
-                f"(the first that is still there is {first})"
-            )
-        if end_seq > segments[-1].first_seq and end_seq > (end := self._end(segments)):
+        segments, end = self._look_from(start_seq)
+        if end_seq > end:
             raise JournalError(f"{self.directory}: row {end_seq - 1} is not there yet: the last one is {end - 1}")
         whole = Slice(
             segments[0], self.id, start_seq, end_seq, min_time, max_time, None if kinds is None else frozenset(kinds)
@@ -209,9 +216,10 @@ class JournalReader:
         """How far to read at most: the seq behind the last row of so many rows and bytes, but at least one row.
 
         Bytes are counted by whole batches; one that is longer than `max_bytes` is read by itself.
+
+        :raises JournalError: if the first row was deleted by retention.
         """
-        segments = self.segments()
-        end = self._end(segments)
+        segments, end = self._look_from(start_seq)
         if max_rows is not None:
             end = min(end, start_seq + max(max_rows, 1))
         if max_bytes is None:

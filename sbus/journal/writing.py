@@ -15,7 +15,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from sbus.errors import JournalError, JournalLocked
 from sbus.journal import disk
@@ -276,8 +276,16 @@ class Journal:
         try:
             self.roll()
         finally:
+            if self._segment:
+                self._segment.abandon()
             os.close(self._lock)
             self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
 
 
 def _make_directory(directory: str, mode: int) -> None:

@@ -1,0 +1,68 @@
+"""What the consumers of a journal have taken for good, so that nothing is deleted that somebody still needs.
+
+A consumer is whoever moves rows elsewhere, such as the archive; it has a name, and a small file in ``consumers/``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+
+from sbus.errors import JournalError, UsageError
+from sbus.journal import disk
+from sbus.journal.layout import read_object
+
+__all__ = ["advance", "consumers"]
+
+_DIRECTORY = "consumers"
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_MODE = 0o644  # a number that is no secret, and that another user's recorder must be able to read
+
+
+def consumers(directory: str | os.PathLike[str]) -> dict[str, int]:
+    """The consumers of the journal in a directory, and of each the first seq that it still needs.
+
+    :raises JournalError: if what one has taken cannot be told.
+    """
+    home = os.path.join(directory, _DIRECTORY)
+    try:
+        names = sorted(os.listdir(home))
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for name, suffix in map(os.path.splitext, names):
+        if suffix == ".json":
+            found[name] = _taken(os.path.join(home, name + suffix))
+    return found
+
+
+def _taken(path: str) -> int:
+    following = read_object(path).get("next")
+    if not isinstance(following, int):
+        raise JournalError(f"{path}: it does not tell the next row: restore it, or remove it to forget this consumer")
+    return following
+
+
+def advance(directory: str | os.PathLike[str], name: str, next_seq: int) -> None:
+    """Write down that a consumer needs nothing before this seq; one that is less than before changes nothing.
+
+    :param name: of letters, digits, ``_``, ``-`` and ``.``.
+    :raises UsageError: if it is no such name.
+    :raises OSError: if it cannot be written; what was written before still stands.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a consumer: use letters, digits, '_', '-' and '.'")
+    home = os.path.join(directory, _DIRECTORY)
+    path = os.path.join(home, f"{name}.json")
+    try:
+        if _taken(path) >= next_seq:
+            return
+    except (FileNotFoundError, JournalError):
+        pass
+    if not os.path.isdir(home):
+        os.makedirs(home, exist_ok=True)
+        os.chmod(home, stat.S_IMODE(os.stat(directory).st_mode))
+        disk.sync_directory(os.fspath(directory))
+    disk.replace(path, json.dumps({"next": next_seq}).encode() + b"\n", _MODE)
