@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Measure the recorder: does it keep up with a rate of messages, what does it lose, and what does a message cost it?
+
+Each round has a fresh bus (``twistd sbus``), and in turn two programs that read it: the recorder (``twistd
+sbus-recorder``), and a client that only counts, with the same library. So the difference is what the journal costs. A
+publisher sends numbered messages at an even rate; afterwards the journal is read back, number by number.
+
+    python benchmarks/recorder.py [--rate 150000] [--seconds 5] [--size 64] [--rounds 3] [--directory DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+_TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
+_TICK = 0.004
+"""Seconds between two bursts of the publisher."""
+_PATIENCE = 30.0
+_KEYS = 100
+_COUNT = """\
+import sys
+from twisted.internet import defer, reactor, task
+from sbus.client.tx import connect
+from sbus.errors import Disconnected
+
+async def main(reactor):
+    bus = await connect(reactor, sys.argv[1])
+    subscription = bus.subscribe(b"")
+    await bus.fence()
+    print("ready", flush=True)
+    count = 0
+    try:
+        while True:
+            count += len(await subscription.get_many())
+    except Disconnected:
+        print(count, flush=True)
+
+task.react(lambda reactor: defer.ensureDeferred(main(reactor)))
+"""
+
+
+class Run(NamedTuple):
+    """What one run has found.
+
+    :ivar published: messages.
+    :ivar rate: published each second, in fact.
+    :ivar arrived: messages that were recorded, or counted.
+    :ivar misplaced: of these, how many do not follow the one before.
+    :ivar gaps: rows of a gap that should not be there.
+    :ivar reader: µs of CPU time for each message, of the reading process.
+    :ivar bus: the same of the bus.
+    :ivar memory: bytes that the reading process had at most.
+    """
+
+    published: int
+    rate: float
+    arrived: int
+    misplaced: int
+    gaps: int
+    reader: float
+    bus: float
+    memory: int
+
+
+def publish(address: str, rate: int, seconds: float, size: int) -> None:
+    """Publish at this rate, and print how many messages in how many seconds."""
+    from sbus.client.blocking import connect
+
+    keys = [b"bench/%d/value" % i for i in range(_KEYS)]
+    padding = bytes(max(0, size - 8))
+    with connect(address) as bus:
+        start = time.monotonic()
+        sent = 0
+        while (passed := time.monotonic() - start) < seconds:
+            due = int(passed * rate)
+            bus.publish_many([(keys[i % _KEYS], i.to_bytes(8, "little") + padding) for i in range(sent, due)])
+            sent = due
+            time.sleep(_TICK)
+        bus.fence(_PATIENCE)
+        print(sent, time.monotonic() - start, flush=True)
+
+
+class Process:
+    """A process that is measured, and ends with the block."""
+
+    def __init__(self, command: list[str], log: Path, ready: str) -> None:
+        self._log = log
+        with log.open("w") as file:
+            self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        self._wait_log(ready)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def _wait_log(self, text: str) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while text not in self.log:
+            if self._popen.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{self._log.name} did not start:\n{self.log}")
+            time.sleep(0.01)
+
+    def cpu(self) -> float:
+        """Seconds of CPU time so far, of all its threads."""
+        fields = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> int:
+        """The most bytes that were resident."""
+        status = Path(f"/proc/{self._popen.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+    def settle(self) -> None:
+        """Wait until it has nothing to do."""
+        deadline = time.monotonic() + _PATIENCE
+        before, now = -1.0, self.cpu()
+        while now != before and time.monotonic() < deadline:
+            time.sleep(0.3)
+            before, now = now, self.cpu()
+
+    def stop(self) -> None:
+        self._popen.terminate()
+        self._popen.wait(_PATIENCE)
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: Path, ready: str) -> Iterator[Process]:
+    process = Process(command, log, ready)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
+    """One run with a fresh bus in an empty directory."""
+    address, journal = directory / "bus", directory / "journal"
+    command = [*_TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", *arguments.option]
+    ready = "recording"
+    if not record:
+        command, ready = [sys.executable, "-c", _COUNT, str(address)], "ready"
+    with (
+        running([*_TWISTD, "sbus", f"--socket={address}"], directory / "bus.log", "listens on") as bus,
+        running(command, directory / "reader.log", ready) as reader,
+    ):
+        reader.settle()
+        before = reader.cpu(), bus.cpu()
+        words = [str(address), str(arguments.rate), str(arguments.seconds), str(arguments.size)]
+        told = subprocess.run(
+            [sys.executable, __file__, "--publish", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=arguments.seconds + _PATIENCE,
+        )
+        published, seconds = (float(word) for word in told.stdout.split())
+        reader.settle()
+        costs = [(process.cpu() - b) / published * 1e6 for process, b in zip((reader, bus), before, strict=True)]
+        memory = reader.memory()
+        (reader if record else bus).stop()  # what only counts is ended by the end of the bus
+        if not record:
+            reader._popen.wait(_PATIENCE)
+            arrived, misplaced, gaps = int(reader.log.split()[-1]), 0, 0
+        else:
+            reader._popen.wait(_PATIENCE)
+            arrived, misplaced, gaps = check(journal)
+    return Run(int(published), published / seconds, arrived, misplaced, gaps, costs[0], costs[1], memory)
+
+
+def check(journal: Path) -> tuple[int, int, int]:
+    """How many messages there are, how many do not follow the one before, and how many gaps are between them."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = misplaced = gaps = 0
+    for path in sorted(journal.glob("*.arrows")):
+        with pa.memory_map(str(path)) as source:
+            for batch in pa.ipc.open_stream(source):
+                kinds = batch.column("kind").cast(pa.string())
+                gaps += pc.sum(pc.is_in(kinds, pa.array(["reconnect", "full"]))).as_py() or 0
+                payloads = batch.filter(pc.equal(kinds, "message")).column("payload")
+                if not len(payloads):
+                    continue
+                heads = pc.binary_slice(payloads, 0, 8).cast(pa.binary(8))
+                numbers = np.frombuffer(heads.buffers()[1], dtype="<u8", count=len(heads))
+                misplaced += int((numbers != np.arange(rows, rows + len(numbers))).sum())
+                rows += len(numbers)
+    return rows, misplaced, gaps
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rate", type=int, default=150_000, help="messages each second (150000)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long a run publishes, at most 60 (5)")
+    parser.add_argument("--size", type=int, default=64, help="bytes in a payload (64)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured (3)")
+    parser.add_argument("--directory", help="where journals are written for the time (a temporary directory)")
+    parser.add_argument("--option", action="append", default=[], help="an option of the recorder; repeatable")
+    arguments = parser.parse_args()
+    arguments.seconds = min(arguments.seconds, 60.0)
+    found: dict[bool, list[Run]] = {True: [], False: []}
+    for number in range(arguments.rounds):
+        for record in (True, False) if number % 2 == 0 else (False, True):
+            with tempfile.TemporaryDirectory(prefix="sbus-", dir=arguments.directory) as directory:
+                one = run(Path(directory), record, arguments)
+            found[record].append(one)
+            print(
+                f"{'recorder' if record else 'counting':8}  {one.rate:8.0f}/s  published {one.published}  "
+                f"lost {one.published - one.arrived}  misplaced {one.misplaced}  gaps {one.gaps}  "
+                f"{one.reader:.2f} µs a message (bus {one.bus:.2f})  {one.memory / 1e6:.0f} MB",
+                flush=True,
+            )
+    recorder, counting = (median(one.reader for one in found[record]) for record in (True, False))
+    print(
+        f"medians: recorder {recorder:.2f} µs of CPU a message, counting {counting:.2f}: {recorder / counting:.1f} times"
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--publish"]:
+        publish(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
+    else:
+        main()
