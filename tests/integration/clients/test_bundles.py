@@ -129,7 +129,7 @@ async def test_bundling_and_plain_clients_together(shell: Shell, shared: Bus) ->
     assert [client.raw.core.bundle_limit for client in publishers] == [LARGEST, 0]
     sent = []
     for turn in range(6):
-        many = [("mixed/%d" % (i % 3), b"%d " % (turn * 1000 + i) + bytes(i * 7)) for i in range(300)]
+        many = [(f"mixed/{i % 3}", b"%d " % (turn * 1000 + i) + bytes(i * 7)) for i in range(300)]
         await publishers[turn % 2].publish_many(many)
         await publishers[turn % 2].publish("mixed/alone", b"%d" % turn)
         await publishers[turn % 2].publish("mixed/large", bytes(300_000))
