@@ -174,9 +174,9 @@ def test_bundles_give_what_plain_packets_give(
     one = Script(chosen, limits, room, limit)
     bundled = one.play(course, bundles=True)
     two = Script(chosen, limits, room, limit)
-    for (_, socket), (_, other) in zip(two.readers, one.readers, strict=True):
-        assert isinstance(other.takes, Bundled)
-        socket.takes = Replayed(socket, other.takes.log)
+    for (_, socket), (_, played) in zip(two.readers, one.readers, strict=True):
+        assert isinstance(played.takes, Bundled)
+        socket.takes = Replayed(socket, played.takes.log)
     assert two.play(course, bundles=False) == bundled
     for (peer, _), (other, _), got, choice in zip(one.readers, two.readers, bundled, chosen, strict=True):
         assert peer.is_connected == other.is_connected

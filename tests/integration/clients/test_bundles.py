@@ -111,7 +111,8 @@ async def test_what_is_published_in_one_turn_leaves_together(looping: Shell, dir
         for _ in range(2):
             calls = [asyncio.ensure_future(client.publish("k", b"%d" % i)) for i in range(1000)]
             await asyncio.gather(*calls)
-            sent, packets = 0, []
+            sent = 0
+            packets: list[bytes] = []
             while len(packets) < 1000:
                 packets += _unbundle([await peer.receive()])
                 sent += 1
