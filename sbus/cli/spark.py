@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from sbus.cli import spark_archive
 from sbus.cli.spark_common import to_run
 
 __all__ = ["spark"]
@@ -24,3 +25,7 @@ def spark() -> None:
 
     It needs the extra "spark" (pip install 'sbus[spark]') and Java 17 or 21.
     """
+
+
+for _command in (spark_archive.archive,):
+    spark.add_command(_command)

@@ -17,7 +17,7 @@ from sbus.extras import needs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Job", "Progress", "Stop", "end_by_signals", "to_run", "with_job"]
+__all__ = ["Duration", "Job", "Progress", "Stop", "end_by_signals", "to_run", "with_job"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,9 +34,13 @@ class Job:
     def need_journals(self) -> list[str]:
         """
         :raises UsageError: without any.
+        :raises JournalError: if one is not there, which is known long before Spark has started.
         """
         if not self.journal:
             raise UsageError("say which journal with --journal=DIR (or several, or a pattern such as '/shared/*')")
+        with needs("spark"):
+            from sbus.journal.reading import find_journals
+        find_journals(self.journal)
         return self.journal
 
     def need_lake(self) -> str:
@@ -107,6 +111,26 @@ def to_run(command: F) -> F:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+class Duration(click.ParamType[float]):
+    """A time such as ``500ms``, ``10s`` or ``1h``, in seconds.
+
+    :param least: seconds.
+    """
+
+    name = "time"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        from sbus.server.commandline import duration
+
+        name = param.name if param is not None and param.name else self.name
+        return duration(name, self.least)(value)
 
 
 class Progress:

@@ -1,0 +1,79 @@
+"""``sbus spark archive``: journals into a lake, once or on and on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from sbus.cli.common import COUNT
+from sbus.cli.spark_common import Duration, Job, Progress, end_by_signals, to_run, with_job
+
+if TYPE_CHECKING:
+    from sbus.spark.archive import Archive
+
+__all__ = ["archive"]
+
+_LOOK = 0.25
+"""Seconds between two looks at what the job has done."""
+
+
+@click.command(
+    short_help="Put journals into a lake of Parquet files, exactly once.",
+    epilog="""\
+\b
+Examples:
+  sbus spark archive --journal=/var/lib/sbus/journal --lake=/srv/lake --once
+  sbus spark archive --journal='/shared/journals/*' --lake=/srv/lake --every=1m
+""",
+)
+@click.option("--once", is_flag=True, help="Archive what is there, and end.")
+@click.option(
+    "--every", type=Duration(), metavar="TIME", default="10s", show_default=True, help="From one batch to the next."
+)
+@click.option("--max-rows", type=COUNT, metavar="N", help="Rows in the largest batch.  [default: ten million]")
+@click.option(
+    "--consumer",
+    metavar="NAME",
+    help="Under which name the journals are told what may be deleted: two lakes of one need two.  [default: archive]",
+)
+@to_run
+@with_job
+def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: str | None) -> None:
+    """Put what the journals hold into the lake, and go on with what is recorded.
+
+    Every row gets there exactly once, whatever is killed meanwhile: the same command takes up where it was. The
+    lake is a directory of Parquet files by date and hour (UTC), with at most one file an hour and batch. What is safe
+    there may then be deleted from the journals by the recorder's --keep-bytes and --keep-days.
+
+    Ctrl-C ends it when the batch in hand is done; a second one at once.
+    """
+    journals, directory = job.need_journals(), job.need_lake()
+    with job.session("archive") as spark:
+        from sbus.spark.archive import CONSUMER, MAX_ROWS, Archive
+        from sbus.spark.lake import Lake
+
+        began = time.monotonic()
+        running = Archive(
+            spark,
+            journals,
+            Lake(directory),
+            every=None if once else every,
+            max_rows=max_rows or MAX_ROWS,
+            consumer=consumer or CONSUMER,
+        )
+        with end_by_signals() as stop, running:
+            progress = Progress()
+            while not running.wait(_LOOK) and not (stop.is_wanted and not running.is_busy):
+                progress.show(_told(running, began))
+            progress.clear()
+    click.echo(_told(running, began), err=True)
+
+
+def _told(running: Archive, began: float) -> str:
+    seconds = time.monotonic() - began
+    return (
+        f"archived {running.rows:,} rows in {running.batches:,} batches, {seconds:.0f} s "
+        f"({running.rows / max(seconds, 1e-3):,.0f} rows/s)"
+    )
