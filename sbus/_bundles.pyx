@@ -38,7 +38,7 @@ cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
             return False
         length = _get(<const unsigned char *>data + at)
         at += 4
-        if length == 0 or <Py_ssize_t>length > size - at:
+        if length == 0 or length > <size_t>(size - at):  # unsigned: a length may be more than a 32-bit index
             return False
         if length >= 4 and memcmp(data + at, b"BNDL", 4) == 0:
             return False
@@ -76,10 +76,11 @@ def unbundle(list packets not None):
 
 def pack(list packets not None, Py_ssize_t limit, Py_ssize_t most):
     """See `sbus.bundles._pack`."""
-    cdef Py_ssize_t at = 0, end, size, length, i, total = len(packets)
+    cdef Py_ssize_t at = 0, end, size, length, i, total
     cdef unsigned char *data
     cdef object packet, bundle
     cdef list bundles = [], counts = []
+    total = len(packets)  # from here on nothing runs that could change the list
     while at < total and len(bundles) < most:
         size = 4
         end = at

@@ -65,8 +65,6 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
     cdef list messages = []
     if start < 0 or end > len(packets):
         raise IndexError("a run lies within its packets")
-    if not issubclass(kind, tuple):
-        raise TypeError("messages are tuples, not %s" % kind.__name__)
     for at in range(start, end):
         packet = packets[at]
         if not PyBytes_Check(packet):
@@ -86,10 +84,11 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
             if found == NULL or (receivers is not None and <object>found is not receivers):
                 break
             receivers = <object>found
-        # tuple.__new__(kind, (key, payload)), without the detour by its wrapper.
-        message = PyTuple_Type.tp_new(
-            <PyTypeObject *>kind, ((key, PyBytes_FromStringAndSize(nul + 1, size - length - 1)),), NULL
-        )
+        message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
+        if not messages:
+            message = tuple.__new__(kind, message)  # it checks that this kind may be made so
+        else:
+            message = PyTuple_Type.tp_new(<PyTypeObject *>kind, (message,), NULL)  # the same, without the detour
         PyObject_GC_UnTrack(<void *>message)  # of bytes there can be no cycle
         messages.append(message)
     return receivers, messages

@@ -59,6 +59,8 @@ cdef class PacketReader:
         self.batch = batch
         # An odd number of cache lines apart: buffers a multiple of 4 KiB apart would share cache sets.
         stride = ((<size_t>max_packet + 63) // 64 | 1) * 64
+        if stride > <size_t>-1 // <size_t>batch:
+            raise MemoryError("no memory for a batch of %d packets of %d bytes" % (batch, max_packet))
         self.length = stride * <size_t>batch
         self.memory = <char *>mmap(NULL, self.length, PROT_READ | PROT_WRITE,
                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 
 import pytest
 from hypothesis import given
@@ -197,7 +198,7 @@ def test_the_compiled_twin_refuses_nonsense():
     for start, end in ((0, 2), (-1, 1)):
         with pytest.raises(IndexError):
             compiled_messages([b"MSG a\0"], start, end, {b"a": ()}, Message)
-    for kind in (list, Message(b"", b""), None):
+    for kind in (list, os.stat_result, Message(b"", b""), None):
         with pytest.raises(TypeError):
             compiled_messages([b"MSG a\0"], 0, 1, {b"a": ()}, kind)
     with pytest.raises(TypeError):

@@ -178,6 +178,13 @@ def test_bounds_of_a_read(helper, pair, most):
         helper.PacketReader(100).read(pair[0], most)
 
 
+@pytest.mark.parametrize("size", [1 << 50, 1 << 58, 1 << 60, sys.maxsize])
+def test_packets_beyond_all_memory(helper, size):
+    """Buffers that no machine has are refused, also where their size cannot even be expressed."""
+    with pytest.raises(MemoryError):
+        helper.PacketReader(size)
+
+
 def test_memory_is_given_back(helper):
     """The buffers of a reader go with it."""
 
