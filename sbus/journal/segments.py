@@ -109,7 +109,11 @@ class SegmentWriter:
             body = self._body(record)
             if body is None:
                 break
-            self._append(record, body)
+            # The very same bytes, so that a failure in the middle spoils nothing: the next attempt finds them too.
+            disk.write(self._index, record.pack(), self._index_size)
+            disk.write(self._arrows, body, self.size)
+            self._index_size += RECORD
+            self._took(record)
         disk.cut(self._index, self._index_size)
         if size > self.size:
             self.torn = size - self.size if os.pread(self._arrows, len(END) + 1, self.size) != END else 0

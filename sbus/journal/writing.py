@@ -170,13 +170,14 @@ class Journal:
             keys = [message[0] for message in messages]
             self._write(Kind.MESSAGE, keys, [message[1] for message in messages], times)
 
-    def mark(self, kind: Kind, details: Mapping[str, Any]) -> None:
+    def mark(self, kind: Kind, details: Mapping[str, Any], time: int | None = None) -> None:
         """Append a row that tells of a gap.
 
         :param details: what is known of it, for a JSON object.
+        :param time: when it ended, in µs since 1970, as for `append`.
         :raises OSError: if it cannot be written; the journal is then as it was before.
         """
-        self._write(kind, [b""], [json.dumps(details).encode()], None)
+        self._write(kind, [b""], [json.dumps(details).encode()], time)
 
     def _write(
         self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
@@ -199,10 +200,11 @@ class Journal:
         """Times that do not go back."""
         if times is None:
             times = self._clock()
-            if times < self._last_time - _STEP and not self._is_behind:
-                behind = (self._last_time - times) / 1_000_000
-                self._warn(f"the clock went back by {behind:g} s: until it has caught up, rows have the last time")
-            self._is_behind = times < self._last_time - _STEP
+        first = times if isinstance(times, int) else times[0]
+        if first < self._last_time - _STEP and not self._is_behind:
+            behind = (self._last_time - first) / 1_000_000
+            self._warn(f"the clock went back by {behind:g} s: until it has caught up, rows have the last time")
+        self._is_behind = first < self._last_time - _STEP
         if isinstance(times, int):
             return max(times, self._last_time)
         return list(itertools.accumulate(times, max, initial=self._last_time))[1:]
