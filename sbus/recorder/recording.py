@@ -110,13 +110,15 @@ class Recording:
         self._sync_timer: Any = None
         self._idle_timer: Any = None
         self._is_syncing = False
+        self._is_unsynced = False  # since the newest sync that was asked for
+        self._stopping = False
         self._ended: defer.Deferred[None] = defer.Deferred()
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
         self._connection.start()
-        self._look_after()
+        self._idle_timer = self._reactor.callLater(_IDLE, self._look_after)
 
     async def stop(self) -> None:
         """Write all that the bus has for us, and end; takes at most some seconds."""
@@ -124,6 +126,7 @@ class Recording:
         if self._has_begun:
             self._mark(Kind.STOP, self._trouble or self._connection.gap or {})
         self._batches.flush()
+        self._stopping = True
         for timer in (self._sync_timer, self._idle_timer):
             if _is_active(timer):
                 timer.cancel()
@@ -192,25 +195,27 @@ class Recording:
 
     def _mark(self, kind: Kind, details: dict[str, Any]) -> None:
         self._batches.flush()
-        self._thread.submit(Job(lambda journal: journal.mark(kind, details)))
+        now = microseconds()
+        self._thread.submit(Job(lambda journal: journal.mark(kind, details, now)))
         self.counters.gaps += 1
         self._sync_soon()
 
     def _sync_soon(self) -> None:
         """Something new is to be synced, once for all that comes until then."""
+        self._is_unsynced = True
         if not self._settings.sync:
             self._sync()
         elif not self._is_syncing and not _is_active(self._sync_timer):
             self._sync_timer = self._reactor.callLater(self._settings.sync, self._sync)
 
     def _sync(self) -> None:
-        self._is_syncing = True
+        self._is_syncing, self._is_unsynced = True, False
         self._thread.submit(_SYNC)
 
     def _look_after(self) -> None:
-        self._idle_timer = self._reactor.callLater(_IDLE, self._look_after)
         if not self._is_syncing:
             self._sync()
+        self._idle_timer = self._reactor.callLater(_IDLE, self._look_after)
 
     def _waiting(self) -> int:
         """Bytes of memory in messages that are not in the journal yet."""
@@ -223,6 +228,8 @@ class Recording:
         counters = self.counters
         if job is _SYNC:
             self._is_syncing = False
+            if self._is_unsynced and not self._stopping:
+                self._sync_soon()
         elif job.batch is not None:
             batch, rows = job.batch, len(job.batch.messages)
             counters.rows += rows

@@ -7,7 +7,6 @@ told of the trouble, and has to stop what brings more jobs.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -122,8 +121,12 @@ class JournalThread:
                 lost += job.rows
         else:
             self._do(Job(lambda journal: journal.roll()))
-        with contextlib.suppress(OSError):  # the owner has been told; the next to open the journal will put it right
+        try:
             self._journal.close()
+        except OSError:
+            pass  # the owner has been told; the next to open the journal will put it right
+        except Exception:
+            failure = failure or Failure()
         self._tell(self._owner.ended, lost, failure)
 
     def _do(self, job: Job) -> bool:
