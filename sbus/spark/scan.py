@@ -14,14 +14,14 @@ from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
-from sbus.errors import JournalError, UsageError
+from sbus.errors import UsageError
 from sbus.journal.layout import Segment
-from sbus.journal.reading import JournalReader, Slice, find_journals, read
+from sbus.journal.reading import JournalReader, Slice, read
 from sbus.journal.text import texts
 from sbus.spark.filters import Wanted
 from sbus.spark.options import ReadOptions
 
-__all__ = ["JournalPartition", "Scan", "open_journals", "schema"]
+__all__ = ["JournalPartition", "Scan", "schema"]
 
 _SMALLEST = 8 << 20
 """Bytes below which it does not pay to make one task two."""
@@ -45,22 +45,6 @@ def schema(*, raw_keys: bool) -> StructType:
     for name, kind in columns.items():
         whole = whole.add(name, kind)
     return whole
-
-
-def open_journals(paths: Iterable[str]) -> dict[str, JournalReader]:
-    """The journals that these paths and globs lead to, by their ids.
-
-    :raises sbus.errors.JournalError: if one is missing, or two are the same.
-    """
-    found: dict[str, JournalReader] = {}
-    for directory in find_journals(paths):
-        journal = JournalReader(directory)
-        other = found.setdefault(journal.id, journal)
-        if other is not journal:
-            raise JournalError(
-                f"{other.directory} and {directory} are the same journal ({journal.id}): leave out the copy"
-            )
-    return found
 
 
 class JournalPartition(InputPartition):

@@ -13,8 +13,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from sbus.spark.options import ReadOptions, StreamOptions, WriteOptions
-from sbus.spark.scan import Scan, open_journals, schema
+from sbus.spark.scan import Scan, schema
 from sbus.spark.sink import SbusStreamWriter, SbusWriter
+from sbus.spark.snapshot import open_journals
 from sbus.spark.stream import SbusStreamReader
 
 __all__ = ["SbusDataSource", "SbusReader"]

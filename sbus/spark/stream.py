@@ -23,9 +23,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sbus.errors import JournalError
-from sbus.journal.reading import JournalReader
 from sbus.spark.options import EARLIEST, LATEST, StreamOptions
-from sbus.spark.scan import Scan, open_journals
+from sbus.spark.scan import Scan
+from sbus.spark.snapshot import Snapshot, open_journals
 
 __all__ = ["SbusStreamReader", "share"]
 
@@ -45,6 +45,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.scan = Scan(options.read, schema)
         self._target: Offset | None = None
+        self._known: dict[str, Snapshot] = {}
 
     def initialOffset(self) -> Offset:
         """Before any journal has joined."""
@@ -118,10 +119,11 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- how ----------------------------------------------------------------------------------
 
-    def _journals(self) -> dict[str, JournalReader]:
-        return open_journals(self.options.read.journals)
+    def _journals(self) -> dict[str, Snapshot]:
+        self._known = open_journals(self.options.read.journals, self._known)
+        return self._known
 
-    def _first(self, journal: JournalReader, end: int, *, is_new: bool) -> int:
+    def _first(self, journal: Snapshot, end: int, *, is_new: bool) -> int:
         """Where reading starts in a journal that joins the stream.
 
         :param end: where its rows that may be seen now end.
@@ -134,7 +136,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return min(journal.start(), end)
         return min(journal.seq_at(int(start)), end)
 
-    def _without_loss(self, journal: JournalReader, seq: int) -> int:
+    def _without_loss(self, journal: Snapshot, seq: int) -> int:
         """Where to go on reading a journal of which this is the next row."""
         first = journal.start()
         if first <= seq:
@@ -150,9 +152,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         _log.warning("%s; going on without them (failOnDataLoss=false)", what)
 
-    def _limited(
-        self, journals: dict[str, JournalReader], behind: dict[str, tuple[int, int]], limit: ReadLimit
-    ) -> Offset:
+    def _limited(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]], limit: ReadLimit) -> Offset:
         """Where to stop reading each journal that is not read to its end.
 
         :param behind: the next seq and the end of each.

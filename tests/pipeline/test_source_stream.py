@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from sbus.journal.segments import remove_segment
 from sbus.journal.writing import Journal
 from sbus.spark.options import StreamOptions
 from sbus.spark.scan import schema
+from sbus.spark.snapshot import Snapshot
 from sbus.spark.stream import SbusStreamReader, share
 from tests.pipeline.conftest import NewJournal
 
@@ -105,8 +108,8 @@ def test_where_to_start(new_journal: NewJournal):
     record(journal, 1, at=9_500_000)
     assert stream(journal).latestOffset({}, ALL) == {journal.id: 4}
     assert stream(journal, startingOffsets="latest").latestOffset({}, ALL) == {journal.id: 11}
-    for time, seq in (("00:00:00", 4), ("00:00:03", 6), ("00:00:09.5", 10), ("00:00:09.500001", 11)):
-        reader = stream(journal, startingOffsets=f"1970-01-01T{time}Z")
+    for clock, seq in (("00:00:00", 4), ("00:00:03", 6), ("00:00:09.5", 10), ("00:00:09.500001", 11)):
+        reader = stream(journal, startingOffsets=f"1970-01-01T{clock}Z")
         assert reader.latestOffset({}, ALL) == {journal.id: seq}
 
 
@@ -193,6 +196,39 @@ def test_sharing(total: int, wishes: dict[str, int]):
     assert all(0 <= shares[name] <= wish for name, wish in wishes.items())
     unserved = [shares[name] for name, wish in wishes.items() if shares[name] < wish]
     assert all(max(shares.values()) - one <= 1 for one in unserved)
+
+
+# --- what is listed again ------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_has_not_changed_is_not_listed_again(new_journal: NewJournal):
+    """The list of segments is kept while the directory stays as it is; rows that are added are seen."""
+    journal = new_journal()
+    record(journal, 1)
+    long_ago = time.time() - 60
+    os.utime(journal.directory, (long_ago, long_ago))
+    first = Snapshot(journal.directory)
+    record(journal, 1)
+    second = Snapshot(journal.directory, first)
+    assert second.segments() is first.segments()
+    assert second.end() == 2
+    journal.roll()
+    record(journal, 1)
+    third = Snapshot(journal.directory, second)
+    assert [segment.closed for segment in third.segments()] == [True, False]
+    assert third.end() == 3
+
+
+def test_a_directory_that_has_just_changed_is_listed_again(new_journal: NewJournal):
+    """What changes within a tick of the clock leaves no trace in the directory's time, so that is not relied on."""
+    journal = new_journal()
+    record(journal, 1)
+    first = Snapshot(journal.directory)
+    before = os.stat(journal.directory).st_mtime_ns
+    journal.roll()
+    record(journal, 1)
+    os.utime(journal.directory, ns=(before, before))
+    assert Snapshot(journal.directory, first).end() == 2
 
 
 # --- what is gone -------------------------------------------------------------------------------------------
