@@ -144,6 +144,8 @@ class ClientCore:
         :raises InvalidKey: if nobody may publish with this key.
         :raises PacketTooLong: if it does not fit.
         """
+        if packets := build_messages([(key, payload)], 0, self.max_packet):
+            return packets[0]
         if isinstance(key, str):
             key = key.encode()
         if b"!" in key or b"\0" in key:

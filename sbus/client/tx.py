@@ -65,6 +65,16 @@ class _Waiter:
         return self.deferred.__await__()
 
 
+class _Sending(_Waiter):
+    """Who waits until packets are sent, and wants no value."""
+
+    __slots__ = ()
+
+    def succeed(self, value: bytes) -> None:
+        if not self.deferred.called:
+            self.deferred.callback(None)  # type: ignore[arg-type]
+
+
 class Subscription(QueuedSubscription):
     """The messages of one pattern, to be read with ``async for`` or `get`."""
 
@@ -419,9 +429,9 @@ class Bus(Session[Subscription]):
             return defer.fail(self._error)
         if not len(self.outbox):
             return defer.succeed(None)
-        waiter = _Waiter()
+        waiter = _Sending()
         self.outbox.wait(waiter)
-        return waiter.deferred.addCallback(lambda _: None)
+        return waiter.deferred  # type: ignore[return-value]
 
     def _flush(self) -> None:
         transport = self._transport
