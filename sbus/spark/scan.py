@@ -77,7 +77,7 @@ class Scan:
 
     # --- on the driver -----------------------------------------------------------------------
 
-    def partitions(self, ranges: Iterable[tuple[JournalReader, int, int]]) -> list[InputPartition]:
+    def partitions(self, ranges: Iterable[tuple[JournalReader, int, int]]) -> list[JournalPartition]:
         """The tasks that read what is wanted.
 
         :param ranges: journals, with the first seq and the one behind the last.
@@ -90,7 +90,7 @@ class Scan:
         if any(size > 1.5 * most for size in sizes.values()):
             slices = [piece for one in ranges for piece in self._plan(*one, split_bytes=most)]
         pieces = Counter(piece.segment for piece in slices)
-        partitions: list[InputPartition] = []
+        partitions: list[JournalPartition] = []
         together: list[Slice] = []
         filled = 0.0
         for piece in slices:

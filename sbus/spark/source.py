@@ -6,14 +6,14 @@ options alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from sbus.spark.options import ReadOptions, StreamOptions, WriteOptions
-from sbus.spark.scan import Scan, schema
+from sbus.spark.scan import JournalPartition, Scan, schema
 from sbus.spark.sink import SbusStreamWriter, SbusWriter
 from sbus.spark.snapshot import open_journals
 from sbus.spark.stream import SbusStreamReader
@@ -69,7 +69,7 @@ class SbusReader(DataSourceReader):
         """Take over the conditions of the query; returns those that Spark must check."""
         return self.scan.push(filters)
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self) -> list[JournalPartition]:
         """The tasks."""
         journals = open_journals(self.scan.options.journals).values()
         return self.scan.partitions((journal, journal.start(), journal.end()) for journal in journals)

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from sbus.errors import JournalError
 from sbus.spark.options import EARLIEST, LATEST, StreamOptions
-from sbus.spark.scan import Scan
+from sbus.spark.scan import JournalPartition, Scan
 from sbus.spark.snapshot import Snapshot, open_journals
 
 __all__ = ["SbusStreamReader", "share"]
@@ -94,7 +94,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset.update(self._limited(journals, behind, limit))
         return dict(sorted(offset.items()))
 
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> list[JournalPartition]:
         """The tasks that read the rows from one offset to another.
 
         :raises sbus.errors.JournalError: if rows of these are gone, unless ``failOnDataLoss`` is false.
