@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import pwd
 
 from twisted.application.service import IService, MultiService
@@ -19,7 +20,7 @@ from sbus.server.process import BusProcess
 from sbus.server.recording import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
 from sbus.server.signals import EarlySignals
-from sbus.syscalls.addresses import Address, default_address
+from sbus.syscalls.addresses import Bound, default_address
 
 __all__ = ["Options", "makeService"]
 
@@ -221,9 +222,14 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
     )
 
 
-def _recorder(options: Options, address: Address) -> list[bytes]:
+def _recorder(options: Options, bound: Bound) -> list[bytes]:
+    """The command of the recorder, which will be able to connect."""
+    uid = None if options.parent is None else options.parent.get("uid")
+    if bound.path is not None and uid is not None:
+        # It runs as the user that the server becomes; a path with the default mode would let nobody in but root.
+        os.chown(bound.path, uid, -1, follow_symlinks=False)
     return recorder_command(
-        address,
+        bound.address,
         options["record"],
         dialect=options["dialect"],
         max_packet=options.limits.max_packet,
@@ -245,7 +251,7 @@ def makeService(options: Options) -> IService:
     try:
         bound = options.endpoint.bind()
         try:
-            recorder = _recorder(options, bound.address) if options["record"] else None
+            recorder = _recorder(options, bound) if options["record"] else None
         except UsageError:
             bound.close()
             raise
