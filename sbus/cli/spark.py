@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sbus.cli import spark_archive
+from sbus.cli import spark_archive, spark_traffic
 from sbus.cli.spark_common import to_run
 
 __all__ = ["spark"]
@@ -27,5 +27,5 @@ def spark() -> None:
     """
 
 
-for _command in (spark_archive.archive,):
+for _command in (spark_archive.archive, spark_traffic.traffic):
     spark.add_command(_command)

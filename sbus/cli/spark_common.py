@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,7 +19,7 @@ from sbus.extras import needs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Duration", "Job", "Progress", "Stop", "end_by_signals", "to_run", "with_job"]
+__all__ = ["Duration", "Job", "Progress", "Stop", "Time", "end_by_signals", "to_run", "watched", "with_job"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -133,6 +135,21 @@ class Duration(click.ParamType[float]):
         return duration(name, self.least)(value)
 
 
+class Time(click.ParamType[datetime]):
+    """A time of ISO 8601, in UTC unless it says another zone."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            time = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no time: write it as in 2026-01-31 or 2026-01-31T12:00:00", param, ctx)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+
+
 class Progress:
     """A line on standard error that is written over and over; nothing at all where that is no terminal."""
 
@@ -150,6 +167,29 @@ class Progress:
         if self._is_open:
             click.echo("\r\x1b[K", nl=False, err=True)
             self._is_open = False
+
+
+@contextlib.contextmanager
+def watched(spark: SparkSession) -> Iterator[None]:
+    """Meanwhile, show on a terminal how many tasks of the stage in hand are done."""
+    progress = Progress()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        tracker = spark.sparkContext.statusTracker()
+        while not is_over.wait(0.5):
+            stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+            told = [f"{stage.numCompletedTasks} of {stage.numTasks}" for stage in stages if stage]
+            progress.show(f"tasks done: {', '.join(told)}" if told else "")
+        progress.clear()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 class Stop:
