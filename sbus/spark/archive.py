@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,7 @@ from sbus.journal.reading import JournalReader
 from sbus.spark.checkpoint import Checkpoint, Offsets
 from sbus.spark.failures import translated
 from sbus.spark.lake import Lake
-from sbus.spark.scan import open_journals
+from sbus.spark.snapshot import open_journals
 
 __all__ = ["CONSUMER", "MAX_ROWS", "Archive"]
 
@@ -169,7 +169,7 @@ class Archive:
         self._done = done
         self._report(open_journals(self._journals), before)
 
-    def _report(self, journals: dict[str, JournalReader], offsets: Offsets) -> None:
+    def _report(self, journals: Mapping[str, JournalReader], offsets: Offsets) -> None:
         """Tell the journals up to where their rows are safe."""
         for journal_id, journal in journals.items():
             following = offsets.get(journal_id, 0)
