@@ -3,6 +3,7 @@
 # make lint    check style, types and news fragments      (BASE=origin/main: the branch to compare with)
 # make format  put the source into the style that lint expects
 # make bench   measure the bus beside others, about 12 minutes   (ARGS="--quick": see benchmarks/README.rst)
+# make bench-clients   measure the clients beside redis-py, nats-py and pyzmq, about five minutes
 # make bench-micro   time single steps, and say which have become slower
 # make docs    build the documentation into docs/_build/html
 # make setup   only make .venv and install sbus into it
@@ -23,7 +24,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test lint format bench bench-micro docs setup clean
+.PHONY: help run test lint format bench bench-clients bench-micro docs setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -68,6 +69,9 @@ format: $(ready)-lint
 
 bench: $(ready)-bench
 	.venv/bin/python benchmarks/run.py $(ARGS)
+
+bench-clients: $(ready)-bench
+	.venv/bin/python benchmarks/clients.py $(ARGS)
 
 bench-micro: $(ready)-bench
 	.venv/bin/python benchmarks/micro/compare.py $(ARGS)

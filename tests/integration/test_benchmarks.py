@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import measure, report, targets
+from benchmarks import clients, measure, report, targets
 from benchmarks.micro import compare
 from benchmarks.servers import SERVERS, SOURCES, Failed, Running, Workshop, running
 from benchmarks.workloads import WORKLOADS, Case, Kind, Scale
@@ -463,6 +463,23 @@ def test_command(tmp_path: Path) -> None:
     for path in first.iterdir():
         if path.is_file():
             assert (second / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_clients_are_measured(tmp_path: Path) -> None:
+    """Publisher and receiver agree on what came, for each way of use; the same table comes of what was kept."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "clients.py")]
+    only = ["--only", "blocking-lists,asyncio,twisted-turns", "--rounds", "1", "--secs", "0.02"]
+    done = subprocess.run([*command, *only, "--out", str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    about, *records = map(json.loads, (tmp_path / "data" / "python.jsonl").read_text().splitlines())
+    assert about["machine"]["Python"]
+    assert [record["program"] for record in records] == ["blocking-lists", "asyncio", "twisted-turns"]
+    for record in records:
+        assert record["messages"] > 0, record
+        assert all(record[figure] > 0 for figure in ("per_second", "publisher_us", "server_us", "receiver_us"))
+    assert clients.table([about, *records, {"program": "redis", "error": "lost"}]).markdown() in done.stdout
+    assert clients.main(["--from", str(tmp_path / "data" / "python.jsonl"), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "python.inc").read_bytes() == (tmp_path / "python.inc").read_bytes()
 
 
 def test_command_without_compiler(tmp_path: Path) -> None:
