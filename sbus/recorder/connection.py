@@ -76,6 +76,7 @@ class Connection:
         self._bus: Bus | None = None
         self._subscription: Subscription | None = None
         self._is_recording = False
+        self._waits = False  # for room
         self._stopping = False
         self._is_ending = False  # the bus sends what waits for us, and closes
         self._pause: defer.Deferred[Any] | None = None  # what may be cancelled to stop
@@ -88,8 +89,8 @@ class Connection:
         self._over = defer.Deferred.fromCoroutine(self._run()).addErrback(self._intake.failed)
 
     def ready(self) -> list[Message]:
-        """The messages that were read already and not passed on, while there was no room."""
-        if self._subscription is None or self._bus is None or not self._is_recording:
+        """The messages that were read already and not passed on, as there was no room; nothing more is read by this."""
+        if not self._waits or self._bus is None or self._subscription is None:
             return []
         messages = self._subscription.get_ready()
         self._bus.crowd(self._subscription)
@@ -182,7 +183,11 @@ class Connection:
                 room = self._intake.room()
                 if room is not None:
                     bus.crowd(subscription)
-                    await self._wait(room)
+                    self._waits = True
+                    try:
+                        await self._wait(room)
+                    finally:
+                        self._waits = False
                     bus.uncrowd(subscription)
         except (Disconnected, defer.CancelledError) as error:
             why = str(error) or "the recorder is stopping"

@@ -184,7 +184,11 @@ class RecordedBus(MultiService):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         recorder = self._recorder = _Recorder(self._reactor, self._ended)
         self._started = self._reactor.seconds()
-        self._reactor.spawnProcess(recorder, self._command[0], self._command, environment)
+        try:
+            self._reactor.spawnProcess(recorder, self._command[0], self._command, environment)
+        except OSError as error:
+            self._ended(f"before it began ({error.strerror})")
+            return
         self._bus.registry.attendant = recorder.pid
         self.log.info("recorder {pid} was started", pid=recorder.pid)
 

@@ -22,7 +22,7 @@ import pytest
 
 from sbus.errors import JournalError
 from tests.integration import conftest
-from tests.integration.harness import TIMEOUT, Bus, Process, environment_with, twistd
+from tests.integration.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
 from tests.pipeline.journals import rows
 
 directory, spawn = conftest.directory, conftest.spawn
@@ -133,6 +133,8 @@ def test_everything_in_order(
     ]
     client.msg(b"!/cred////secret", b"hidden")
     client.sync()
+    process.kill(signal.SIGUSR2)
+    process.wait_log(r"recorded 0 messages \(0 bytes\) and 1 gaps; \d+ bytes of memory wait for the disk")
     assert process.stop() == 0
     found = rows(journal)
     assert packets(found) == published
@@ -247,21 +249,33 @@ def test_full_disk(
     """When the disk is full the recorder says so and keeps what it has; with space it goes on, without a loss."""
     client = bus().client()
     journal, ballast = small_disk / "journal", small_disk / "ballast"
-    ballast.write_bytes(bytes(800_000))
     process: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK, "--hard=block")
     process.wait_recording()
-    published = [client.msg(b"key/%d" % i, bytes(200)) for i in range(1500)]
-    client.sync()
-    process.wait_log("the journal .* cannot be written: No space left on device: the bus is not read")
-    published += [client.msg(b"key/%d" % i, bytes(200)) for i in range(1500, 2000)]
-    client.sync()
-    ballast.unlink()
-    found = wait_rows(journal, lambda found: packets(found) == published)
-    process.wait_log("can be written again")
-    assert [kind for kind in kinds(found) if kind != "message"] == ["start", "full"]
-    assert details(next(row for row in found if row["kind"] == "full"))["reason"] == "No space left on device"
+    published = []
+    for size in (150_000, 200):  # one message that is too much, after which none comes; and many small ones
+        fill(ballast)
+        process.mark()
+        published += [client.msg(b"key/%d" % i, bytes(size)) for i in range(1 if size > 1000 else 1000)]
+        client.sync()
+        process.wait_log("the journal .* cannot be written: No space left on device: the bus is not read")
+        if size < 1000:
+            published += [client.msg(b"key/%d" % i, bytes(size)) for i in range(1000, 1500)]
+            client.sync()
+        ballast.unlink()
+        process.wait_log("can be written again")
+        found = wait_rows(journal, ends_with(published[-1]))
+        assert packets(found) == published
+    assert [kind for kind in kinds(found) if kind != "message"] == ["start", "full", "full"]
+    assert {details(row)["reason"] for row in found if row["kind"] == "full"} == {"No space left on device"}
     assert process.stop() == 0
     assert packets(rows(journal)) == published
+
+
+def fill(ballast: Path) -> None:
+    """Leave next to nothing on a disk."""
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 # --- twistd sbus --record -------------------------------------------------------------------------
@@ -387,14 +401,20 @@ def test_address_without_a_name_of_its_own(
     directory: Path,
     journal: Path,
 ) -> None:
-    """The recorder connects also to a socket that was passed to the bus, as systemd does it."""
+    """The recorder connects also to a socket that was passed to the bus, as systemd does it, in the bus's dialect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as passed:
         passed.bind(bytes(directory / "passed"))
         passed.listen()
-        started = bus(f"--record={journal}", address=f"/dev/fd/{passed.fileno()}", pass_fds=[passed.fileno()])
+        options = (f"--record={journal}", "--dialect=early")
+        started = bus(*options, address=f"/dev/fd/{passed.fileno()}", pass_fds=[passed.fileno()])
         started.wait_log(f"recorder: recording '' of {directory}/passed into")
+        with Client(directory / "passed") as client:
+            [published] = [client.msg(b"early.key", b"value")]
+            client.echo()
         assert started.stop() == 0
-    assert kinds(rows(journal)) == ["start", "stop"]
+    found = rows(journal)
+    assert packets(found)[0] == published
+    assert kinds(found) == ["start", "message", "stop"]
 
 
 def test_recorder_that_cannot_work(bus: Callable[..., Bus], directory: Path) -> None:
