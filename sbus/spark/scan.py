@@ -21,7 +21,7 @@ from sbus.journal.text import texts
 from sbus.spark.filters import Wanted
 from sbus.spark.options import ReadOptions
 
-__all__ = ["JournalPartition", "Scan", "schema"]
+__all__ = ["JournalPartition", "Scan", "resized", "schema"]
 
 _SMALLEST = 8 << 20
 """Bytes below which it does not pay to make one task two."""
@@ -29,6 +29,10 @@ _LARGEST = 128 << 20
 """Bytes that are always enough for a task."""
 _FEW = 16_384
 """Rows in a batch below which it is joined to the next: each costs some time, whatever is in it."""
+_SMALL = 4 << 20
+"""Bytes in a batch from which it is left alone, however few rows it has."""
+_LARGE = 16 << 20
+"""Bytes in a batch above which it is cut: Spark needs memory for a whole one, several times."""
 
 
 def schema(*, raw_keys: bool) -> StructType:
@@ -144,7 +148,7 @@ class Scan:
         names = self.schema.fieldNames()
         columns = list(dict.fromkeys([*names, *self.wanted.columns])) or ["seq"]
         types = to_arrow_schema(self.schema, timezone="UTC")
-        for batch in _joined(batch for piece in partition.slices for batch in read(piece, columns)):
+        for batch in resized(batch for piece in partition.slices for batch in read(piece, columns)):
             rows = self.wanted.filter(batch)
             if rows.num_rows:
                 yield pa.RecordBatch.from_arrays([self._converted(name, rows) for name in names], schema=types)
@@ -165,22 +169,26 @@ def _size(segment: Segment) -> int:
         return 0  # whoever is to read it will say what has become of it
 
 
-def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows with small batches joined."""
+def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a good size: small ones are joined, and large ones cut."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
-        if rows and rows + batch.num_rows > 4 * _FEW:
+        more = batch.nbytes
+        if rows and (rows + batch.num_rows > 4 * _FEW or size + more > _LARGE):
             yield pa.concat_batches(waiting)
-            waiting, rows = [], 0
-        if batch.num_rows >= _FEW and not rows:
-            yield batch
-        else:
-            waiting.append(batch)
-            rows += batch.num_rows
-            if rows >= _FEW:
-                yield pa.concat_batches(waiting)
-                waiting, rows = [], 0
+            waiting, rows, size = [], 0, 0
+        if not rows and (batch.num_rows >= _FEW or more >= _SMALL):
+            step = -(-batch.num_rows // -(-more // _LARGE))
+            for start in range(0, batch.num_rows, step):
+                yield batch.slice(start, step)
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += more
+        if rows >= _FEW or size >= _SMALL:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
     if rows:
         yield pa.concat_batches(waiting)
 
