@@ -57,19 +57,18 @@ class SegmentWriter:
 
         :raises OSError: then it is not there.
         """
+        remove_segment(segment)  # what is left of one that could not be begun nor removed
         index = disk.create(segment.path(INDEX), mode)
         try:
             arrows = disk.create(segment.path(ARROWS), mode)
         except OSError:
             os.close(index)
-            disk.remove(segment.path(INDEX))
             raise
         writer = cls(segment, journal_id, mode, arrows, index)
         try:
             writer._add(HEAD, Kind.MESSAGE, 0, header(journal_id), segment.first_time, segment.first_time)
         except OSError:
-            writer.abandon()
-            remove_segment(segment)
+            writer._discard()
             raise
         return writer
 
@@ -183,8 +182,7 @@ class SegmentWriter:
         :raises OSError: if that cannot be done; the segment is then suspect.
         """
         if self.next_seq == self.segment.first_seq:
-            self.abandon()
-            remove_segment(self.segment)
+            self._discard()
             return
         self.suspect = True
         try:
@@ -205,6 +203,13 @@ class SegmentWriter:
             if fd >= 0:
                 os.close(fd)
         self._arrows = self._index = -1
+
+    def _discard(self) -> None:
+        self.abandon()
+        try:
+            remove_segment(self.segment)
+        except OSError:
+            pass  # it has no rows, so nobody sees it, and the next who opens the journal removes it
 
     def _summary(self) -> Summary:
         batches = [record for record in self._read_index() if record and record.type == BATCH]

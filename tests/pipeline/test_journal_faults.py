@@ -1,0 +1,159 @@
+"""Every single thing that the disk can refuse: nothing is lost by it, and what was refused can be done again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from sbus.journal.reading import JournalReader
+from sbus.journal.schema import Kind
+from sbus.journal.verifying import verify
+from sbus.journal.writing import Journal
+from tests.pipeline.faults import FaultyDisk, let_go
+from tests.pipeline.journals import Clock, messages, rows
+
+SCRIPT = ["append", "sync", "append", "sync", "roll", "append", "append", "sync", "append"]
+
+
+def play(directory, disk):
+    """Record by the script, on a disk that fails now and then; what was promised must be there after a power cut."""
+    written, promised, failures = [], 0, 0
+
+    def insist(call):
+        nonlocal failures
+        while True:
+            try:
+                return call()
+            except OSError:
+                failures += 1
+                assert failures < 30
+
+    journal = insist(lambda: Journal.open(directory, clock=Clock(), warn=lambda text: None))
+    for number, name in enumerate(SCRIPT):
+        if name == "append":
+            batch = [(b"key", b"%d-%d" % (number, n)) for n in range(3)]
+            insist(lambda batch=batch: journal.append(batch))
+            written += batch
+        else:
+            insist(getattr(journal, name))
+            promised = len(written)
+            assert JournalReader(directory).end() == promised
+        assert (journal.next_seq, journal.unsynced_rows) == (len(written), len(written) - promised)
+    disk.work_again()
+    let_go(directory)
+    disk.cut_power(lambda count: 1)  # names and bytes that were not synced are gone
+    with Journal.open(directory, warn=lambda text: None):
+        assert promised <= JournalReader(directory).end() <= len(written)
+    found = messages(directory)
+    assert found == written[: len(found)]
+    problems = []
+    for verified in verify(directory, problems.append):
+        problems += verified.problems
+    assert problems == []
+    return failures
+
+
+@pytest.mark.parametrize("names", [("pwrite",), ("fdatasync", "fsync"), ()])
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_step(tmp_path, names, count):
+    """Whichever step fails, once or thrice, in part or wholly: after it all goes on as if nothing had been the matter."""
+    failed = 0
+    for first in range(50):
+        disk = FaultyDisk()
+        disk.part = first * 37 % 256
+        with disk():
+            disk.fail_from(first, count, *names, error=errno.EIO if "fsync" in names else errno.ENOSPC)
+            failed += bool(play(tmp_path / "j", disk))
+        shutil.rmtree(tmp_path / "j")
+    assert failed >= 10
+
+
+def test_closing_twice(tmp_path):
+    """A journal that could not be closed lets go of its lock all the same, and what was synced stays."""
+    disk = FaultyDisk()
+    with disk():
+        journal = Journal.open(tmp_path)
+        journal.append([(b"k", b"1")])
+        journal.sync()
+        disk.fail_from(0, 100)
+        with pytest.raises(OSError, match="No space left"):
+            journal.close()
+        journal.close()
+        disk.work_again()
+        with Journal.open(tmp_path) as again:
+            assert again.ended == "crash"
+            assert messages(tmp_path) == [(b"k", b"1")]
+
+
+def test_lost_pages(tmp_path):
+    """If the kernel has dropped what it could not write, a row tells how many rows are lost, and since when."""
+    disk = FaultyDisk()
+    clock = Clock()
+    with disk():
+        journal = Journal.open(tmp_path, clock=clock)
+        journal.append([(b"k", b"1")])
+        journal.sync()
+        clock.time += 1_000_000
+        for _ in range(2):
+            journal.append([(b"k", b"2")] * 3)
+        clock.time += 1_000_000
+        disk.fail_from(0, 1, "fdatasync", error=errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.sync()
+        (segment,) = JournalReader(tmp_path).segments()
+        with open(segment.path(), "r+b") as file:
+            file.seek(-500, os.SEEK_END)
+            file.write(bytes(500))
+        journal.append([(b"k", b"3")])
+        journal.sync()
+        found = rows(tmp_path)
+        assert [(row["seq"], row["kind"], row["payload"]) for row in found if row["kind"] == "message"] == [
+            (0, "message", b"1"),
+            (1, "message", b"2"),
+            (2, "message", b"2"),
+            (3, "message", b"2"),
+            (5, "message", b"3"),
+        ]
+        assert found[4]["kind"] == Kind.FULL
+        assert found[4]["payload"] == (
+            b'{"since": 1700000001000000, "reason": "the disk has lost what was written to it", "lost": 3}'
+        )
+        journal.close()
+
+
+def test_full_file_system(tmp_path):
+    """A journal that may not grow any more goes on when it may: each append is refused wholly, or done."""
+    resource = pytest.importorskip("resource")
+    directory = tmp_path / "j"
+    appended = []
+    child = os.fork()
+    if not child:
+        # Signals and limits are the process's own, so it is not this one that gets them.
+        status = 1
+        try:
+            import signal
+
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            journal = Journal.open(directory, warn=lambda text: None)
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_001, before[1]))
+            refused = 0
+            for n in range(40):
+                batch = [(b"k", b"%d" % n * 100)] * 3
+                try:
+                    journal.append(batch)
+                    appended += batch
+                except OSError:
+                    refused += 1
+                if n == 30:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            journal.close()
+            assert refused > 5
+            assert messages(directory) == appended
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
