@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.measure import BASE, Results
 from benchmarks.report import title_of
-from benchmarks.servers import SERVERS
+from benchmarks.servers import OURS, SERVERS
 from benchmarks.workloads import MATRIX, WORKLOADS
 
 __all__ = ["draw"]
@@ -57,7 +57,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 
 def _color(server: str) -> str:
-    return _OURS if server == "sbus" else _BASE if server == BASE else _OTHERS
+    return _OURS if server in OURS else _BASE if server == BASE else _OTHERS
 
 
 # --- bars -----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _latency(results: Results, pyplot: Any) -> Any:
     for axis, (case, title) in zip(axes[0], measured, strict=True):
         for color, server in zip(_LINES, results.servers, strict=False):
             if times := results.times(server, case):
-                width = 2 if server == "sbus" else 1
+                width = 2 if server in OURS else 1
                 axis.plot(xs, times[: len(xs)], color=color, lw=width, label=title_of(server))
         axis.set_xscale("log")
         axis.set_yscale("log")

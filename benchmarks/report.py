@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import BASE, Results
-from benchmarks.servers import SERVERS
+from benchmarks.servers import OURS, SERVERS
 from benchmarks.targets import TARGETS, per_client, stalled
 from benchmarks.workloads import MATRIX, WORKLOADS
 
@@ -253,28 +253,37 @@ def _load(results: Results) -> Iterator[Table]:
 
 
 def ahead(results: Results) -> Iterator[Table]:
-    """By how much the others are faster than sbus, or slower, on each workload of the matrix."""
+    """By how much the others are faster than sbus, or slower, on each workload of the matrix: packet by packet, and
+    when its clients use bundles."""
+    yield from _ahead(results, "ahead", "sbus", ("unbatched", "pipelined"))
+    yield from _ahead(results, "ahead-bundles", "bundles", ("pipelined",))
+
+
+def _ahead(results: Results, name: str, ours: str, modes: Sequence[str]) -> Iterator[Table]:
     rows = []
     for workload in MATRIX:
-        for mode in ("unbatched", "pipelined"):
+        for mode in modes:
             case = f"{workload.name}/{mode}"
             ratios = {
                 server: ratio
                 for server in results.servers
-                if server not in ("sbus", "kernel") and (ratio := results.ratio(server, case, "per_second", "sbus"))
+                if server not in (*OURS, "kernel") and (ratio := results.ratio(server, case, "per_second", ours))
             }
             if ratios:
                 faster = sorted((s for s in ratios if ratios[s] > 1), key=lambda s: -ratios[s])
                 slower = sorted((s for s in ratios if ratios[s] <= 1), key=lambda s: -ratios[s])
                 rows.append(
                     [
-                        f"{workload.title}, {mode}",
+                        f"{workload.title}, {mode}" if len(modes) > 1 else workload.title,
                         ", ".join(f"{title_of(s)} {times(ratios[s])}" for s in faster) or NONE,
                         ", ".join(f"{title_of(s)} {times(ratios[s])}" for s in slower) or NONE,
                     ]
                 )
     yield from _filled(
-        "ahead", "Messages delivered a second, as multiples of sbus", ["", "faster than sbus", "slower than sbus"], rows
+        name,
+        f"Messages delivered a second, as multiples of {title_of(ours)}",
+        ["", "faster", "slower"],
+        rows,
     )
 
 

@@ -24,7 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SERVERS", "Failed", "Running", "Server", "Unavailable", "Workshop", "allow_many_files", "running", "twistd"]
+__all__ = [
+    "OURS",
+    "SERVERS",
+    "Failed",
+    "Running",
+    "Server",
+    "Unavailable",
+    "Workshop",
+    "allow_many_files",
+    "running",
+    "twistd",
+]
 
 SOURCES = Path(__file__).parent / "c"
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
@@ -55,6 +66,7 @@ class Server:
     :ivar is_tcp: its address is a port on the loopback.
     :ivar gathers: it puts messages together by itself, so that unbatched and pipelined are one.
     :ivar own: a bus that speaks our protocol; most workloads make sense for these only.
+    :ivar settings: for the generator, whatever is measured.
     :ivar version: a command whose output has the version.
     """
 
@@ -69,6 +81,7 @@ class Server:
     gathers: bool = False
     own: bool = False
     version: tuple[str, ...] = ()
+    settings: tuple[tuple[str, int], ...] = ()
 
     @property
     def runs(self) -> bool:
@@ -132,6 +145,9 @@ _DBUS_DAEMON = """\
 </busconfig>
 """
 
+OURS = ("sbus", "bundles")
+"""Those that are this package's."""
+
 SERVERS: dict[str, Server] = {
     server.name: server
     for server in (
@@ -142,6 +158,15 @@ SERVERS: dict[str, Server] = {
             # By default it drops for a receiver that is 65,536 messages or 64 MiB behind.
             command=twistd(*_UNBOUNDED),
             own=True,
+        ),
+        # The same server, with clients that ask for bundles.
+        Server(
+            "bundles",
+            "sbus, bundles",
+            "sbus",
+            command=twistd(*_UNBOUNDED),
+            gathers=True,
+            settings=(("bundles", 1),),
         ),
         # It never drops, as it waits for the slowest.
         Server(
@@ -293,7 +318,9 @@ class Workshop:
     ) -> Iterator[Callable[[], dict[str, Any]]]:
         """Run the load generator; what is yielded waits for what it prints. Its input ends with the context."""
         program = self.build(server.generator, server.libraries)
-        words = [f"{name}={value}" for name, value in {**settings, "deadline": int(most)}.items()]
+        words = [
+            f"{name}={value}" for name, value in {**settings, **dict(server.settings), "deadline": int(most)}.items()
+        ]
         process = subprocess.Popen(
             [str(program), mode, address, *words],
             stdin=subprocess.PIPE,

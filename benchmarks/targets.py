@@ -59,6 +59,20 @@ def _ratio(case: str, figure: str, base_case: str | None = None) -> Measure:
     return lambda results: results.ratio("sbus", case, figure, "sbus" if base_case else BASE, base_case)
 
 
+_STREAMS = ("redis", "nats", "zmq")
+"""Those that put many messages into one write."""
+
+
+def _to_the_best(case: str, figure: str, *, at_least: bool) -> Measure:
+    """With bundles, to the best of those that put many messages into one write."""
+
+    def measure(results: Results) -> float | None:
+        ratios = [r for s in _STREAMS if (r := results.ratio("bundles", case, figure, s)) is not None]
+        return (min if at_least else max)(ratios, default=None)
+
+    return measure
+
+
 def _median(case: str, figure: str, scale: float = 1) -> Measure:
     def measure(results: Results) -> float | None:
         value = results.median("sbus", case, figure)
@@ -83,6 +97,23 @@ def _targets() -> Iterator[Target]:
         for case in workload.cases:
             what = f"{workload.title}, {case.variant}: CPU a message"
             yield Target(what, most[workload.name], "×", _ratio(case.name, "cpu_us"))
+    bundled = {"1-1": 2.5, "8-1": 2.5, "1-8": 3.5, "1-64": 4, "1-1-4k": 1.25}
+    for workload in MATRIX:
+        if workload.name in bundled:
+            what = f"{workload.title}, bundles: messages a second, to the best of redis, nats and zmq"
+            measure = _to_the_best(f"{workload.name}/pipelined", "per_second", at_least=True)
+            yield Target(what, bundled[workload.name], "×", measure, at_least=True)
+    for workload in MATRIX:
+        if workload.name in bundled and workload.name != "1-1-4k":
+            what = f"{workload.title}, bundles: CPU a message, to the best of redis, nats and zmq"
+            measure = _to_the_best(f"{workload.name}/pipelined", "cpu_us", at_least=False)
+            yield Target(what, 1 / 3, "×", measure)
+    yield Target(
+        "Round trip, bundles: median, to that without",
+        1,
+        "×",
+        lambda r: r.ratio("bundles", "trip/free", "p50_us", "sbus"),
+    )
     yield Target("Round trip, one CPU: median", 1.5, "×", _ratio("trip-1cpu/shared", "p50_us"))
     yield Target("Many small publishers: CPU a message", 1.5, "×", _ratio("sparse/20000", "cpu_us"))
     few = "patterns/10"

@@ -16,7 +16,8 @@
  *     hold    `idle` clients connect; prints that, and keeps them until its input ends
  *     stall   a client publishes `limit` messages to one that reads none; prints that, and waits until its input ends
  *
- * `server` is the PID of the server whose CPU time is measured. The rest is in struct settings.
+ * `server` is the PID of the server whose CPU time is measured. `bundles` 1: the clients ask for many messages in one
+ * packet, if their bus knows that. The rest is in struct settings.
  */
 #define _GNU_SOURCE
 #include "engine.h"
@@ -48,7 +49,7 @@ struct options options = {.size = 64, .batch = 1, .patience = 5};
 
 static struct settings {
 	double publishers, subscribers, size, batch, seconds, limit, keys, idle, patterns, churn, pair, first, rate, server;
-	double patience, deadline;
+	double bundles, patience, deadline;
 } settings = {
 	.publishers = 1, .subscribers = 1, .size = 64, .batch = 1, .seconds = 1, .limit = 1e9, .keys = 1, .patterns = -1,
 	.patience = 5, .deadline = 60,
@@ -61,7 +62,7 @@ static const struct {
 } names[] = {
 	SETTING(publishers), SETTING(subscribers), SETTING(size), SETTING(batch), SETTING(seconds), SETTING(limit),
 	SETTING(keys), SETTING(idle), SETTING(patterns), SETTING(churn), SETTING(pair), SETTING(first), SETTING(rate),
-	SETTING(server), SETTING(patience), SETTING(deadline),
+	SETTING(server), SETTING(bundles), SETTING(patience), SETTING(deadline),
 };
 
 /* What every payload begins with; the rest of it is filler. */
@@ -307,9 +308,10 @@ static void topic_of(char topic[64], int publisher, long key)
 
 static void say_last(struct link *link, const char *topic, void *payload, int publisher, long published)
 {
+	/* Before it is sent: once the subscribers have it, somebody adds up. */
+	shared->published[publisher] = published;
 	publish(link, topic, payload, (struct stamp){.number = published, .publisher = publisher, .is_last = 1});
 	bus.flush(link);
-	shared->published[publisher] = published;
 }
 
 static void publisher(int me)
@@ -602,6 +604,7 @@ int main(int argc, char **argv)
 		options.address = argv[2];
 	options.size = (size_t)settings.size;
 	options.batch = (int)settings.batch;
+	options.bundles = settings.bundles != 0;
 	options.patience = settings.patience;
 	if (settings.publishers < 1 || settings.publishers > MOST || settings.subscribers < 1 || settings.subscribers > MOST ||
 	    options.size < sizeof(struct stamp) || options.batch < 1)

@@ -34,6 +34,7 @@ extern struct options {
 	const char *address;
 	size_t size;      /* bytes in a payload */
 	int batch;        /* messages published between two flushes */
+	bool bundles;     /* many messages in one packet, for buses that have both */
 	double patience;  /* seconds after which nothing more is expected to come */
 } options;
 

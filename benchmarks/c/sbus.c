@@ -1,4 +1,5 @@
-/* Packets of sbus, for the load generator. What is published between two flushes goes with one sendmmsg. */
+/* Packets of sbus, for the load generator. What is published between two flushes goes with one sendmmsg, or, with
+ * `bundles`, in as few packets as hold it. */
 #define _GNU_SOURCE
 #include "engine.h"
 
@@ -9,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MOST = 64, HEAD = 128 };
+enum { MOST = 64, HEAD = 128, LARGEST_BUNDLE = 65536 };
 
 struct link {
 	int fd;
@@ -19,16 +20,43 @@ struct link {
 static struct mmsghdr out[MOST], in[MOST];
 static struct iovec out_at[MOST], in_at[MOST];
 static int waiting;
+static size_t longest;  /* bytes in a packet that may come */
 
 static void make_room(struct mmsghdr *headers, struct iovec *at)
 {
+	longest = HEAD + options.size;
+	if (options.bundles && longest < LARGEST_BUNDLE)
+		longest = LARGEST_BUNDLE;
 	for (int i = 0; i < MOST; i++) {
-		at[i].iov_len = HEAD + options.size;
+		at[i].iov_len = longest;
 		if (!(at[i].iov_base = malloc(at[i].iov_len)))
 			fail("no memory");
 		headers[i].msg_hdr.msg_iov = &at[i];
 		headers[i].msg_hdr.msg_iovlen = 1;
 	}
+}
+
+static void put(struct link *link, const void *packet, size_t size)
+{
+	while (send(link->fd, packet, size, MSG_NOSIGNAL) < 0)
+		if (errno != EINTR)
+			fail("cannot send: %s", strerror(errno));
+}
+
+static void ask_for_bundles(struct link *link)
+{
+	static const char question[] = "CMSG bundle/on";
+	char answer[HEAD];
+	ssize_t size;
+
+	put(link, question, sizeof question - 1);
+	while ((size = recv(link->fd, answer, sizeof answer - 1, 0)) < 0 && errno == EINTR)
+		;
+	if (size <= (ssize_t)sizeof question || memcmp(answer, question, sizeof question))
+		fail("the server has no bundles");
+	answer[size] = 0;
+	if (atol(answer + sizeof question) < LARGEST_BUNDLE)
+		fail("the server takes no bundles of %d bytes", LARGEST_BUNDLE);
 }
 
 static struct link *sbus_open(void)
@@ -41,6 +69,8 @@ static struct link *sbus_open(void)
 		make_room(in, in_at);
 	}
 	link->fd = dial(SOCK_SEQPACKET, options.address, 0);
+	if (options.bundles)
+		ask_for_bundles(link);
 	return link;
 }
 
@@ -48,13 +78,6 @@ static void sbus_close(struct link *link)
 {
 	close(link->fd);
 	free(link);
-}
-
-static void put(struct link *link, const void *packet, size_t size)
-{
-	while (send(link->fd, packet, size, MSG_NOSIGNAL) < 0)
-		if (errno != EINTR)
-			fail("cannot send: %s", strerror(errno));
 }
 
 static void verb(struct link *link, const char *verb, const char *topic, enum scope scope)
@@ -73,8 +96,37 @@ static void sbus_unsubscribe(struct link *link, const char *topic, enum scope sc
 	verb(link, "UNSUB", topic, scope);
 }
 
+/* As many of the waiting packets, from `at` on, as fit a bundle; returns how many those are. */
+static int put_bundle(struct link *link, int at)
+{
+	static unsigned char bundle[LARGEST_BUNDLE];
+	size_t size = 4;
+	int end = at;
+
+	memcpy(bundle, "BNDL", 4);
+	for (; end < waiting && size + 4 + out_at[end].iov_len <= sizeof bundle; end++) {
+		uint32_t length = (uint32_t)out_at[end].iov_len;
+		for (int i = 0; i < 4; i++)
+			bundle[size++] = length >> (8 * i) & 255;
+		memcpy(bundle + size, out_at[end].iov_base, length);
+		size += length;
+	}
+	if (end - at > 1) {
+		put(link, bundle, size);
+		return end - at;
+	}
+	put(link, out_at[at].iov_base, out_at[at].iov_len);
+	return 1;
+}
+
 static void sbus_flush(struct link *link)
 {
+	if (options.bundles) {
+		for (int sent = 0; sent < waiting;)
+			sent += put_bundle(link, sent);
+		waiting = 0;
+		return;
+	}
 	if (waiting == 1)
 		put(link, out_at->iov_base, out_at->iov_len);
 	for (int sent = 0; waiting > 1 && sent < waiting;) {
@@ -100,23 +152,51 @@ static void sbus_publish(struct link *link, const char *topic, const void *paylo
 		sbus_flush(link);
 }
 
+static void look_at(char *packet, size_t size)
+{
+	char *nul = memchr(packet, 0, size);
+
+	if (nul && size > 4 && !memcmp(packet, "MSG ", 4))
+		arrived(nul + 1, packet + size - (nul + 1));
+	else
+		arrived(packet, 0);
+}
+
+/* Each packet of a bundle; one that is not framed as it should be counts as a wrong message. */
+static void take_apart(char *bundle, size_t size)
+{
+	for (size_t at = 4; at < size;) {
+		size_t length = 0;
+		for (int i = 0; i < 4 && at < size; i++)
+			length |= (size_t)(unsigned char)bundle[at++] << (8 * i);
+		if (length == 0 || length > size - at) {
+			arrived(bundle, 0);
+			return;
+		}
+		look_at(bundle + at, length);
+		at += length;
+	}
+}
+
 static bool sbus_receive(struct link *link)
 {
 	int count;
 
 	for (int i = 0; i < MOST; i++)
-		in_at[i].iov_len = HEAD + options.size;
+		in_at[i].iov_len = longest;
 	while ((count = recvmmsg(link->fd, in, MOST, MSG_WAITFORONE, NULL)) < 0 && errno == EINTR)
 		;
 	for (int i = 0; i < count; i++) {
-		char *packet = in_at[i].iov_base, *nul;
-		if (!in[i].msg_len)
+		char *packet = in_at[i].iov_base;
+		size_t size = in[i].msg_len;
+		if (!size)
 			return false;
-		nul = memchr(packet, 0, in[i].msg_len);
-		if (nul && !memcmp(packet, "MSG ", 4) && !(in[i].msg_hdr.msg_flags & MSG_TRUNC))
-			arrived(nul + 1, packet + in[i].msg_len - (nul + 1));
-		else
+		if (in[i].msg_hdr.msg_flags & MSG_TRUNC)
 			arrived(packet, 0);
+		else if (options.bundles && size > 4 && !memcmp(packet, "BNDL", 4))
+			take_apart(packet, size);
+		else
+			look_at(packet, size);
 	}
 	return count > 0;
 }
