@@ -138,7 +138,7 @@ def test_every_target_can_be_measured() -> None:
         {"server": server, "case": case.name, "round": 0, "start_seconds": 2, **figures}
         for workload in WORKLOADS.values()
         for case in workload.cases
-        for server in ("sbus", "yardstick")
+        for server in ("sbus", "bundles", "yardstick", "redis")
     ]
     assert [target.what for target in targets.TARGETS if target.measure(results(*made)) is None] == []
 
@@ -428,6 +428,17 @@ def test_run(case: Case, workshop: Workshop) -> None:
         assert found["churned"] > 0
 
 
+@needs_compiler
+def test_run_with_bundles(workshop: Workshop) -> None:
+    """Clients that ask for bundles lose nothing either, whether a bundle holds many messages or few large ones."""
+    server = SERVERS["bundles"]
+    workshop.prepare(server)
+    for settings in ({"publishers": 2, "subscribers": 2, "keys": 3, "batch": 64}, {"size": 40_000, "batch": 64}):
+        found = measure.run(workshop, server, Case("flow", "", Kind.FLOW, settings), Scale(0.05))
+        assert "error" not in found
+        assert found["delivered"] > 0
+
+
 # --- the command ------------------------------------------------------------------------------------------
 
 
@@ -494,4 +505,4 @@ def test_command_refuses() -> None:
     """What there is not cannot be asked for."""
     done = bench("--only", "carrier-pigeon")
     assert done.returncode == 2
-    assert "no carrier-pigeon: there are sbus, yardstick" in done.stderr
+    assert "no carrier-pigeon: there are sbus, bundles, yardstick" in done.stderr
