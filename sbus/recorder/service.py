@@ -51,7 +51,6 @@ class RecorderService(Service):
     :param on_failure: called when it cannot go on, and when messages that it had received could not be written; the
         log says why.
     :param backoff: the pauses between attempts to connect.
-    :param open_journal: opens the journal.
 
     Starting fails with `sbus.errors.JournalError` if the journal cannot be written, and with
     `sbus.errors.JournalLocked` if another recorder writes it. It can be started and stopped any number of times.
@@ -66,7 +65,6 @@ class RecorderService(Service):
         *,
         on_failure: Callable[[], Any] = lambda: None,
         backoff: Backoff | None = None,
-        open_journal: Callable[[str, Settings], Journal] = open_journal,
     ) -> None:
         self.directory = directory
         self.address = find_address(address)
@@ -74,7 +72,6 @@ class RecorderService(Service):
         self._reactor = reactor
         self._on_failure = on_failure
         self._backoff = backoff
-        self._open_journal = open_journal
         self._recording: Recording | None = None
         SeqpacketClientEndpoint(reactor, self.address)  # says what is wrong with the address, if anything is
 
@@ -93,7 +90,7 @@ class RecorderService(Service):
 
         :raises sbus.errors.JournalError: if it cannot be written.
         """
-        journal = self._open_journal(self.directory, self.settings)
+        journal = open_journal(self.directory, self.settings)
         super().startService()  # type: ignore[no-untyped-call]
         self._recording = Recording(
             self._reactor, journal, self.address, self.settings, self._on_failure, backoff=self._backoff
