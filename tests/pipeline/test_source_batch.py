@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 
 from sbus.journal.layout import list_segments
 from sbus.journal.reading import JournalReader, read
+from sbus.journal.schema import Kind
 from sbus.journal.text import as_text
 from sbus.journal.writing import Journal
 from sbus.spark.options import ReadOptions
@@ -60,7 +61,7 @@ def fill(journal: Journal) -> Journal:
     for hour in range(5):
         start = hour * HOUR
         keys = [*KEYS, b"hour/%d" % hour]
-        journal.mark("start", {"hour": hour})
+        journal.mark(Kind.START, {"hour": hour})
         for i in range(3):
             journal.append([(key, b"%d" % i) for key in keys], [start + i * 1000 + j for j in range(len(keys))])
         journal.roll()

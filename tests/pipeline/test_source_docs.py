@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from sbus.journal.schema import Kind
 from sbus.journal.writing import Journal
 from sbus.spark.options import ReadOptions, StreamOptions, WriteOptions
 from sbus.spark.scan import schema
@@ -28,7 +29,7 @@ PAGE = page("pipeline/4-datasource.rst")
 def journal(new_journal: NewJournal) -> Journal:
     """A journal with the loads of two hosts, and a gap."""
     journal = new_journal(clock=lambda: SIX - 1)
-    journal.mark("start", {"how": "new"})
+    journal.mark(Kind.START, {"how": "new"})
     for minute in range(10):
         messages = [(f"hosts/{host}/load", f"{minute if host == 'a' else 0.5}") for host in "ab"]
         messages += [("hosts/a/fan", "on")] if minute == 5 else []

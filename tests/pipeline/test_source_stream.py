@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from sbus.errors import JournalError
 from sbus.journal.layout import list_segments
+from sbus.journal.schema import Kind
 from sbus.journal.segments import remove_segment
 from sbus.journal.writing import Journal
 from sbus.spark.options import StreamOptions
@@ -287,9 +288,9 @@ def test_a_copy_of_a_journal(new_journal: NewJournal, tmp_path: Path):
 def test_pattern_and_gaps(new_journal: NewJournal):
     """A stream leaves out what the options leave out; offsets count all rows."""
     journal = new_journal()
-    journal.mark("start", {})
+    journal.mark(Kind.START, {})
     journal.append([(b"a/1", b""), (b"b/1", b""), (b"a/2", b"")])
-    journal.mark("stop", {})
+    journal.mark(Kind.STOP, {})
     journal.sync()
     start, end = {journal.id: 0}, {journal.id: 5}
     assert stream(journal, pattern="a/").latestOffset(start, ALL) == end
