@@ -99,6 +99,8 @@ class SegmentWriter:
         if safe and (sync := records[safe - 1]):
             self._index_size = safe * RECORD
             self._took(sync)
+            # The last sync record itself was not synced, and a failed one may have dropped it.
+            disk.write(self._index, os.pread(self._index, self._index_size, 0), 0)
             self._synced_seq = sync.next_seq
             # What was promised is never cut, nor made up for: who reads it is told what is the matter.
             self.damaged = size < self.size or None in records[:safe]
