@@ -46,6 +46,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.scan = Scan(options.read, schema)
         self._target: Offset | None = None
         self._known: dict[str, Snapshot] = {}
+        self._told: set[str] = set()  # losses; many triggers may meet the same one
 
     def initialOffset(self) -> Offset:
         """Before any journal has joined."""
@@ -150,7 +151,9 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{what}: put them back, or go on without them with the option failOnDataLoss=false; to keep rows "
                 "until they are read, see --keep-bytes and --keep-days of the recorder"
             )
-        _log.warning("%s; going on without them (failOnDataLoss=false)", what)
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning("%s; going on without them (failOnDataLoss=false)", what)
 
     def _limited(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]], limit: ReadLimit) -> Offset:
         """Where to stop reading each journal that is not read to its end.
