@@ -27,7 +27,7 @@ _PATIENCE = 30.0
 """Seconds that a test may take besides those for which it publishes."""
 _AGAIN = 0.2
 """Seconds after which receivers are told again that it is over, should the bus have dropped it."""
-_BATCH = 64
+_BATCH = 512
 _TESTS = ("throughput", "fanout", "roundtrip")
 
 Progress = Callable[[float], None]
@@ -251,7 +251,7 @@ def _flow(target: Target, test: str, receivers: int, size: int, seconds: float, 
             bus.publish_many(batch)
             published += _BATCH
             now = time.monotonic()
-            if published % (_BATCH * 64) == 0:
+            if published % (_BATCH * 8) == 0:
                 progress(now - start)
         found = _collect(reports, lambda: bus.publish(over))
     delivered = sum(count for count, _ in found)

@@ -16,68 +16,22 @@ time that this call has. Callbacks run while the bus is read, and may use it.
 from __future__ import annotations
 
 import errno
-import select
 import socket
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from functools import partial
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
 
-from sbus.client.calls import Calls, Inbox
-from sbus.client.core import Batch, Message
-from sbus.client.dialing import CLOSED, Backoff, describe_loss, dial, find_address, try_to_dial
-from sbus.client.outbox import Outbox
-from sbus.client.sending import read_at_once, send_some, share
+from sbus.client.calls import Inbox
+from sbus.client.connection import WaitingConnection, deadline_in
+from sbus.client.core import Message
+from sbus.client.dialing import Backoff
 from sbus.client.settings import Settings
-from sbus.errors import Closed, ConnectError, Disconnected, PacketTooLong, TimedOut
+from sbus.errors import Closed, Disconnected, TimedOut
 from sbus.packets import DEFAULT_MAX_PACKET
-from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import sendable
 
 __all__ = ["Bus", "Subscription", "connect"]
 
-T = TypeVar("T")
 Socket = socket.socket  # as `Bus.socket` hides the module
-
-_ANSWER = b"CMSG bundle/on\0"
-_LATE = 16
-"""Batches that are still read when the time is up, for what had come by then: no socket holds more."""
-_RETRY = 0.05
-"""Seconds until a socket is tried again for which the kernel had no memory."""
-
-
-class _Waiter:
-    """A waiter (see `sbus.client.core.Waiter`) that `Bus._run` reads the socket for."""
-
-    __slots__ = ("_error", "_value")
-
-    def __init__(self) -> None:
-        self._value: bytes | None = None
-        self._error: Exception | None = None
-
-    def succeed(self, value: bytes) -> None:
-        if self._error is None and self._value is None:
-            self._value = value
-
-    def fail(self, error: Exception) -> None:
-        if self._value is None:
-            self._error = error
-
-    @property
-    def has_succeeded(self) -> bool:
-        return self._value is not None
-
-    def is_done(self) -> bool:
-        return self._value is not None or self._error is not None
-
-    def __await__(self) -> Generator[_Waiter, None, bytes]:
-        if not self.is_done():
-            yield self
-        if self._error is not None:
-            raise self._error
-        assert self._value is not None
-        return self._value
 
 
 class Subscription:
@@ -132,7 +86,7 @@ class Subscription:
         """Our own messages, when there is one."""
         own = self._claim()
         if not own:
-            self._bus._read_until(lambda: own or self._closed, _deadline(timeout))
+            self._bus._read_until(lambda: own or self._closed, deadline_in(timeout))
             if not own:
                 raise Closed("the subscription was closed here")
         return own
@@ -215,31 +169,13 @@ def connect(
     return bus
 
 
-class Bus(Calls[Subscription]):
+class Bus(WaitingConnection[Subscription]):
     """A connection to a bus; made by `connect`, closed by `close` or at the end of ``with``."""
 
     def __init__(self, address: str | None, settings: Settings) -> None:
-        super().__init__()
-        self.address = find_address(address)
-        self.core = settings.core(settings.on_control and partial(self._tell, settings.on_control))
-        self._settings = settings
-        self._reader = PacketReader(settings.longest)
-        self._batch = Batch([])  # what was received; a callback that reads goes on where it stands
-        self._failures: deque[Exception] = deque()  # of callbacks
+        super().__init__(address, settings)
         self._messages: deque[Message] = deque()
         self._kept: list[Message] | None = None
-        self._outbox = Outbox()  # what has to be sent before anything else
-        self._outbox.extend(self.core.greeting())
-        self._deadline: float | None = None  # of the call of the vocabulary that is under way
-        self._sock: Socket | None = None
-        self._asking = False  # the server may yet answer that it takes bundles
-        self._error: Disconnected | None = None  # why it is over
-        self._backoff = settings.backoff
-        self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
-        self._delays: Iterator[float] = iter(())
-        self._next_attempt = 0.0
-        self._proof = _Waiter()  # that the new connection is where the old one was
-        self._coming_back = False
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -266,107 +202,6 @@ class Bus(Calls[Subscription]):
         """
         self._send_all(self.core.publish_many(messages))
 
-    def send(self, packets: list[bytes]) -> None:
-        """See `sbus.client.calls.Calls.send`."""
-        if self._error is not None:
-            raise self._error
-        self._outbox.extend(packets)
-        self._drain(self._deadline)
-
-    def _send_all(self, packets: list[bytes]) -> None:
-        """Send messages, however long it takes."""
-        at = 0
-        while at < len(packets):
-            if self._outbox:
-                self._drain(None)
-            sock = self._connected(None)
-            if sock is None:
-                self._outbox.extend(packets[at:])
-                return
-            if self._asking and len(packets) > 1:
-                self._hear_answer(sock)
-            size = share(self.core.bundle_limit)
-            sent = self._send(sock, packets[at : at + size] if at or len(packets) > size else packets)
-            at += sent
-            if not sent and sock is self._sock:
-                self._wait_for_room(sock, None)
-
-    def _send_in_time(self, packet: bytes, flags: int, timeout: float | None) -> None:
-        """Send a message, or nothing."""
-        deadline = _deadline(0.0 if flags & socket.MSG_DONTWAIT else timeout)
-        try:
-            while True:
-                self._drain(deadline)
-                sock = self._connected(deadline)
-                if sock is None:
-                    raise Disconnected("not connected just now")
-                if self._send(sock, [packet], flags):
-                    return
-                if sock is self._sock:
-                    self._wait_for_room(sock, deadline)
-        except TimedOut:
-            if flags & socket.MSG_DONTWAIT:
-                raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected just now") from None
-            raise TimedOut(f"not sent: the socket was full, or not connected, for {timeout} seconds") from None
-
-    def _drain(self, deadline: float | None) -> None:
-        """Send what has to be sent before anything else, or find out that the connection is lost."""
-        while self._outbox:
-            sock = self._connected(deadline)
-            if sock is None:
-                return
-            taken = self._outbox.take(share(self.core.bundle_limit))
-            try:
-                sent = self._send(sock, taken)
-            except PacketTooLong:
-                self._outbox.done(taken, 1)
-                raise
-            if sock is not self._sock:
-                return  # it is lost; what is left is for the next one
-            self._outbox.done(taken, sent)
-            if not sent:
-                self._wait_for_room(sock, deadline)
-
-    def _send(self, sock: Socket, packets: list[bytes], flags: int = 0) -> int:
-        """Send what the socket takes of a batch; if the connection turns out to be lost, nothing.
-
-        :raises sbus.errors.PacketTooLong: if the first packet does not fit the socket's buffer.
-        """
-        try:
-            if not flags:
-                return send_some(sock, packets, self.core.bundle_limit) if packets else 0
-            sock.send(packets[0], flags | socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            return 1
-        except BlockingIOError:
-            return 0
-        except OSError as e:
-            if e.errno in (errno.EPIPE, errno.ECONNRESET):
-                self._lose(describe_loss(e), self._read_rest(sock))
-            elif e.errno in (errno.ENOBUFS, errno.ENOMEM):
-                time.sleep(_RETRY)
-            elif e.errno == errno.EMSGSIZE:
-                raise PacketTooLong(f"{len(packets[0])} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
-            else:
-                raise
-            return 0
-
-    def _hear_answer(self, sock: Socket) -> None:
-        """Take the server's word on bundles, if it is here: who only publishes never reads.
-
-        We asked before anything else, so the answer is the first packet to come, if there is one.
-        """
-        try:
-            first = sock.recv(len(_ANSWER), socket.MSG_DONTWAIT | socket.MSG_PEEK)
-            self._asking = False
-            if first == _ANSWER:
-                self.core.receive(self._reader.read(sock, 1)[0])
-        except OSError:
-            pass  # nothing yet; or the connection is lost, which is dealt with when it is used
-
-    def _wait_for_room(self, sock: Socket, deadline: float | None) -> None:
-        if (deadline is not None and time.monotonic() >= deadline) or not _poll(sock, select.POLLOUT, deadline):
-            raise TimedOut("the socket stayed full")
-
     # --- receiving ---------------------------------------------------------------------------
 
     def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Subscription:
@@ -390,7 +225,7 @@ class Bus(Calls[Subscription]):
         messages = self._messages
         if not messages:
             try:
-                self._read_until(lambda: messages, _deadline(0.0 if flags & socket.MSG_DONTWAIT else timeout))
+                self._read_until(lambda: messages, deadline_in(0.0 if flags & socket.MSG_DONTWAIT else timeout))
             except TimedOut:
                 if flags & socket.MSG_DONTWAIT:
                     raise BlockingIOError(errno.EAGAIN, "no message is here") from None
@@ -413,7 +248,7 @@ class Bus(Calls[Subscription]):
         :raises: as `receive`.
         """
         if not self._messages:
-            self._read_until(lambda: self._messages, _deadline(timeout))
+            self._read_until(lambda: self._messages, deadline_in(timeout))
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -504,34 +339,7 @@ class Bus(Calls[Subscription]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what the vocabulary needs (`Calls`) -------------------------------------------------
-
-    def waiter(self) -> _Waiter:
-        """See `sbus.client.calls.Calls.waiter`."""
-        return _Waiter()
-
-    def _run(self, call: Coroutine[Any, None, T], timeout: float | None) -> T:
-        """Run a coroutine of the vocabulary: read the socket while it waits."""
-        outer, deadline = self._deadline, _deadline(timeout)
-        self._deadline = deadline
-        error: Exception | None = None
-        try:
-            while True:
-                try:
-                    waiter: _Waiter = call.throw(error) if error is not None else call.send(None)
-                except StopIteration as result:
-                    value: T = result.value
-                    return value
-                error = None
-                try:
-                    self._read_until(waiter.is_done, deadline)
-                except TimedOut:
-                    error = TimedOut(f"no answer within {timeout} seconds")
-                except Disconnected as e:
-                    error = e
-        finally:
-            self._deadline = outer
-            call.close()
+    # --- where messages go -------------------------------------------------------------------
 
     def _hand_over(self, subscription: Subscription) -> list[Message]:
         """Messages that have come for a subscription before it was read itself.
@@ -565,181 +373,3 @@ class Bus(Calls[Subscription]):
                     self._drain(None)
                 except Disconnected:
                     pass  # then it is over all the same
-
-    def _read_until(self, found: Callable[[], Any], deadline: float | None) -> None:
-        """Receive until something is here.
-
-        :raises sbus.errors.TimedOut: if the deadline has passed first.
-        :raises sbus.errors.Disconnected: if the connection is lost, and not to be made again.
-        """
-        late = 0
-        while not found():
-            self._read(deadline)
-            if deadline is not None and time.monotonic() >= deadline:
-                late += 1
-                if late > _LATE and not found():
-                    raise TimedOut("nothing has come in time")
-
-    def _read(self, deadline: float | None) -> None:
-        """Receive a batch, waiting for it; none if the connection is lost, but to be made again."""
-        if not self._read_ready(deadline):
-            sock = self._sock
-            if sock is not None and not _poll(sock, select.POLLIN, deadline):
-                raise TimedOut("nothing has come in time")
-
-    def _read_now(self, wanted: deque[Message]) -> None:
-        """Receive what is here."""
-        try:
-            for _ in range(_LATE):
-                if not self._read_ready(0.0):
-                    return
-        except TimedOut:
-            pass  # not connected just now
-        except Disconnected:
-            if not wanted:
-                raise
-
-    def _read_ready(self, deadline: float | None) -> int:
-        """Receive a batch that is here; how many packets it was.
-
-        :param deadline: until when to wait for a connection.
-        """
-        if self._failures:
-            raise self._failures.popleft()
-        if count := len(self._batch):
-            self._receive()
-            return count
-        sock = self._connected(deadline)
-        if sock is None:
-            raise Disconnected("not connected just now")
-        try:
-            packets, ended = self._reader.read(sock, read_at_once(self.core.bundle_limit))
-        except OSError as e:
-            self._lose(describe_loss(e))
-        else:
-            if packets:  # if the end is behind them it will be told again
-                self._asking = False
-                self._batch = Batch(packets)
-                self._receive()
-                return len(packets)
-            if ended:
-                self._lose(CLOSED)
-        if self._error is not None:
-            raise self._error
-        return 0
-
-    def _receive(self) -> None:
-        self.core.go_on(self._batch)
-        if self._failures:
-            raise self._failures.popleft()
-
-    def _tell(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call the application; an exception of its must not keep others from what is theirs."""
-        try:
-            callback(*args)
-        except Exception as e:
-            self._failures.append(e)
-
-    def _read_rest(self, sock: Socket) -> list[bytes]:
-        """The server takes no more; what it sent before is still here to be read."""
-        rest: list[bytes] = []
-        while True:
-            try:
-                packets, ended = self._reader.read(sock)
-            except OSError:
-                return rest
-            rest += packets
-            if ended or not packets:
-                return rest
-
-    # --- coming and going --------------------------------------------------------------------
-
-    def _open(self, timeout: float | None) -> None:
-        self._attach(dial(self.address, self._settings.longest, timeout))
-        self._drain(_deadline(timeout))
-
-    def _attach(self, sock: Socket) -> None:
-        self._sock = sock
-        self._asking = self._settings.bundles
-        self.core.connected(sendable(sock))
-
-    def _detach(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
-
-    def _connected(self, deadline: float | None) -> Socket | None:
-        """The socket, made again if need be; None if a callback asks while that is being done.
-
-        :raises sbus.errors.TimedOut: if the deadline has passed first.
-        :raises sbus.errors.Disconnected: if it is over.
-        """
-        if self._gap is not None and not self._coming_back:
-            self._come_back(deadline)
-        if self._error is not None:
-            raise self._error
-        return self._sock
-
-    def _lose(self, why: str, rest: list[bytes] | None = None) -> None:
-        """The connection is lost; `rest` is what it has brought and nobody has got yet."""
-        error = Disconnected(f"{why} ({self.address})")
-        if self._backoff is None:
-            self._error = error
-        elif self._gap is None:
-            self._delays = self._backoff.delays()
-            self._next_attempt = time.monotonic() + next(self._delays)
-            self._gap = error
-        self._detach()
-        # Messages are still good, whenever they are read; the replies were for those who are told now.
-        rest = self._batch.take() + Batch(rest or []).packets
-        self._batch = Batch([packet for packet in rest if packet.startswith(b"MSG ")])
-        waiting = self._lost()
-        self._outbox.restart(self.core.greeting())
-        for waiter in waiting:
-            waiter.fail(error)
-
-    def _come_back(self, deadline: float | None) -> None:
-        """Connect until a connection lasts long enough to be where the old one was; then tell of the gap."""
-        self._coming_back = True
-        try:
-            while self._error is None and not (self._sock is not None and self._proof.has_succeeded):
-                if self._sock is None:
-                    self._try_to_open(deadline)
-                else:
-                    self._drain(deadline)
-                    if self._sock is not None and not self._proof.is_done():
-                        self._read(deadline)
-        finally:
-            self._coming_back = False
-        gap, self._gap = self._gap, None
-        on_gap = self._settings.on_gap
-        if on_gap is not None and gap is not None and self._error is None:
-            on_gap(gap)
-
-    def _try_to_open(self, deadline: float | None) -> None:
-        """Try to connect, when it is time to."""
-        until = self._next_attempt if deadline is None else min(self._next_attempt, deadline)
-        time.sleep(max(0.0, until - time.monotonic()))
-        if time.monotonic() < self._next_attempt:
-            raise TimedOut("there is no connection yet")
-        self._next_attempt = time.monotonic() + next(self._delays)
-        try:
-            sock = try_to_dial(self.address, self._settings.longest)
-        except ConnectError:
-            return
-        if sock is not None:
-            self._attach(sock)
-            self._proof = _Waiter()
-            self._outbox.extend(self.core.fence(self._proof))
-
-
-def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
-
-
-def _poll(sock: Socket, events: int, deadline: float | None) -> bool:
-    """Wait for a socket; False if the deadline has passed first."""
-    poll = select.poll()
-    poll.register(sock, events)
-    wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-    return bool(poll.poll(wait))

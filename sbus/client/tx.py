@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from sbus.client.calls import Inbox
 from sbus.client.core import Message
 from sbus.client.dialing import CLOSED, Backoff, find_address, overloaded, remedy
 from sbus.client.outbox import Outbox
+from sbus.client.pace import Pace
 from sbus.client.session import QueuedSubscription, Session
 from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
@@ -35,7 +35,6 @@ from sbus.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.hub import Hub
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import raise_send_buffer, sendable
 
 __all__ = ["Bus", "BusClientService", "Subscription", "connect"]
@@ -228,7 +227,7 @@ class Bus(Session[Subscription]):
         self._attached = False
         self._pause: defer.Deferred[Any] | None = None  # what `_come_back` waits for
         self._gone: list[defer.Deferred[None]] = []
-        self._producer: _Pace | None = None
+        self._producer: Pace | None = None
 
     # --- what users do -----------------------------------------------------------------------
 
@@ -305,7 +304,7 @@ class Bus(Session[Subscription]):
         if self._error is not None:
             producer.stopProducing()
             return
-        self._producer = _Pace(self, producer, streaming)
+        self._producer = Pace(self, producer, streaming)
         self._producer.start()
 
     def unregisterProducer(self) -> None:
@@ -469,69 +468,6 @@ class Bus(Session[Subscription]):
                 deferred.callback(None)
             else:
                 deferred.errback(error)
-
-
-class _Pace:
-    """Keeps a producer at the pace of the socket.
-
-    What is published is sent at once, so there is only to wait for what the socket does not take: a
-    push producer is paused meanwhile, a pull producer is asked for more when nothing waits.
-    """
-
-    def __init__(self, bus: Bus, producer: Any, streaming: bool) -> None:
-        self.producer = producer
-        self._bus = bus
-        self._streaming = streaming
-        self._busy = False
-        self._stopped = False
-        self._turn: defer.Deferred[None] | None = None
-
-    def start(self) -> None:
-        """Let it produce."""
-        if self._streaming:
-            self.flushed()
-        else:
-            self._run(self._pull())
-
-    def flushed(self) -> None:
-        """The socket has taken what it takes just now."""
-        if self._streaming and not self._busy and len(self._bus.outbox):
-            self._run(self._hold())
-
-    def stop(self) -> None:
-        """Ask nothing of it any more."""
-        self._stopped = True
-        if self._turn is not None:
-            self._turn.cancel()
-
-    def _run(self, call: Coroutine[Any, Any, None]) -> None:
-        def failed(failure: Failure) -> None:
-            if not failure.check(defer.CancelledError, Disconnected):
-                self._bus.callback_failed(failure)
-
-        self._busy = True
-        defer.Deferred.fromCoroutine(call).addErrback(failed)
-
-    async def _hold(self) -> None:
-        self.producer.pauseProducing()
-        while len(self._bus.outbox):
-            waiter = _Waiter()
-            self._bus.outbox.wait(waiter)
-            await waiter
-        self._busy = False
-        if not self._stopped:
-            self.producer.resumeProducing()
-
-    async def _pull(self) -> None:
-        for turn in itertools.count(1):
-            self.producer.resumeProducing()
-            if not self._stopped:
-                await self._bus._drained()
-            if not self._stopped and not turn % BATCH:  # others must have their turn too, though it published nothing
-                self._turn = deferLater(self._bus._reactor, 0)
-                await self._turn
-            if self._stopped:
-                return
 
 
 class BusClientService(Service):
