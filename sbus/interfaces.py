@@ -182,6 +182,13 @@ class IPacketTransport(Interface):
     def flush() -> None:
         """Send now what the socket takes of what waits."""
 
+    def sendNow(packets: list[bytes]) -> int:
+        """Send packets now, past the queue, which must be empty.
+
+        :returns: how many, from the front, the socket took. It may well be none although a `flush` could
+            send them: whoever calls writes the others to the queue, and `flush` finds out what is the matter.
+        """
+
     def startBundling(limit: int) -> int:
         """Take bundles (`sbus.bundles`) from now on; send them, of at most `limit` bytes, when what waits now is sent.
 

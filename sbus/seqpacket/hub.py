@@ -28,9 +28,9 @@ HANGUP: int = select.EPOLLHUP | select.EPOLLERR
 
 _EVENTS = 64
 """Sockets served in one turn of the reactor at most, so that its other work gets its turn."""
-_ROUNDS = 8
-"""How often in one turn the sockets are looked at, while some have more to read."""
-_SOON_ROUNDS = 4
+_ROUNDS = range(8)
+"""How often in one turn we look who is ready, while there is something to read."""
+_SOON_ROUNDS = range(4)
 """How often in one turn the calls put off are run, as these may put off others."""
 
 
@@ -51,7 +51,8 @@ class Handler(Protocol):
 class Hub:
     """The sockets of one reactor; get it with `Hub.of`. It is in the reactor only while it has sockets.
 
-    :ivar has_more: set by a socket that has read its share and may have more.
+    :ivar has_read: set by a socket that has read something: more may have come since, for it or for others.
+    :ivar round: how often we have looked before who is ready, in this turn of the reactor.
     """
 
     _hubs: WeakKeyDictionary[Any, Hub] = WeakKeyDictionary()
@@ -71,7 +72,8 @@ class Hub:
         self._handlers: dict[int, Handler] = {}
         self._soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._dispatching = False
-        self.has_more = False
+        self.has_read = False
+        self.round = 0
         self._readers: dict[int, PacketReader] = {}
 
     @property
@@ -141,13 +143,13 @@ class Hub:
     def doRead(self) -> None:
         """The reactor's word that some socket is ready (`IReadDescriptor`).
 
-        As long as some socket has more than its share of a turn, look again who is ready: that costs
-        less than a turn of the reactor, and whoever has become ready is served before the next share.
+        As long as something is read, look again who is ready: that costs less than a turn of the
+        reactor, and whoever has become ready is served before anybody's next share.
         """
-        for _ in range(_ROUNDS):
-            self.has_more = False
+        for self.round in _ROUNDS:
+            self.has_read = False
             self._dispatch()
-            if not self.has_more:
+            if not self.has_read:
                 return
 
     def _dispatch(self) -> None:
@@ -155,6 +157,8 @@ class Hub:
         if self._epoll is None:
             return
         ready = self._epoll.poll(0, _EVENTS)
+        if not ready:
+            return
         alone = len(ready) == 1
         self._dispatching = True
         try:
@@ -168,7 +172,7 @@ class Hub:
                     failure = Failure()
                     self._log.failure("Error in {handler}", failure=failure, handler=handler)
                     self._tell(handler, handler.failed, failure)
-            for _ in range(_SOON_ROUNDS):
+            for _ in _SOON_ROUNDS:
                 if not self._soon:
                     break
                 self._run_soon()

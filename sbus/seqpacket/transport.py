@@ -34,7 +34,8 @@ from sbus.syscalls.batch import BATCH
 
 __all__ = ["PacketTransport"]
 
-_READ_ROUNDS = 8
+_ONCE = range(1)
+_READ_ROUNDS = range(8)
 """Reads in one turn at most, when no other socket is ready, until they make a batch."""
 _BUNDLES_READ = 8
 """Packets in a batch from a peer that sends bundles."""
@@ -52,7 +53,7 @@ class PacketTransport(WritingConnection):
 
     TLS = False
 
-    __slots__ = ("_ended", "_paused", "_reader", "_resuming")
+    __slots__ = ("_ended", "_in_bursts", "_paused", "_reader", "_resuming")
 
     def __init__(self, reactor: Any, sock: socket.socket, max_packet: int = DEFAULT_MAX_PACKET) -> None:
         super().__init__(reactor, sock)
@@ -60,6 +61,7 @@ class PacketTransport(WritingConnection):
         self._paused = False
         self._resuming = False
         self._ended = False
+        self._in_bursts = True
 
     def start(self, protocol: IProtocol) -> None:
         """Connect a protocol and begin to read.
@@ -87,7 +89,7 @@ class PacketTransport(WritingConnection):
             self.flush()
         if self._events & READ:
             if events & (READ | HANGUP):
-                self._read(_READ_ROUNDS if alone else 1)
+                self._read(_READ_ROUNDS if alone else _ONCE)
         elif events & HANGUP:
             self._hung_up()
 
@@ -98,12 +100,22 @@ class PacketTransport(WritingConnection):
         if size > self._reader.max_packet:
             self._reader = self._hub.reader(size)
 
-    def _read(self, rounds: int) -> None:
-        """Read a batch. A small one is followed by another look: an answer to it may be there already."""
+    def _read(self, rounds: range) -> None:
+        """Read a batch; one that is not full is followed by another look, as its sender is busy sending.
+
+        Not so a packet that came alone: the hub looks again, and sees the others too. Where the last one
+        came alone, the next one is expected to, and a call for one packet costs less.
+        """
         count = 0
-        for _ in range(rounds):
+        for _ in rounds:
+            if self._bundles:
+                most = _BUNDLES_READ
+            elif self._in_bursts or self._hub.round:
+                most = BATCH
+            else:
+                most = 1
             try:
-                packets, ended = self._reader.read(self._sock, _BUNDLES_READ if self._bundles else BATCH)
+                packets, ended = self._reader.read(self._sock, most)
             except OSError as e:
                 self._abort(Failure(_lost(e)))
                 return
@@ -116,11 +128,12 @@ class PacketTransport(WritingConnection):
                 if not self._held:
                     self._end_of_file()
                 return
-            if not packets or not self._events & READ:
+            if not packets:
                 return
+            self._hub.has_read = True
+            self._in_bursts = len(packets) > 1
             count += len(packets)
-            if count >= BATCH or self._bundles:
-                self._hub.has_more = True
+            if not self._in_bursts or count >= BATCH or self._bundles or not self._events & READ:
                 return
 
     def _deliver(self, packets: list[bytes]) -> None:

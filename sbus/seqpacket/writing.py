@@ -122,6 +122,15 @@ class WritingConnection(Connection):
             self._sock.shutdown(socket.SHUT_WR)
             self._lose_writing()
 
+    def sendNow(self, packets: list[bytes]) -> int:
+        """Send packets past the queue, which is empty; see `IPacketTransport`."""
+        if self._write_lost or self._aborting or self._bundles:
+            return 0
+        try:
+            return send_packets(self._sock, packets)
+        except OSError:
+            return 0
+
     def startBundling(self, limit: int) -> int:
         """Take bundles from now on, and send them as soon as what waits now is sent (`sbus.bundles`).
 

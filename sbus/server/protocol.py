@@ -153,7 +153,7 @@ class BusProtocol:
         at = 0
         registry.publisher = self
         try:
-            if self._plain and total <= BATCH and self._goes_on():
+            if self._plain and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
                 if until == total and receivers is not None:
                     at = registry.deliver(packets, receivers, at_once=True)

@@ -25,6 +25,7 @@ cdef extern from "sys/socket.h" nogil:
     int recvmmsg(int, mmsghdr *, unsigned int, int, void *)
     int sendmmsg(int, mmsghdr *, unsigned int, int)
     ssize_t send(int, const void *, size_t, int)
+    ssize_t recv(int, void *, size_t, int)
     int MSG_DONTWAIT, MSG_NOSIGNAL, MSG_TRUNC
 
 cdef extern from "sys/mman.h" nogil:
@@ -89,6 +90,8 @@ cdef class PacketReader:
         if most <= 0:
             raise ValueError("a batch has at least 1 packet")
         most = min(most, self.batch)
+        if most == 1:
+            return self._read_one(fd)
         while True:
             count = recvmmsg(fd, self.headers, <unsigned int>most, MSG_DONTWAIT, NULL)
             if count >= 0:
@@ -113,6 +116,30 @@ cdef class PacketReader:
         if total > LARGE:
             madvise(self.memory, self.length, MADV_DONTNEED)
         return packets, ended
+
+    cdef object _read_one(self, int fd):
+        """One packet with recv(2), which copies no headers and does not look for a second one."""
+        cdef ssize_t size
+        cdef bint retried = False
+        while True:
+            # With MSG_TRUNC it is the packet's own length that is returned.
+            size = recv(fd, self.memory, <size_t>self.max_packet, MSG_DONTWAIT | MSG_TRUNC)
+            if size >= 0:
+                break
+            if errno == EAGAIN:
+                return [], False
+            if errno == ECONNRESET and not retried:
+                retried = True
+            elif errno != EINTR:
+                PyErr_SetFromErrno(OSError)
+        if size == 0:
+            return [], True
+        if size > self.max_packet:
+            return [b""], False
+        packet = PyBytes_FromStringAndSize(self.memory, size)
+        if size > LARGE:
+            madvise(self.memory, self.length, MADV_DONTNEED)
+        return [packet], False
 
 
 cdef int _send_one(int fd, object packet) except -1:

@@ -157,6 +157,19 @@ class FakePacketTransport:
         if self.is_losing:
             self._close_soon(Failure(main.CONNECTION_DONE))
 
+    def sendNow(self, packets: list[bytes]) -> int:
+        """Send packets past the queue, which is empty: as many as the socket takes."""
+        sent = 0
+        if not (self._write_lost or self.is_aborted):
+            for packet in packets:
+                if self.capacity == 0 or (self.longest is not None and len(packet) > self.longest):
+                    break
+                self.written.append(packet)
+                if self.capacity is not None:
+                    self.capacity -= 1
+                sent += 1
+        return sent
+
     def startBundling(self, limit: int) -> int:
         """Bundles are the kernel's business, which a test does not see: only note the limit."""
         self.bundle_limit = limit

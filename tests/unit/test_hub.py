@@ -224,6 +224,31 @@ def test_so_many_a_turn(reactor, handlers):
     assert {len(handler.events) for handler in many} == {1, 2}
 
 
+def test_looks_again_while_something_is_read(reactor, hub, handlers):
+    """Who becomes ready while others read is served in the same turn, and a turn has an end."""
+    one, two, mute = handlers(), handlers(), handlers()
+
+    def read():
+        one.sock.recv(100)
+        hub.has_read = True
+        two.peer.send(b"for two")
+
+    one.react = read
+    one.peer.send(b"one")
+    reactor.turn()
+    assert len(one.events) == len(two.events) == 1
+    assert mute.events == []
+    rounds = []
+
+    def read_for_ever():
+        rounds.append(hub.round)
+        hub.has_read = True
+
+    two.react = read_for_ever
+    reactor.turn()
+    assert rounds == list(range(8))
+
+
 def test_removed_in_the_same_turn(reactor, hub, handlers):
     """A socket that is removed by another's doings in the same turn is told nothing any more."""
     one, two = handlers(), handlers()

@@ -413,6 +413,31 @@ def test_delivered_counts_what_the_kernel_took():
     assert [e for e in recorder.events if e[0] == "delivered"] == [("delivered", 1, 2, 14)]
 
 
+@pytest.mark.parametrize("observers", [(), (Recorder(),)], ids=["past the queue", "through the queue"])
+@pytest.mark.parametrize("capacity", [0, 1, 3, 4, 5])
+def test_a_batch_that_goes_one_way(observers, capacity):
+    """A batch for the same receivers goes to each as far as its socket takes it; the rest waits or is dropped."""
+    bus = Bus(limits=Limits(queue_messages=2), observers=observers)
+    slow, quick, publisher = bus.connect(), bus.connect(), bus.connect()
+    slow.send(b"SUB k")
+    quick.send(b"SUB k")
+    publisher.send(message("k", b"first"))
+    for client in (slow, quick):
+        client.take()
+    slow.transport.capacity = capacity
+    packets = [message("k", b"%d" % n) for n in range(4)]
+    publisher.send(*packets)
+    assert quick.take() == packets
+    assert slow.take() == packets[:capacity]
+    waiting = min(2, max(0, 4 - capacity))
+    assert slow.protocol.queue.messages == waiting
+    counters = bus.registry.counters
+    assert (counters.published, counters.routed, counters.dropped) == (5, 10, max(0, 4 - capacity) - waiting)
+    publisher.send(message("k", b"behind"))
+    slow.drain()
+    assert slow.take() == [*packets[capacity:], message("k", b"behind")][:2]
+
+
 def test_counters_balance():
     """What was routed is what was sent, what was dropped and what waits."""
     bus = Bus(limits=Limits(queue_messages=3))

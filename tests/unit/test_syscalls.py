@@ -113,6 +113,35 @@ def test_truncation(helper, pair, limit):
     assert reader.read(ours) == ([whole, b"", whole, b"", b"y"], False)
 
 
+def test_one_at_a_time(helper, pair):
+    """Who wants one packet gets the next one, whole or as the empty packet, and the end by itself."""
+    ours, theirs = pair
+    for packet in (b"whole", b"too long", b"w", b""):
+        theirs.send(packet)
+    reader = helper.PacketReader(5)
+    read = [reader.read(ours, 1) for _ in range(4)]
+    assert read == [([b"whole"], False), ([b""], False), ([b"w"], False), ([], True)]
+    assert reader.read(ours, 1) == ([], False)
+
+
+def test_one_at_a_time_to_the_end(helper, pair):
+    """A reset costs nothing of what waits, and is no error, where packets are read one at a time."""
+    ours, theirs = pair
+    theirs.send(b"1")
+    theirs.send(b"2")
+    ours.send(b"never read")
+    theirs.close()
+    reader = helper.PacketReader(100)
+    assert [reader.read(ours, 1) for _ in range(4)] == [([b"1"], False), ([b"2"], False), ([], True), ([], True)]
+
+
+def test_one_of_a_closed_socket(helper, pair):
+    """A socket that was closed cannot be read for one packet either."""
+    pair[0].close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        helper.PacketReader(100).read(pair[0], 1)
+
+
 def test_packets_of_the_limit(helper, pair):
     """The longest packets that the bus takes come whole, in any number."""
     ours, theirs = pair

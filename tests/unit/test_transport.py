@@ -224,6 +224,28 @@ def test_reads_more_in_a_turn_when_alone(world):
     assert recorder.packets == numbered(700)
 
 
+def test_reads_one_where_the_last_came_alone(world, monkeypatch):
+    """Whose last packet came alone is read for one, and for batches again when more have come."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder)
+    asked = []
+
+    class Reader:
+        def read(self, sock, most):
+            asked.append(most)
+            return reader.read(sock, most)
+
+    reader = recorder.transport._reader
+    monkeypatch.setattr(recorder.transport, "_reader", Reader())
+    for count in (1, 1, 5, 5):
+        for packet in numbered(count):
+            peer.send(packet)
+        world.turn()
+    assert recorder.batches == [1, 1, 1, 4, 5]
+    assert asked[:4] == [64, 1, 1, 64]
+    assert set(asked[4:]) == {64}
+
+
 def test_sockets_in_company_take_turns(world):
     """Of several sockets that are ready none is read for a second batch before each was read for one."""
     order = []
@@ -418,6 +440,38 @@ def test_what_is_written_in_one_turn_goes_in_one_batch(world, monkeypatch):
         peer.send(packet)
     world.turn()
     assert batches == [50]
+
+
+def test_send_now(world):
+    """Packets sent past the queue are sent as far as the socket takes them; a connection that is broken takes none."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    assert transport.sendNow(numbered(3)) == 3
+    assert received(peer) == numbered(3)
+    packets = [b"%0400d" % i for i in range(2000)]
+    sent = 0
+    while count := transport.sendNow(packets[sent:]):
+        sent += count
+    assert 0 < sent < 2000
+    assert received(peer) == packets[:sent]
+    assert transport.sendNow([b"x" * (sendable(transport.getHandle()) + 1)]) == 0
+    peer.shutdown(socket.SHUT_RD)
+    assert transport.sendNow([b"nobody reads"]) == 0
+    assert transport.connected
+    transport.abortConnection()
+    assert transport.sendNow([b"too late"]) == 0
+
+
+def test_send_now_where_bundles_are_sent(world):
+    """Who gets bundles gets everything through the queue, so that it can be put together."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.startBundling(65_536)
+    assert recorder.transport.sendNow(numbered(2)) == 0
+    recorder.transport.stopBundling()
+    assert recorder.transport.sendNow(numbered(2)) == 2
+    assert received(peer) == numbered(2)
 
 
 def test_bounded_writing(world, monkeypatch):
