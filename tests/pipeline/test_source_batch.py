@@ -248,12 +248,6 @@ def test_wrong_options(spark: SparkSession, five: Journal):
         spark.readStream.format("sbus").options(journal="/none").load()
 
 
-def test_options_of_streams(spark: SparkSession, five: Journal):
-    """An option that only streams have is refused elsewhere, with what to do instead."""
-    with pytest.raises(PySparkException, match=r"startingOffsets='latest': this is for streams"):
-        table(spark, five, startingOffsets="latest").collect()
-
-
 def test_a_segment_of_another_journal(spark: SparkSession, new_journal: NewJournal):
     """A segment that does not belong to its journal is named."""
     one, other = new_journal("one"), new_journal("other")

@@ -149,24 +149,6 @@ def test_there_and_back(spark: SparkSession, new_journal: NewJournal, sbus_bus: 
         assert [tuple(bus.receive(TIMEOUT)) for _ in messages] == messages
 
 
-def test_a_stream_onto_a_bus(spark: SparkSession, new_journal: NewJournal, sbus_bus: RunningBus, tmp_path: Path):
-    """A streaming query publishes what it makes of each batch, and after a restart what is new."""
-    journal = new_journal()
-    frame = spark.readStream.format("sbus").option("journal", journal.directory).load()
-    out = frame.selectExpr("concat('out/', key) AS key", "upper(decode(payload, 'UTF-8')) AS payload")
-    writer = out.writeStream.format("sbus").option("socket", sbus_bus.address)
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
-    with sbus_bus.connect() as bus:
-        bus.subscribe(b"out/")
-        bus.fence(TIMEOUT)
-        for payload in ("first", "second"):
-            record(journal, payload)
-            assert writer.start().awaitTermination(TIMEOUT)
-            bus.publish(b"out/end")
-            assert tuple(bus.receive(TIMEOUT)) == (b"out/k", payload.upper().encode())
-            assert bus.receive(TIMEOUT).key == b"out/end"
-
-
 def test_what_cannot_be_published(spark: SparkSession, sbus_bus: RunningBus):
     """Whatever goes wrong fails the query, with the reason: a NULL, a wrong column, an option, no bus."""
     frame = spark.sql("SELECT CAST(NULL AS STRING) AS key, 'x' AS payload")
