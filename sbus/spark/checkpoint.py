@@ -63,6 +63,7 @@ class Checkpoint:
                 if _lines(log / str(number)):
                     break
                 _remove(log / str(number))
+            _remove_checksums(log)
         planned = _numbers(self._offsets)
         for number in _numbers(self._commits):
             if planned and number > max(planned):
@@ -98,6 +99,13 @@ def _objects(lines: list[str]) -> list[Any]:
 def _remove(path: Path) -> None:
     disk.remove(str(path))
     disk.remove(str(path.with_name(f".{path.name}.crc")))
+
+
+def _remove_checksums(log: Path) -> None:
+    """Remove those of files that are gone: Spark would take them for another stream's that writes here."""
+    for path in log.glob(".*.crc"):
+        if not path.with_name(path.name.removeprefix(".").removesuffix(".crc")).exists():
+            disk.remove(str(path))
 
 
 def _sync(path: Path) -> None:

@@ -1,0 +1,211 @@
+"""The archive job on Spark: what is in the journals gets into the lake, in its hour, once, whatever fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from sbus.errors import JournalError, LakeError, SparkError
+from sbus.journal.consumers import consumers
+from sbus.journal.retention import retain
+from sbus.journal.schema import Kind
+from sbus.spark.archive import Archive
+from sbus.spark.checkpoint import Checkpoint
+from sbus.spark.lake import Lake
+from tests.pipeline.journals import Clock
+from tests.pipeline.lakes import archived, files, recorded
+
+MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
+HOUR = 3_600_000_000
+
+
+def messages(count: int) -> list[tuple[bytes, bytes]]:
+    """Some that differ, with keys and payloads that are no text."""
+    return [(b"a/\xff/%d" % number, bytes((number % 256,)) * (number % 7)) for number in range(count)]
+
+
+def put_away(spark, journals, lake: Path, **how) -> Archive:
+    """Archive what is there."""
+    with Archive(spark, [str(journal) for journal in journals], Lake(lake), **how) as archive:
+        while not archive.wait(30):
+            pass
+    return archive
+
+
+def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_path):
+    """Gaps as well as messages; the last microsecond of a day is in another hour than the first of the next."""
+    clock = Clock(MIDNIGHT - HOUR)
+    journal = new_journal(clock=clock)
+    journal.mark(Kind.START, {"patterns": [""]})
+    journal.append(messages(1000))
+    journal.append([(b"last", b"")], MIDNIGHT - 1)
+    journal.append([(b"first", b"")], MIDNIGHT)
+    journal.sync()
+    done = put_away(spark, [journal.directory], tmp_path / "lake")
+    assert archived(tmp_path / "lake") == recorded(journal.directory)
+    assert [str(path.parent.relative_to(tmp_path / "lake")) for path in files(tmp_path / "lake")] == [
+        "date=2026-01-30/hour=23",
+        "date=2026-01-31/hour=00",
+    ]
+    assert (done.rows, done.batches) == (1003, 1)
+
+
+def test_a_later_run_takes_what_is_new(spark, new_journal, tmp_path):
+    """Of journals that it knows and of one that it does not; each batch makes one file an hour; a run without news
+    makes none. The journals are told what is safe.
+    """
+    one, two = new_journal("one", clock=Clock(MIDNIGHT)), new_journal("two", clock=Clock(MIDNIGHT + HOUR // 2))
+    one.append(messages(10))
+    one.sync()
+    put_away(spark, [tmp_path / "o*"], tmp_path / "lake")
+    assert consumers(one.directory) == {"archive": 10}
+    one.append(messages(5))
+    one.sync()
+    two.append(messages(20))
+    two.sync()
+    put_away(spark, [one.directory, two.directory], tmp_path / "lake", consumer="other")
+    put_away(spark, [one.directory, two.directory], tmp_path / "lake")
+    assert archived(tmp_path / "lake") == recorded(one.directory, two.directory)
+    assert 2 <= len(files(tmp_path / "lake")) <= 3
+    assert consumers(one.directory) == {"archive": 15, "other": 15}
+    assert consumers(two.directory) == {"archive": 20, "other": 20}
+
+
+def test_nothing_is_deleted_that_is_not_archived(spark, new_journal, tmp_path):
+    """Before the first row is taken, the job is known to the journal as one that needs all of it."""
+    journal = new_journal()
+    journal.append(messages(10))
+    journal.sync()
+    with (
+        mock.patch.object(Lake, "write", side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+        pytest.raises(SparkError, match="No space left on device"),
+    ):
+        put_away(spark, [journal.directory], tmp_path / "lake")
+    assert consumers(journal.directory) == {"archive": 0}
+
+
+def failing(operations: Iterator[int]):
+    """Let every commit fail at the file operation whose number comes next, until there are no more."""
+    from sbus.spark import lake as module
+
+    real = {name: getattr(module, name) for name in ("_move", "_sync")}
+    left = [next(operations, 1000)]
+
+    def run(name):
+        def operation(*args):
+            if not left[0]:
+                left[0] = next(operations, 1000)
+                raise OSError(errno.EIO, "the disk is broken")
+            left[0] -= 1
+            return real[name](*args)
+
+        return operation
+
+    return mock.patch.multiple(module, **{name: run(name) for name in real})
+
+
+def test_a_batch_that_failed_half_way_is_done_again(spark, new_journal, tmp_path):
+    """Some of its files are in the lake already, and are replaced; the error is told in a line."""
+    journal = new_journal(clock=(clock := Clock(MIDNIGHT)))
+    for _ in range(3):
+        journal.append(messages(10))
+        clock.time += HOUR
+    journal.sync()
+    with failing(iter([1, 4, 5])):
+        for _ in range(3):
+            with pytest.raises(SparkError, match=r"^Spark: .*the disk is broken$"):
+                put_away(spark, [journal.directory], tmp_path / "lake")
+        # What is recorded meanwhile is no part of the batch that is to be done again.
+        journal.append(messages(7))
+        journal.sync()
+        done = put_away(spark, [journal.directory], tmp_path / "lake")
+    assert archived(tmp_path / "lake") == recorded(journal.directory)
+    assert done.rows == 37
+    assert len(files(tmp_path / "lake")) == 4
+
+
+def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_journal, tmp_path):
+    """The newest files of Spark's are empty, or there without the others: no row is lost, and none there twice."""
+    journal = new_journal()
+    lake = tmp_path / "lake"
+    for count in (10, 20, 30):
+        journal.append(messages(count))
+        journal.sync()
+        put_away(spark, [journal.directory], lake)
+    checkpoint = Lake(lake).checkpoint
+    last = Checkpoint(checkpoint).done()
+    (checkpoint / "commits" / str(last)).write_bytes(b"")
+    (checkpoint / "offsets" / str(last)).write_bytes(b"v1\n{")
+    (checkpoint / "commits" / str(last - 1)).unlink()
+    journal.append(messages(40))
+    journal.sync()
+    put_away(spark, [journal.directory], lake, max_rows=25)
+    assert archived(lake) == recorded(journal.directory)
+
+
+def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog):
+    """It is a copy of another machine's, perhaps; that its retention does not learn of it is said."""
+    journal = new_journal()
+    journal.append(messages(10))
+    journal.sync()
+    (Path(journal.directory) / "consumers").write_text("in the way")
+    put_away(spark, [journal.directory], tmp_path / "lake")
+    assert archived(tmp_path / "lake") == recorded(journal.directory)
+    assert "its retention does not learn of it" in caplog.text
+
+
+def test_rows_that_are_gone_before_they_were_archived_are_an_error(spark, new_journal, tmp_path):
+    """Somebody deleted them by force: the job does not go on as if nothing had been."""
+    journal = new_journal()
+    for count in (10, 20, 30):
+        journal.append(messages(count))
+        journal.roll()
+        if count == 10:
+            put_away(spark, [journal.directory], tmp_path / "lake")
+    retain(journal.directory, keep_bytes=1, force=True)
+    with pytest.raises(JournalError, match=r"rows 10 to 29 of the journal in .* are deleted"):
+        put_away(spark, [journal.directory], tmp_path / "lake")
+
+
+def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
+    """With more than one task the rows of an hour meet in one of them, and are in order."""
+    journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]
+    for hour in range(3):
+        for journal in journals:
+            journal.append(messages(100), MIDNIGHT + hour * HOUR)
+            journal.roll()
+    rows = spark.read.format("sbus").option("journal", str(tmp_path / "*")).load()
+    lake = Lake(tmp_path / "lake")
+    with lake.writing():
+        lake.write(rows, 0, writers=3)
+    assert archived(lake.directory) == recorded(*(journal.directory for journal in journals))
+    assert len(files(lake.directory)) == 3
+    for path in files(lake.directory):
+        import pyarrow.parquet as pq
+
+        found = [(row["journal"], row["seq"]) for row in pq.read_table(path, partitioning=None).to_pylist()]
+        assert found == sorted(found)
+
+
+def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_path):
+    """Files of other hours are not even listed; the rows have the columns of a journal."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    for hour in range(4):
+        journal.append(messages(2), MIDNIGHT + hour * HOUR)
+    journal.sync()
+    put_away(spark, [journal.directory], tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    assert lake.read(spark).columns == ["journal", "seq", "time", "kind", "key", "payload"]
+    assert lake.read(spark).count() == 8
+    rows = lake.read(spark, datetime(2026, 1, 31, 1, tzinfo=UTC), datetime(2026, 1, 31, 2, 59))
+    assert sorted(row.seq for row in rows.collect()) == [2, 3, 4, 5]
+    assert ["hour=01" in name or "hour=02" in name for name in rows.inputFiles()] == [True, True]
+    assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
+    with pytest.raises(LakeError, match="nothing in it yet"):
+        Lake(tmp_path / "nowhere").read(spark)
