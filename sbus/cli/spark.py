@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sbus.cli import spark_archive, spark_traffic
+from sbus.cli import spark_archive, spark_report, spark_traffic
 from sbus.cli.spark_common import to_run
 
 __all__ = ["spark"]
@@ -17,6 +17,7 @@ __all__ = ["spark"]
 Examples:
   sbus spark archive --journal=/var/lib/sbus/journal --lake=/srv/lake --once
   sbus spark traffic --lake=/srv/lake --window='5 minutes' --depth=2
+  sbus spark report --lake=/srv/lake --last=24h --output=report.html
 """,
 )
 @to_run
@@ -27,5 +28,5 @@ def spark() -> None:
     """
 
 
-for _command in (spark_archive.archive, spark_traffic.traffic):
+for _command in (spark_archive.archive, spark_traffic.traffic, spark_report.report):
     spark.add_command(_command)

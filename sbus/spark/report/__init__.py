@@ -1,0 +1,9 @@
+"""The traffic of a period on one page: a self-contained HTML file, made from aggregates that Spark computes."""
+
+from __future__ import annotations
+
+from sbus.spark.report.figures import Figures
+from sbus.spark.report.measure import measure
+from sbus.spark.report.page import render
+
+__all__ = ["Figures", "measure", "render"]
