@@ -12,6 +12,7 @@ import click
 from sbus import __version__
 from sbus.cli import ask, bench, pub, sub
 from sbus.cli.common import to_connect
+from sbus.cli.journal import journal
 from sbus.cli.spark import spark
 from sbus.errors import Disconnected, SbusError, TimedOut, UsageError
 
@@ -97,7 +98,7 @@ def cli() -> None:
     """Talk to a bus: publish, subscribe, and find out what is wrong."""
 
 
-for _command in (pub.pub, sub.sub, ask.whoami, ask.ping, ask.match, bench.bench, spark):
+for _command in (pub.pub, sub.sub, ask.whoami, ask.ping, ask.match, bench.bench, journal, spark):
     cli.add_command(_command)
 
 

@@ -14,12 +14,16 @@ from sbus.cli.waiting import Deadline, wait
 from sbus.client.blocking import Bus
 from sbus.errors import SbusError, TimedOut
 
-__all__ = ["sub"]
+__all__ = ["printer", "sub"]
 
 _FORMATS = "".join(f"\n  {line}" for line in FORMAT_HELP.splitlines())
 
 
-def _printer(output_json: bool, output_raw: bool, output_format: str | None, with_time: bool) -> Printer:
+def printer(output_json: bool, output_raw: bool, output_format: str | None, with_time: bool) -> Printer:
+    """What the options say of how messages are printed.
+
+    :raises click.UsageError: if they contradict each other.
+    """
     if output_json + output_raw + (output_format is not None) > 1:
         raise click.UsageError("--json, --raw and --format exclude each other.")
     if with_time and (output_json or output_raw or output_format is not None):
@@ -93,7 +97,7 @@ def sub(
     A line is the key, a space and the payload. What could harm a terminal is escaped, and a space
     in the key is \\x20.
     """
-    show = _printer(output_json, output_raw, output_format, with_time)
+    show = printer(output_json, output_raw, output_format, with_time)
     deadline = Deadline(timeout)
 
     def on_gap(error: Exception) -> None:
