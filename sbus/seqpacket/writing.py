@@ -124,7 +124,7 @@ class WritingConnection(Connection):
 
     def sendNow(self, packets: list[bytes]) -> int:
         """Send packets past the queue, which is empty; see `IPacketTransport`."""
-        if self._write_lost or self._aborting or self._bundles:
+        if self._write_lost or self._aborting or (self._bundles and len(packets) > 1):
             return 0
         try:
             return send_packets(self._sock, packets)

@@ -464,11 +464,13 @@ def test_send_now(world):
 
 
 def test_send_now_where_bundles_are_sent(world):
-    """Who gets bundles gets everything through the queue, so that it can be put together."""
+    """Who gets bundles gets what comes together through the queue, to be put together; a lone packet is no bundle."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.startBundling(65_536)
     assert recorder.transport.sendNow(numbered(2)) == 0
+    assert recorder.transport.sendNow([b"alone"]) == 1
+    assert received(peer) == [b"alone"]
     recorder.transport.stopBundling()
     assert recorder.transport.sendNow(numbered(2)) == 2
     assert received(peer) == numbered(2)
