@@ -193,6 +193,7 @@ class Connection:
             why = str(error) or "the recorder is stopping"
         if self._is_recording:
             self._is_recording = False
+            self._intake.add(subscription.get_ready())
             if self._is_ending:
                 return why  # everything is recorded
             self.gap = {"since": lost_at[0] if lost_at else microseconds(), "reason": why}

@@ -134,7 +134,7 @@ def test_everything_in_order(
     client.msg(b"!/cred////secret", b"hidden")
     client.sync()
     process.kill(signal.SIGUSR2)
-    process.wait_log(r"recorded 0 messages \(0 bytes\) and 1 gaps; \d+ bytes of memory wait for the disk")
+    process.wait_log(r"recorded \d+ messages \(\d+ bytes\) and 1 gaps; \d+ bytes of memory wait for the disk")
     assert process.stop() == 0
     found = rows(journal)
     assert packets(found) == published
@@ -276,6 +276,21 @@ def fill(ballast: Path) -> None:
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
+
+
+def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, journal: Path) -> None:
+    """A recorder that cannot go on ends with status 1, and its log says why."""
+    bus()
+    program = (
+        "import sys; sys.argv[:] = sys.argv[2:]; from sbus.journal.writing import Journal; Journal.mark = None; "
+        "from twisted.scripts.twistd import run; run()"
+    )
+    before = [sys.executable, "-c", program]
+    process: Recorder = spawn(Recorder, directory, directory / "bus", journal, before=before)
+    assert process.wait() == 1
+    assert "the recorder cannot go on" in process.log
+    assert "TypeError: 'NoneType' object is not callable" in process.log
+    assert "Server Shut Down" in process.log
 
 
 # --- twistd sbus --record -------------------------------------------------------------------------
