@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
@@ -197,6 +198,65 @@ def test_sharing(total: int, wishes: dict[str, int]):
     assert all(0 <= shares[name] <= wish for name, wish in wishes.items())
     unserved = [shares[name] for name, wish in wishes.items() if shares[name] < wish]
     assert all(max(shares.values()) - one <= 1 for one in unserved)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("append"), st.integers(0, 2), st.integers(1, 5)),
+    st.tuples(st.sampled_from(["sync", "roll", "reopen"]), st.integers(0, 2), st.none()),
+    st.tuples(st.just("trigger"), st.none(), st.booleans()),
+    st.tuples(st.sampled_from(["restart", "replay"]), st.none(), st.none()),
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(ACTIONS, max_size=30), st.integers(1, 7), st.booleans())
+def test_every_row_once(actions: list[tuple[str, Any, Any]], limit: int, by_bytes: bool):
+    """Whatever is recorded, rolled and started again in between, each row of each journal comes once and in order."""
+    options = {"maxBytesPerTrigger" if by_bytes else "maxRowsPerTrigger": str(limit * (500 if by_bytes else 1))}
+    with tempfile.TemporaryDirectory() as directory:
+        journals: dict[int, Journal] = {}
+        found: dict[str, list[int]] = {}
+        offset: dict[str, int] = {}
+        last: tuple[dict[str, int], dict[str, int], dict[str, list[int]]] | None = None
+        reader: SbusStreamReader | None = None
+
+        def trigger(unlimited: bool) -> bool:
+            nonlocal offset, last, reader
+            reader = reader or stream(f"{directory}/*", **options)
+            end = reader.latestOffset(offset, ALL if unlimited else reader.getDefaultReadLimit())
+            read = rows(reader, offset, end)
+            if not (unlimited or by_bytes):
+                assert sum(map(len, read.values())) <= limit
+            for journal_id, seqs in read.items():
+                found.setdefault(journal_id, []).extend(seqs)
+            last = (offset, end, read)
+            offset, before = end, offset
+            return end != before
+
+        for action, which, value in [*actions, ("sync", 0, None)]:
+            if which is not None and which not in journals:
+                journals[which] = Journal.open(f"{directory}/{which}")
+            if action == "append":
+                journals[which].append([(b"k", b"")] * value)
+            elif action == "sync":
+                journals[which].sync()
+            elif action == "roll":
+                journals[which].roll()
+            elif action == "reopen":
+                journals[which].close()
+                journals[which] = Journal.open(f"{directory}/{which}")
+            elif action == "restart":
+                reader = None
+            elif action == "replay" and last is not None:
+                assert rows(stream(f"{directory}/*"), last[0], last[1]) == last[2]
+            elif action == "trigger" and journals:
+                trigger(value)
+        for journal in journals.values():
+            journal.close()
+        while trigger(False):
+            pass
+        assert offset == {journal.id: journal.next_seq for journal in journals.values()}
+        assert found == {journal.id: list(range(journal.next_seq)) for journal in journals.values() if journal.next_seq}
 
 
 # --- what is listed again ------------------------------------------------------------------------------------
