@@ -159,7 +159,7 @@ class Script:
         return [socket.written for _, socket in self.readers]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(choices, min_size=2, max_size=2),
     st.tuples(st.integers(1, 12), st.integers(50, 400), st.integers(60, 700)),

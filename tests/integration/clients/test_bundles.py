@@ -16,7 +16,7 @@ import sbus
 from sbus.bundles import LARGEST, _unbundle
 from tests.integration.clients import test_messages as messages
 from tests.integration.clients import test_requests as requests
-from tests.integration.clients.shells import Client, FakePeer, FakeServer, Gaps, Shell
+from tests.integration.clients.shells import Client, FakePeer, FakeServer, Gaps, Shell, TwistedShell
 from tests.integration.clients.test_loss import NAME, QUICK, WHOAMI
 from tests.integration.conftest import StartBus
 from tests.integration.harness import TIMEOUT, Bus
@@ -166,6 +166,16 @@ async def test_bundles_are_longer_than_the_longest_packet(shell: Shell, shared: 
     for _ in range(3):
         await client.publish_many([("k", b"%d" % i) for i in range(5000)])
         assert await sub.take(5000) == [b"%d" % i for i in range(5000)]
+
+
+async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedShell, shared: Bus) -> None:
+    """One that was made for short packets has room for bundles of them all the same."""
+    client = await twisted.connect(f"seqpacket:{shared.address}:max_packet=100", max_packet=100)
+    sub = await client.subscribe("k")
+    await client.fence()
+    assert client.raw.core.bundle_limit > 0
+    await client.publish_many([("k", b"%d" % i) for i in range(3000)])
+    assert await sub.take(3000) == [b"%d" % i for i in range(3000)]
 
 
 def test_socket_that_was_made_smaller_than_a_bundle(shared: Bus) -> None:
