@@ -17,6 +17,8 @@ from sbus.spark.source import SbusDataSource
 __all__ = ["get_session", "parse_conf", "register"]
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOG_OPTION = "-Dlog4j2.configurationFile="
 _LOGGING = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 _EVERYWHERE = {
@@ -62,25 +64,26 @@ def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[s
     find_java()
     # Workers under another interpreter than this one would lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    there = SparkSession.getActiveSession()
+    settings = dict(conf or {})
     builder = SparkSession.builder.appName(name)
-    if there is None:
+    if SparkSession.getActiveSession() is None:
         builder = builder.master(master)
-        for key, value in defaults(master).items():
-            builder = builder.config(key, value)
-    for key, value in (conf or {}).items():
+        settings = with_defaults(master, settings)
+    for key, value in settings.items():
         builder = builder.config(key, value)
     return register(builder.getOrCreate())
 
 
-def defaults(master: str) -> dict[str, str]:
-    """Our settings of Spark for this master."""
-    conf = dict(_EVERYWHERE)
-    conf["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile=file:{_LOGGING}"
+def with_defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Settings of Spark, and ours for this master where they say nothing."""
+    ours = dict(_EVERYWHERE)
     if is_local(master):
-        conf |= _LOCALLY
-        conf["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
-    return conf
+        ours |= _LOCALLY
+        ours["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
+    options = conf.get(_JAVA_OPTIONS, "")
+    if _LOG_OPTION not in options:
+        options = f"{_LOG_OPTION}file:{_LOGGING} {options}".strip()
+    return {**ours, **conf, _JAVA_OPTIONS: options}
 
 
 def _cores(master: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sbus.errors import UsageError
-from sbus.spark.session import defaults, get_session, parse_conf
+from sbus.spark.session import get_session, parse_conf, with_defaults
 from sbus.spark.shipping import is_local, pack
 
 
@@ -41,9 +41,21 @@ def test_shuffle_partitions():
     """On one machine, a shuffle has as many partitions as there are cores; a cluster keeps Spark's default."""
     name = "spark.sql.shuffle.partitions"
     masters = ["local", "local[1]", "local[4]", "local[8,2]"]
-    assert [defaults(master)[name] for master in masters] == ["2", "2", "4", "8"]
-    assert defaults("local[*]")[name] == str(max(2, len(os.sched_getaffinity(0))))
-    assert name not in defaults("spark://host:7077")
+    assert [with_defaults(master, {})[name] for master in masters] == ["2", "2", "4", "8"]
+    assert with_defaults("local[*]", {})[name] == str(max(2, len(os.sched_getaffinity(0))))
+    assert name not in with_defaults("spark://host:7077", {})
+
+
+def test_settings_go_before_defaults():
+    """What is set holds; options for Java are added to ours, unless they say how to log."""
+    java = "spark.driver.extraJavaOptions"
+    conf = with_defaults("local[2]", {"spark.ui.enabled": "true", java: "-Xss2m"})
+    assert conf["spark.ui.enabled"] == "true"
+    ours, theirs = conf[java].split()
+    assert theirs == "-Xss2m"
+    assert Path(ours.removeprefix("-Dlog4j2.configurationFile=file:")).is_file()
+    mine = "-Dlog4j2.configurationFile=file:/mine"
+    assert with_defaults("local[2]", {java: mine})[java] == mine
 
 
 def test_the_package_works_from_a_zip(tmp_path: Path):
