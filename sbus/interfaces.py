@@ -175,6 +175,7 @@ class IPacketTransport(Interface):
 
     queue: Any = Attribute("The `IPacketQueue` that is sent from; a protocol may put its own in its place.")
     credentials: PeerCredentials = Attribute("Who is at the other end.")
+    share: int = Attribute("Packets to be read in one go (1 to 64) while others want to be read too.")
 
     def write(packet: bytes) -> None:
         """Send one packet, soon."""

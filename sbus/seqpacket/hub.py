@@ -52,6 +52,7 @@ class Hub:
     """The sockets of one reactor; get it with `Hub.of`. It is in the reactor only while it has sockets.
 
     :ivar has_read: set by a socket that has read something: more may have come since, for it or for others.
+    :ivar is_crowded: more than one of those that are ready now has something to be read.
     :ivar round: how often we have looked before who is ready, in this turn of the reactor.
     """
 
@@ -73,6 +74,7 @@ class Hub:
         self._soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._dispatching = False
         self.has_read = False
+        self.is_crowded = False
         self.round = 0
         self._readers: dict[int, PacketReader] = {}
 
@@ -160,6 +162,7 @@ class Hub:
         if not ready:
             return
         alone = len(ready) == 1
+        self.is_crowded = not alone and len([events for _, events in ready if events & READ]) > 1
         self._dispatching = True
         try:
             for fd, events in ready:

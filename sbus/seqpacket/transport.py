@@ -34,9 +34,10 @@ from sbus.syscalls.batch import BATCH
 
 __all__ = ["PacketTransport"]
 
-_ONCE = range(1)
 _READ_ROUNDS = range(8)
 """Reads in one turn at most, when no other socket is ready, until they make a batch."""
+_COMPANY = 64
+"""For how many reads it is remembered that others had something to be read too."""
 _BUNDLES_READ = 8
 """Packets in a batch from a peer that sends bundles."""
 
@@ -53,7 +54,7 @@ class PacketTransport(WritingConnection):
 
     TLS = False
 
-    __slots__ = ("_ended", "_in_bursts", "_paused", "_reader", "_resuming")
+    __slots__ = ("_company", "_ended", "_in_bursts", "_paused", "_reader", "_resuming", "share")
 
     def __init__(self, reactor: Any, sock: socket.socket, max_packet: int = DEFAULT_MAX_PACKET) -> None:
         super().__init__(reactor, sock)
@@ -62,6 +63,8 @@ class PacketTransport(WritingConnection):
         self._resuming = False
         self._ended = False
         self._in_bursts = True
+        self._company = 0
+        self.share = BATCH
 
     def start(self, protocol: IProtocol) -> None:
         """Connect a protocol and begin to read.
@@ -89,7 +92,7 @@ class PacketTransport(WritingConnection):
             self.flush()
         if self._events & READ:
             if events & (READ | HANGUP):
-                self._read(_READ_ROUNDS if alone else _ONCE)
+                self._read(alone)
         elif events & HANGUP:
             self._hung_up()
 
@@ -100,18 +103,23 @@ class PacketTransport(WritingConnection):
         if size > self._reader.max_packet:
             self._reader = self._hub.reader(size)
 
-    def _read(self, rounds: range) -> None:
+    def _read(self, alone: bool) -> None:
         """Read a batch; one that is not full is followed by another look, as its sender is busy sending.
 
         Not so a packet that came alone: the hub looks again, and sees the others too. Where the last one
         came alone, the next one is expected to, and a call for one packet costs less.
         """
+        if self._hub.is_crowded:
+            self._company = _COMPANY
+        elif self._company:
+            self._company -= 1
+        share = self.share if self._company else BATCH
         count = 0
-        for _ in rounds:
+        for _ in _READ_ROUNDS:
             if self._bundles:
                 most = _BUNDLES_READ
             elif self._in_bursts or self._hub.round:
-                most = BATCH
+                most = share - count
             else:
                 most = 1
             try:
@@ -133,7 +141,7 @@ class PacketTransport(WritingConnection):
             self._hub.has_read = True
             self._in_bursts = len(packets) > 1
             count += len(packets)
-            if not self._in_bursts or count >= BATCH or self._bundles or not self._events & READ:
+            if not (alone and self._in_bursts) or count >= share or self._bundles or not self._events & READ:
                 return
 
     def _deliver(self, packets: list[bytes]) -> None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["BusProtocol"]
 
 _WHOAMI = b"!/cred/whoami"
+_COPIES = 128
+"""Copies to make in one go, about, while other clients want to be read: they wait for so long."""
+_LEAST_SHARE = 8
+"""Packets to read in one go at least, however many copies of each are to be made."""
 _SLICE = 1024
 """Packets handled at most before they are sent on; bundles, and what was held, can be more."""
 
@@ -156,6 +160,8 @@ class BusProtocol:
             if self._plain and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
                 if until == total and receivers is not None:
+                    if total >= _LEAST_SHARE and self.transport is not None:
+                        self.transport.share = max(_LEAST_SHARE, min(BATCH, _COPIES // (len(receivers) or 1)))
                     at = registry.deliver(packets, receivers, at_once=True)
             while at < total and self._goes_on():
                 end = min(at + _SLICE, total)

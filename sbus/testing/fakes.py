@@ -63,6 +63,7 @@ class FakePacketTransport:
         self.capacity = capacity
         self.longest = longest
         self.queue: IPacketQueue = PlainQueue()
+        self.share = BATCH
         self.protocol: IProtocol | None = None
         self.written: list[bytes] = []
         self.is_paused = False

@@ -213,6 +213,20 @@ def test_alone(reactor, handlers):
     assert two.alone == [False]
 
 
+def test_crowded(reactor, hub, handlers):
+    """It is crowded where more than one socket has something to be read; who can only write is none of these."""
+    one, two = handlers(), handlers(WRITE)
+    seen = []
+    one.react = lambda: seen.append(hub.is_crowded)
+    one.peer.send(b"one")
+    reactor.turn()
+    hub.modify(two.sock.fileno(), READ)
+    reactor.turn()
+    two.peer.send(b"two")
+    reactor.turn()
+    assert seen == [False, False, True]
+
+
 def test_so_many_a_turn(reactor, handlers):
     """A turn serves no more than 64 sockets; those that are ready all the time are served in rotation."""
     many = [handlers() for _ in range(200)]

@@ -438,6 +438,18 @@ def test_a_batch_that_goes_one_way(observers, capacity):
     assert slow.take() == [*packets[capacity:], message("k", b"behind")][:2]
 
 
+@pytest.mark.parametrize(("receivers", "share"), [(0, 64), (1, 64), (2, 64), (8, 16), (64, 8)])
+def test_share_of_a_publisher(receivers, share):
+    """The more receivers there are, the less of a publisher is read in one go while others want to be read too."""
+    bus = Bus()
+    for _ in range(receivers):
+        bus.connect().send(b"SUB k")
+    publisher = bus.connect()
+    publisher.send(message("k"))
+    publisher.send(*[message("k")] * 10)
+    assert publisher.transport.share == share
+
+
 def test_counters_balance():
     """What was routed is what was sent, what was dropped and what waits."""
     bus = Bus(limits=Limits(queue_messages=3))
