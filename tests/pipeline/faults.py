@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from sbus.journal import disk
 
@@ -55,12 +56,8 @@ class FaultyDisk:
 
     @contextmanager
     def __call__(self) -> Iterator[FaultyDisk]:
-        before = disk.os
-        disk.os = self  # type: ignore[assignment]
-        try:
+        with mock.patch.object(disk, "os", self):
             yield self
-        finally:
-            disk.os = before
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)

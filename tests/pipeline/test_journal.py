@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import stat
+import struct
+import zlib
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -74,7 +76,7 @@ class TestWriting:
 
     def test_clock(self, tmp_path, clock):
         """That the clock went back by more than a second is said once, and times stand still until it has caught up."""
-        told = []
+        told: list[str] = []
         journal = Journal.open(tmp_path, clock=clock, warn=told.append)
         for step in (0, -999_999, -60_000_000, -50_000_000, 1):
             clock.time = 1_700_000_000_000_000 + step
@@ -147,8 +149,12 @@ class TestWriting:
         """Nobody else may read a journal, unless it is told otherwise, whatever the umask is."""
         before = os.umask(umask)
         try:
-            for name, modes in (("a", {}), ("b", {"directory_mode": 0o750, "file_mode": 0o640})):
-                journal = Journal.open(tmp_path / name, **modes)
+            for name, of_directory, of_file in (("a", 0o700, 0o600), ("b", 0o750, 0o640)):
+                journal = (
+                    Journal.open(tmp_path / name)
+                    if name == "a"
+                    else Journal.open(tmp_path / name, directory_mode=of_directory, file_mode=of_file)
+                )
                 journal.append(SOME)
                 journal.close()
         finally:
@@ -177,6 +183,36 @@ class TestReading:
             table = pa.ipc.open_stream(file).read_all()
         assert table.schema.equals(schema(journal.id), check_metadata=True)
         assert table.to_pylist() == rows(journal.directory)
+
+    def test_by_the_book(self, journal, clock):
+        """With nothing but the documentation, an open segment can be read and checked."""
+        journal.mark(Kind.START, {})
+        journal.append(SOME)
+        journal.sync()
+        clock.time += 1
+        journal.append(SOME)
+        (segment,) = JournalReader(journal.directory).segments()
+        with open(segment.path(".idx"), "rb") as index, open(segment.path(), "rb") as arrows:
+            data, stream = index.read(), arrows.read()
+        records = []
+        for at in range(0, len(data), 64):
+            assert zlib.crc32(data[at : at + 60]) == int.from_bytes(data[at + 60 : at + 64], "little")
+            records.append(struct.unpack_from("<4sIQQQIIqqI", data, at))
+        assert [(type_, kind, seq, count) for type_, kind, _, _, seq, count, *_ in records] == [
+            (b"head", 0, 0, 0),
+            (b"rows", 1, 0, 1),
+            (b"rows", 0, 1, 3),
+            (b"sync", 0, 4, 0),
+            (b"rows", 0, 4, 3),
+        ]
+        assert [record[7:9] for record in records] == [(clock.time - 1,) * 2] * 4 + [(clock.time,) * 2]
+        header = stream[: records[0][3]]
+        for type_, _, start, end, seq, count, crc, *_ in records:
+            if type_ != b"sync":
+                assert zlib.crc32(stream[start:end]) == crc
+            if type_ == b"rows":
+                table = pa.ipc.open_stream(header + stream[start:end]).read_all()
+                assert table.column("seq").to_pylist() == list(range(seq, seq + count))
 
     def test_ranges(self, journal):
         """Any range of rows is read exactly, whether it begins inside a batch or ends in another segment."""

@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+from sbus.errors import JournalError
 from sbus.journal.reading import JournalReader
 from sbus.journal.schema import Kind
 from sbus.journal.verifying import verify
@@ -51,7 +52,7 @@ def play(directory, disk):
         assert promised <= JournalReader(directory).end() <= len(written)
     found = messages(directory)
     assert found == written[: len(found)]
-    problems = []
+    problems: list[str] = []
     for verified in verify(directory, problems.append):
         problems += verified.problems
     assert problems == []
@@ -160,3 +161,50 @@ def test_full_file_system(tmp_path):
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_remains_of_a_refused_batch(tmp_path):
+    """What is left of a batch that was refused, when it could not even be cut off, does no harm to others."""
+    disk = FaultyDisk()
+    with disk():
+        journal = Journal.open(tmp_path)
+        journal.append([(b"k", b"1")])
+        disk.part = 255
+        disk.fail_from(1, 100, "pwrite", "ftruncate")
+        with pytest.raises(OSError, match="No space left"):
+            journal.append([(b"k", bytes(5000))])
+        disk.work_again()
+        journal.append([(b"k", b"2")])
+        journal.close()
+    assert messages(tmp_path) == [(b"k", b"1"), (b"k", b"2")]
+    assert [found.problems for found in verify(tmp_path, pytest.fail)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "at", "lost"), [(".arrows", 2000, {2, 3}), (".arrows", -1, {4, 5}), (".idx", 70, {0, 1, 2, 3, 4, 5})]
+)
+def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
+    """What was safe is not cut off if it is damaged later: numbers are not used twice, and it can be read around it."""
+    journal = Journal.open(tmp_path)
+    for n in range(3):
+        journal.append([(b"k", b"%d" % n)] * 2)
+    journal.sync()
+    (segment,) = JournalReader(tmp_path).segments()
+    let_go(tmp_path)
+    with open(segment.path(suffix), "r+b") as file:
+        file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes((byte ^ 1,)))
+    told: list[str] = []
+    with Journal.open(tmp_path, warn=told.append) as again:
+        assert again.next_seq == 6
+        again.append([(b"k", b"new")])
+    readable: set[int] = set()
+    for seq in range(7):
+        try:
+            readable.update(row["seq"] for row in rows(tmp_path, seq, seq + 1))
+        except JournalError:
+            pass
+    assert readable == set(range(7)) - lost
+    assert any(found.problems for found in verify(tmp_path, told.append))

@@ -52,7 +52,7 @@ def test_killed(tmp_path):
         assert journal.next_seq >= safe
     assert [row["payload"] for row in rows(tmp_path)] == [b"%d" % seq for seq in range(journal.next_seq)]
     assert len(JournalReader(tmp_path).segments()) > 4
-    problems = []
+    problems: list[str] = []
     for found in verify(tmp_path, problems.append):
         problems += found.problems
     assert problems == []

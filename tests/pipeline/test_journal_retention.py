@@ -96,7 +96,7 @@ class TestRetain:
 
     def test_warning(self, journal):
         """What keeps segments that are due is said once, until it changes."""
-        told = []
+        told: list[str] = []
         for _ in range(2):
             assert retain(journal.directory, keep_bytes=0, warn=told.append) == []
         assert len(told) == 1
