@@ -261,6 +261,14 @@ class Bus(Session[Subscription]):
         self._set_reading(not self._crowded)
         self._flush()
 
+    def _send_now(self, packets: list[bytes]) -> int:
+        if self._sock is None or self._broken:
+            return 0
+        try:
+            return send_some(self._sock, packets, self.core.bundle_limit)
+        except OSError:
+            return 0
+
     def _soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
 

@@ -165,6 +165,13 @@ class Session(Calls[Sub]):
         """Send what the socket takes of the outbox, if there is a socket."""
 
     @abstractmethod
+    def _send_now(self, packets: list[bytes]) -> int:
+        """Send packets past the outbox, which is empty; how many the socket has taken.
+
+        It may be none although a flush could send them, which also finds out what is the matter.
+        """
+
+    @abstractmethod
     def _soon(self, call: Callable[[], None]) -> None:
         """Call when this turn of the event loop is over, or what it has to do just now."""
 
@@ -245,6 +252,13 @@ class Session(Calls[Sub]):
         see whether others come. As long as they do, only the first of a turn goes at once.
         """
         waiting = len(self.outbox)
+        if self._at_once and not waiting and not self._writes:
+            self._at_once -= 1
+            sent = self._send_now(packets)
+            if sent < len(packets):
+                self.outbox.extend(packets[sent:])
+                self._flush()
+            return
         self.outbox.extend(packets)
         if self._writes:
             self._writes += 1
@@ -252,14 +266,10 @@ class Session(Calls[Sub]):
             if self._put_off >= LARGEST:  # as much as a bundle holds: nothing is won by waiting
                 self._put_off = 0
                 self._flush()
-        elif waiting:
-            pass  # the socket is full, or there is none; who sends what waits sends these too
-        elif self._at_once:
-            self._at_once -= 1
-            self._flush()
-        else:
+        elif not waiting:
             self._writes, self._put_off = 1, 0
             self._soon(self._turn_over)
+        # Else the socket is full, or there is none: who sends what waits sends these too.
 
     def _turn_over(self) -> None:
         self._at_once = 1 if self._writes > 1 else BATCH

@@ -409,6 +409,10 @@ class Bus(Session[Subscription]):
             transport.startBundling(self.core.bundle_limit)
             transport.flush()
 
+    def _send_now(self, packets: list[bytes]) -> int:
+        transport = self._transport
+        return 0 if transport is None or len(packets) > 1 else transport.sendNow(packets)
+
     def _soon(self, call: Callable[[], None]) -> None:
         Hub.of(self._reactor).soon(call)
 

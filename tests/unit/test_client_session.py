@@ -132,6 +132,13 @@ class FakeSession(Session[Sub]):
                 self.room -= 1
             self.outbox.done(taken, 1)
 
+    def _send_now(self, packets: list[bytes]) -> int:
+        count = 0 if not self.connected else len(packets) if self.room is None else min(self.room, len(packets))
+        self.sent += packets[:count]
+        if self.room is not None:
+            self.room -= count
+        return count
+
     def _soon(self, call: Callable[[], None]) -> None:
         self.soon.append(call)
 
