@@ -62,7 +62,15 @@ def _row_options(command: click.decorators.FC) -> click.decorators.FC:
         click.option("--raw", "output_raw", is_flag=True, help="Print the payloads of messages alone."),
         click.option("--json", "output_json", is_flag=True, help="Print an object a row."),
         click.option("--gaps", "only_gaps", is_flag=True, help="Print gaps alone."),
-        click.option("--pattern", "-p", "patterns", type=AS_BYTES, multiple=True, help="Messages whose key matches."),
+        click.option(
+            "--pattern",
+            "-p",
+            "patterns",
+            type=AS_BYTES,
+            multiple=True,
+            metavar="PATTERN",
+            help="Messages whose key matches.",
+        ),
         _DIRECTORY,
     ):
         command = option(command)

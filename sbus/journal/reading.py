@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import glob
 import os
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ from sbus.journal.schema import decode, read_header, schema
 from sbus.journal.summary import Summary, read_summary
 
 __all__ = ["JournalReader", "Slice", "find_journals", "read"]
+
+
+_SETTLED = 1_000_000_000  # ns, more than any file system rounds its times by
 
 
 def find_journals(patterns: Iterable[str]) -> list[str]:
@@ -89,10 +93,20 @@ class JournalReader:
         """
         self.directory = os.path.abspath(directory)
         self.id = identity(self.directory)
+        self._listed: list[Segment] = []
+        self._listed_at = -1  # when the directory had changed last, in ns since 1970
 
     def segments(self) -> list[Segment]:
-        """What there is, oldest first; nothing but names is read."""
-        return list_segments(self.directory)
+        """What there is, oldest first; nothing but names is read, and not even those if the directory is as it was."""
+        try:
+            changed = os.stat(self.directory).st_mtime_ns
+        except FileNotFoundError:
+            changed = -1
+        if changed < 0 or changed != self._listed_at:
+            # Of a change in this very moment the time does not tell whether another one followed.
+            self._listed_at = changed if time.time_ns() - changed > _SETTLED else -1
+            self._listed = list_segments(self.directory)
+        return list(self._listed)
 
     def start(self) -> int:
         """The seq of the first row that is still there."""
@@ -128,22 +142,22 @@ class JournalReader:
             )
         return segments, end
 
-    def seq_at(self, time: int) -> int:
+    def seq_at(self, moment: int) -> int:
         """The seq of the first row whose time is this or later (µs since 1970); `end` if there is none yet."""
         segments, end = self._look()
-        following = bisect.bisect_left(segments, time, key=lambda segment: segment.first_time)
+        following = bisect.bisect_left(segments, moment, key=lambda segment: segment.first_time)
         if following:
             segment = segments[following - 1]
             for batch in _looked_into(segment, read_index).batches:
-                if batch.max_time >= time:
-                    return self._seq_in(segment, batch, time)
+                if batch.max_time >= moment:
+                    return self._seq_in(segment, batch, moment)
         return segments[following].first_seq if following < len(segments) else end
 
-    def _seq_in(self, segment: Segment, batch: Record, time: int) -> int:
-        if batch.min_time >= time:
+    def _seq_in(self, segment: Segment, batch: Record, moment: int) -> int:
+        if batch.min_time >= moment:
             return batch.first_seq
         rows = next(read(Slice(segment, self.id, batch.first_seq, batch.next_seq), ["time"]))
-        return batch.first_seq + bisect.bisect_left(rows.column(0).cast(pa.int64()).to_pylist(), time)
+        return batch.first_seq + bisect.bisect_left(rows.column(0).cast(pa.int64()).to_pylist(), moment)
 
     def plan(
         self,
@@ -179,12 +193,12 @@ class JournalReader:
             segments[0], self.id, start_seq, end_seq, min_time, max_time, None if kinds is None else frozenset(kinds)
         )
         slices: list[Slice] = []
-        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        first = bisect.bisect_right(segments, start_seq, key=_first_seq) - 1
+        behind = bisect.bisect_left(segments, end_seq, key=_first_seq)
+        for segment, following in zip(segments[first:behind], [*segments[first + 1 :], None], strict=False):
             ends = following.first_seq if following else end_seq
             if (
-                segment.first_seq < end_seq
-                and ends > start_seq
-                and ends > segment.first_seq
+                ends > segment.first_seq
                 and (max_time is None or segment.first_time <= max_time)
                 and (min_time is None or not following or following.first_time >= min_time)
                 and not (wanted and segment.closed and not wanted(_looked_into(segment, read_summary)))
@@ -225,7 +239,7 @@ class JournalReader:
         if max_bytes is None:
             return end
         left = max_bytes
-        first = bisect.bisect_right(segments, start_seq, key=lambda segment: segment.first_seq) - 1
+        first = bisect.bisect_right(segments, start_seq, key=_first_seq) - 1
         for segment in segments[max(first, 0) :]:
             for batch in _looked_into(segment, read_index).batches:
                 if batch.next_seq <= start_seq:
@@ -236,6 +250,10 @@ class JournalReader:
                 if left < 0:
                     return min(end, batch.first_seq if batch.first_seq > start_seq else batch.next_seq)
         return end
+
+
+def _first_seq(segment: Segment) -> int:
+    return segment.first_seq
 
 
 _T = TypeVar("_T")

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sbus.errors import JournalError, JournalLocked
+from sbus.journal.layout import list_segments
 from sbus.journal.reading import JournalReader, Slice, find_journals, read
 from sbus.journal.schema import Kind, schema
 from sbus.journal.writing import Journal
@@ -280,6 +281,26 @@ class TestReading:
         assert [reader.limit(0, max_bytes=n) for n in (0, 1, 4000, 5500, 13500, 10**6)] == [2, 2, 2, 4, 10, 12], size
         assert reader.limit(1, max_bytes=1) == 2
         assert reader.limit(0, max_rows=3, max_bytes=5500) == 3
+
+    def test_new_segments(self, journal, monkeypatch):
+        """The directory is not listed again while it is as it was, and is as soon as it is not."""
+        listed = []
+        monkeypatch.setattr(
+            "sbus.journal.reading.list_segments", lambda path: listed.append(path) or list_segments(path)
+        )
+        reader = JournalReader(journal.directory)
+        for count in range(1, 4):
+            journal.append(SOME)
+            journal.roll()
+            for _ in range(2):
+                assert len(reader.segments()) == count
+        assert len(listed) == 6
+        os.utime(journal.directory, (0, 1_600_000_000))
+        for _ in range(5):
+            assert len(reader.segments()) == 3
+        assert len(listed) == 7
+        journal.append(SOME)
+        assert len(reader.segments()) == 4
 
     def test_not_there(self, journal):
         """Rows that readers may not see yet are refused."""
