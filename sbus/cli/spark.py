@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sbus.cli import spark_archive, spark_report, spark_traffic
+from sbus.cli import spark_archive, spark_replay, spark_report, spark_traffic
 from sbus.cli.spark_common import to_run
 
 __all__ = ["spark"]
@@ -16,8 +16,9 @@ __all__ = ["spark"]
 \b
 Examples:
   sbus spark archive --journal=/var/lib/sbus/journal --lake=/srv/lake --once
-  sbus spark traffic --lake=/srv/lake --window='5 minutes' --depth=2
+  sbus spark traffic --lake=/srv/lake --window=5m --depth=2
   sbus spark report --lake=/srv/lake --last=24h --output=report.html
+  sbus spark replay --lake=/srv/lake --pattern='plant/' --speed=10
 """,
 )
 @to_run
@@ -28,5 +29,12 @@ def spark() -> None:
     """
 
 
-for _command in (spark_archive.archive, spark_traffic.traffic, spark_report.report):
+_COMMANDS = (
+    spark_archive.archive,
+    spark_traffic.traffic,
+    spark_report.report,
+    spark_replay.replay,
+)
+
+for _command in _COMMANDS:
     spark.add_command(_command)
