@@ -36,6 +36,8 @@ from sbus.spark.stream import SbusStreamReader
 
 BATCH = 10_000
 HOSTS = 100
+_WARMING = 3
+"""Runs until the JVM has compiled what a query runs often; the first takes several times as long as later ones."""
 SECOND = 1_000_000
 
 
@@ -79,7 +81,8 @@ def scan(spark: SparkSession, directory: str, rows: int, rounds: int) -> Iterato
         reader = spark.read.format("sbus").option("journal", directory).options(**OPTIONS.get(name, {}))
         frame = query((reader.schema(SCHEMAS[name]) if name in SCHEMAS else reader).load())
         times = []
-        frame.write.format("noop").mode("overwrite").save()  # compiles it
+        for _ in range(_WARMING):
+            frame.write.format("noop").mode("overwrite").save()
         for _ in range(rounds):
             before = time.perf_counter()
             frame.write.format("noop").mode("overwrite").save()
