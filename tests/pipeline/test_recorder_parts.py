@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from twisted.python.failure import Failure
 
 from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.journal import disk
+from sbus.journal.layout import list_segments
 from sbus.recorder import recording
 from sbus.recorder.batches import Batch, Batches
 from sbus.recorder.options import Options, makeService
@@ -452,6 +454,20 @@ def test_messages_have_the_time_at_which_they_came(record: Callable[..., Recorde
     assert before - 1e-6 <= row["time"].timestamp() <= after < stop["time"].timestamp()
 
 
+def test_silent_bus(record: Callable[..., Recorder]) -> None:
+    """A segment that is old enough is closed also when nothing comes any more."""
+    recorder = record(batch_rows=1, sync=3600.0, segment_age=0.01)
+    recorder.recording.add(numbered(0, 1))
+    recorder.appended(1)
+    began = time.time()
+    while time.time() < began + 0.02:  # the journal goes by the real clock
+        pass
+    recorder.loop.advance(60)
+    recorder.loop.until(lambda: all(segment.closed for segment in list_segments(str(recorder.directory))))
+    assert shown(rows(recorder.directory)) == ["<start>", "0"]
+    recorder.stop()
+
+
 class Disk:
     """Stands in for the functions that write; fails as long as it is told to."""
 
@@ -494,7 +510,7 @@ def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -
     recorder.recording.add(numbered(7, 9))
     found = recorder.stop()
     assert shown(found) == ["<start>", *"0123456", "<full>", "7", "8", "<stop>"]
-    details = __import__("json").loads(found[8]["payload"])
+    details = json.loads(found[8]["payload"])
     assert details["reason"] == os.strerror(number)
     assert before <= details["since"] <= found[8]["time"].timestamp() * 1e6 + 1
     assert recorder.connection.stopped
