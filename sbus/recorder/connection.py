@@ -29,8 +29,8 @@ __all__ = ["Connection", "Intake"]
 
 _ANSWER = 30.0
 """Seconds that a bus may take to confirm subscriptions."""
-_LASTING = 5.0
-"""Seconds that a connection must last before the next one is tried for without a pause again."""
+_LASTING = 0.25
+"""Seconds that a connection must last before the next one is tried for at once: one that recorded something."""
 _REMIND = 60.0
 """Seconds after which it is said again that there is still no bus."""
 
@@ -76,6 +76,7 @@ class Connection:
         self._bus: Bus | None = None
         self._subscription: Subscription | None = None
         self._is_recording = False
+        self._has_recorded = False  # with the newest connection
         self._waits = False  # for room
         self._stopping = False
         self._is_ending = False  # the bus sends what waits for us, and closes
@@ -138,13 +139,13 @@ class Connection:
                 continue
             except defer.CancelledError:
                 return
-            since = self._reactor.seconds()
+            since, self._has_recorded = self._reactor.seconds(), False
             why = await self._read(self._bus)
             await self._bus.close()
             self._bus = self._subscription = None
             if not self._stopping:
                 self._say(why)
-            if self._reactor.seconds() - since >= _LASTING:
+            if self._has_recorded and self._reactor.seconds() - since >= _LASTING:
                 delays = self._backoff.delays()
 
     def _connect(self) -> defer.Deferred[Bus]:
@@ -213,7 +214,7 @@ class Connection:
     def _begin(self) -> None:
         """All patterns are in force."""
         gap, self.gap = self.gap, None
-        self._is_recording = True
+        self._is_recording = self._has_recorded = True
         self._said = ("", 0.0)
         self._intake.began(gap)
         held, self._held = self._held, []
