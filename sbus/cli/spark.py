@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sbus.cli import spark_archive, spark_replay, spark_report, spark_traffic
+from sbus.cli import spark_archive, spark_demo, spark_replay, spark_report, spark_traffic
 from sbus.cli.spark_common import to_run
 
 __all__ = ["spark"]
@@ -34,6 +34,7 @@ _COMMANDS = (
     spark_traffic.traffic,
     spark_report.report,
     spark_replay.replay,
+    spark_demo.demo,
 )
 
 for _command in _COMMANDS:

@@ -1,0 +1,135 @@
+"""A plant that sends telemetry: machines that work by day, sensors that are noisy, and two faults.
+
+Each site is a process of its own, ``python -m sbus.spark.demo.plant``. Its two days last as long as it is told; on
+the second one, the bearing of a machine in Berlin grows hot, and a sensor in Lyon falls silent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sbus.client.blocking import Bus, connect
+from sbus.errors import Disconnected
+
+__all__ = ["LIMIT", "SITES", "Site", "publish"]
+
+SITES = {"berlin": 4, "lyon": 3, "turin": 3}
+"""Each site, and how many machines it has."""
+LIMIT = 75.0
+"""Degrees Celsius that a bearing should not be above; they are at 55 to 66."""
+HOT = "plant/berlin/press-2/bearing/temperature"
+SILENT = "plant/lyon/press-1/coolant/flow"
+_HOT_FROM, _SILENT_FROM = 0.58, 0.7
+"""When the faults begin, as a part of the two days."""
+_TICK = 0.05
+_PER_SECOND = {
+    "bearing/temperature": 4.0,
+    "bearing/vibration": 8.0,
+    "motor/current": 3.0,
+    "coolant/flow": 2.0,
+    "state": 0.2,
+    "camera/still": 0.1,
+}
+
+
+@dataclass
+class Site:
+    """The machines of one place.
+
+    :ivar seconds: how long its two days last.
+    """
+
+    name: str
+    seconds: float
+    seed: int = 6
+
+    def __post_init__(self) -> None:
+        self._dice = random.Random(f"{self.name} {self.seed}")
+        self._owed: dict[str, float] = {}
+        self._picture = self._dice.randbytes(12_000)
+
+    def activity(self, at: float) -> float:
+        """How busy it is: little at night, much by day, with a break at noon; 0 to 1."""
+        hour = at / self.seconds * 48 % 24
+        day = 1 / (1 + math.exp(-2.5 * (hour - 6))) / (1 + math.exp(2 * (hour - 20)))
+        return 0.12 + 0.88 * day * (0.55 if 12 <= hour < 13 else 1.0)
+
+    def messages(self, start: float, end: float) -> Iterator[tuple[bytes | str, bytes]]:
+        """What it sends between two times, in seconds since the first midnight."""
+        busy = self.activity(start)
+        progress = start / self.seconds
+        for machine in range(1, SITES[self.name] + 1):
+            for sensor, rate in _PER_SECOND.items():
+                key = f"plant/{self.name}/press-{machine}/{sensor}"
+                if key == SILENT and progress >= _SILENT_FROM:
+                    continue
+                # A thermometer does not rest; what the machine does, it does by day.
+                rate *= 1.0 if sensor.startswith("bearing") else busy
+                for _ in range(self._due(key, rate * (end - start))):
+                    yield key, self._value(sensor, busy, progress if key == HOT else 0.0)
+        for _ in range(self._due("agv", 6 * busy * (end - start))):
+            yield f"logistics/{self.name}/agv/position", json.dumps({
+                "agv": self._dice.randrange(1, 5), "x": round(self._dice.uniform(0, 80), 2),
+                "y": round(self._dice.uniform(0, 40), 2), "battery": self._dice.randrange(20, 100),
+            }).encode()  # fmt: skip
+        if self._dice.random() < 0.25 * busy * (end - start):
+            # A delivery: many parcels in a moment.
+            for _ in range(self._dice.randrange(20, 90)):
+                yield f"logistics/{self.name}/scanner", b"%013d" % self._dice.randrange(10**13)
+
+    def _due(self, what: str, expected: float) -> int:
+        """How many messages of a kind are to be sent now, so that over time as many are as should be."""
+        owed = self._owed.get(what, self._dice.random()) + expected * self._dice.uniform(0.8, 1.2)
+        self._owed[what] = owed % 1
+        return int(owed)
+
+    def _value(self, sensor: str, busy: float, progress: float) -> bytes:
+        noise = self._dice.gauss
+        if sensor == "bearing/temperature":
+            heat = max(0.0, progress - _HOT_FROM) * 130
+            return b"%.2f" % (55 + 11 * busy + min(heat, 45) + noise(0, 0.4))
+        if sensor == "bearing/vibration":
+            rms = abs(0.4 + 1.8 * busy + noise(0, 0.15))
+            return json.dumps({"rms": round(rms, 3), "peak": round(rms * self._dice.uniform(2, 4), 3)}).encode()
+        if sensor == "motor/current":
+            return b"%.1f" % abs(2 + 38 * busy + noise(0, 1.5))
+        if sensor == "coolant/flow":
+            return b"%.2f" % abs(1 + 7 * busy + noise(0, 0.1))
+        if sensor == "state":
+            return b"running" if self._dice.random() < busy else b"idle"
+        return self._picture[: self._dice.randrange(6_000, 12_000)]
+
+
+def publish(bus: Bus, site: Site, start: float) -> None:
+    """Publish what a site sends, in its rhythm, until the bus goes away.
+
+    :param start: when the first midnight is, in seconds since 1970.
+    """
+    at = max(0.0, time.time() - start)
+    while True:
+        now = time.time() - start
+        if now > at:
+            bus.publish_many(list(site.messages(at, now)))
+            at = now
+        time.sleep(_TICK)
+
+
+def main() -> None:
+    """``python -m sbus.spark.demo.plant SOCKET SITE START SECONDS``"""
+    socket, name, start, seconds = sys.argv[1:]
+    try:
+        with connect(socket) as bus:
+            publish(bus, Site(name, float(seconds)), float(start))
+    except Disconnected:
+        os._exit(0)  # the bus was stopped first
+
+
+if __name__ == "__main__":
+    main()

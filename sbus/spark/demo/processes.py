@@ -1,0 +1,81 @@
+"""The processes of the demo: started in order, and ended in order, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sbus.errors import SbusError
+
+__all__ = ["Process", "python", "running", "twistd"]
+
+_PATIENCE = 15.0
+"""Seconds that a process may take to end when it is told to."""
+
+
+class Process:
+    """A child of ours. Ctrl-C on the terminal does not reach it: it is ended when it is its turn."""
+
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check(self) -> None:
+        """
+        :raises SbusError: if it has ended, with the end of its log.
+        """
+        if self._process.poll() is not None:
+            told = self.log.read_text(errors="replace")[-600:].strip()
+            raise SbusError(f"the {self.name} has ended with status {self._process.returncode}; its log:\n{told}")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """End it in order, and wait for that."""
+        self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def python(*arguments: str) -> list[str]:
+    """The command that runs Python with these arguments."""
+    return [sys.executable, *arguments]
+
+
+def twistd(command: str, *options: str) -> list[str]:
+    """The command that runs one of our services."""
+    code = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
+    return python("-c", code, "--nodaemon", "--pidfile=", command, *options)
+
+
+@contextlib.contextmanager
+def running(name: str, command: list[str], log: Path) -> Iterator[Process]:
+    """A process that is ended at the end of the block."""
+    process = Process(name, command, log)
+    try:
+        yield process
+    finally:
+        process.end()

@@ -1,0 +1,211 @@
+"""What the demo does, one thing after the other, and what it says about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from sbus.client.blocking import connect
+from sbus.client.core import Message
+from sbus.errors import ConnectError, Disconnected, SbusError, TimedOut
+from sbus.journal.reading import JournalReader
+from sbus.spark.archive import Archive
+from sbus.spark.demo import alerts
+from sbus.spark.demo.plant import LIMIT, SITES
+from sbus.spark.demo.processes import Process, python, running, twistd
+from sbus.spark.lake import Lake
+from sbus.spark.report import Figures, measure, render
+
+__all__ = ["Outcome", "run"]
+
+_CRASH = 0.62
+"""When the recorder is killed, as a part of the two days."""
+_PATIENCE = 60.0
+"""Seconds that a slow machine may take for what should happen at once."""
+_LOOK = 0.05
+_SHOWN = 4
+"""Alerts that are told one by one."""
+
+Say = Callable[[str, str], None]
+"""Called with who speaks, and what is said."""
+
+
+@dataclass
+class Outcome:
+    """What has happened.
+
+    :ivar alerts: keys and payloads that came back from the query.
+    :ivar archived: rows in the lake.
+    :ivar report: the page; None if the demo was ended before.
+    """
+
+    directory: Path
+    alerts: list[Message] = field(default_factory=list)
+    archived: int = 0
+    figures: Figures | None = None
+    report: Path | None = None
+
+
+def run(
+    spark: SparkSession,
+    directory: Path,
+    *,
+    seconds: float = 80.0,
+    say: Say = lambda who, what: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run all of it.
+
+    :param directory: where everything is kept; it must be there.
+    :param seconds: how long the plant works; it lives through two days in that time.
+    :param say: is told what happens.
+    :param stop: whether to end early, in order; asked many times a second.
+    :raises sbus.errors.SbusError: if a part of it fails; the text has the end of its log.
+    """
+    outcome = Outcome(directory)
+    journal, socket = directory / "journal", directory / "bus"
+    address = os.fspath(socket)
+    with ExitStack() as stack:
+        bus = stack.enter_context(running("bus", twistd("sbus", f"--socket={address}"), directory / "bus.log"))
+        _wait(lambda: _accepts(address), bus, stop, "the bus to listen")
+        say("bus", f"twistd sbus --socket={address} (process {bus.pid})")
+        recorder = _start_recorder(address, journal, directory)
+        stack.callback(lambda: recorder.end())
+        _wait(lambda: _rows(journal) > 0, recorder, stop, "the recorder to write")
+        say("recorder", f"twistd sbus-recorder --journal={journal} (process {recorder.pid})")
+        window = max(1.0, seconds / 40)
+        query = alerts.start(
+            spark, os.fspath(journal), address, os.fspath(directory / "checkpoint"), limit=LIMIT, window=window
+        )
+        stack.callback(query.stop)
+        say("query", f"Spark reads the journal as it grows: a bearing above {LIMIT:.0f} °C is told to the bus")
+        stack.enter_context(_subscribed(address, outcome.alerts, say))
+        start = time.time()
+        for site, machines in SITES.items():
+            command = python("-m", "sbus.spark.demo.plant", address, site, str(start), str(seconds))
+            stack.enter_context(running(f"plant in {site}", command, directory / f"{site}.log"))
+            say("plant", f"{site}: {machines} machines begin to send; two days take {seconds:.0f} seconds")
+
+        told = {"day": False, "crash": False}
+        while not stop():
+            passed = time.time() - start
+            if passed >= seconds and (outcome.alerts or passed >= seconds + _PATIENCE):
+                break
+            if passed >= seconds / 2 and not told["day"]:
+                told["day"] = True
+                say("plant", f"the second day begins; {_rows(journal):,} rows are recorded")
+            if passed >= seconds * _CRASH and not told["crash"]:
+                told["crash"] = True
+                recorder.kill()
+                say("recorder", "kill -9: what it had synced is safe, and nobody else notices")
+                pause = time.monotonic() + min(1.5, seconds / 30)
+                while time.monotonic() < pause and not stop():
+                    time.sleep(_LOOK)
+                recorder = _start_recorder(address, journal, directory)
+                say("recorder", "started again: it cuts off the torn end, goes on, and writes down the gap")
+            bus.check()
+            if (failure := query.exception()) is not None:
+                raise SbusError(f"the streaming query has failed: {failure}")
+            time.sleep(_LOOK)
+        _wait(lambda: True, recorder, stop, "")
+    # All of it is stopped by now, in the order of the way back: plant, subscriber, query, recorder, bus.
+    say("", f"stopped in order: plant, query, recorder, bus; {len(outcome.alerts)} alerts came over the bus")
+    if stop():
+        return outcome
+    _evaluate(spark, outcome, journal, start, seconds, say)
+    return outcome
+
+
+def _start_recorder(address: str, journal: Path, directory: Path) -> Process:
+    options = (f"--socket={address}", f"--journal={journal}", "--sync=200ms", "--batch-time=50ms")
+    return Process("recorder", twistd("sbus-recorder", *options), directory / "recorder.log")
+
+
+def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float, seconds: float, say: Say) -> None:
+    lake = Lake(outcome.directory / "lake")
+    with Archive(spark, [os.fspath(journal)], lake) as archive:
+        archive.wait()
+    outcome.archived = archive.rows
+    say("archive", f"{archive.rows:,} rows are in a lake of Parquet files: {lake.directory}")
+    half, end = (datetime.fromtimestamp(start + seconds * part, UTC) for part in (0.5, 1.0))
+    outcome.figures = measure(lake.read(spark), start=half, end=end)
+    outcome.report = outcome.directory / "report.html"
+    page = render(outcome.figures, source=os.fspath(lake.directory), title="Two days of a plant")
+    outcome.report.write_text(page, "utf-8")
+    say("report", f"the second day, compared with the first: {outcome.report}")
+    for silence in outcome.figures.silences:
+        if silence.end is None:
+            say("report", f"it has found the sensor that fell silent: {silence.scope}")
+
+
+def _rows(journal: Path) -> int:
+    try:
+        return JournalReader(os.fspath(journal)).end()
+    except SbusError:
+        return 0  # not there yet
+
+
+def _accepts(address: str) -> bool:
+    try:
+        connect(address, timeout=1).close()
+    except ConnectError:
+        return False
+    return True
+
+
+def _wait(is_there: Callable[[], bool], process: Process, stop: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not is_there() and not stop():
+        process.check()
+        if time.monotonic() > deadline:
+            raise TimedOut(f"waited {_PATIENCE:.0f} seconds for {what}: see {process.log}")
+        time.sleep(_LOOK)
+
+
+@contextlib.contextmanager
+def _subscribed(address: str, found: list[Message], say: Say) -> Iterator[None]:
+    """Meanwhile, a client like any other shows the alerts."""
+    with connect(address) as bus:
+        bus.subscribe("alerts/")
+        bus.fence()
+        over = threading.Event()
+
+        def show() -> None:
+            while not over.is_set():
+                try:
+                    messages = bus.get_many(0.2)
+                except TimedOut:
+                    continue
+                except Disconnected:
+                    return
+                for message in messages:
+                    found.append(message)
+                    if len(found) <= _SHOWN:
+                        say("alert", _told(message))
+                    elif len(found) == _SHOWN + 1:
+                        say("alert", "... and so on")
+
+        thread = threading.Thread(target=show, name="alerts")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _told(message: Message) -> str:
+    alert = json.loads(message.payload)
+    rise = alert.get("rise")
+    rising = f", rising {rise:.1f} °C a second" if rise else ""
+    return f"{message.key.decode()}: {alert['degrees']:.1f} °C{rising}"
