@@ -45,10 +45,10 @@ class KernelCredentials:
         self._allowed = None if allowed is None else frozenset(allowed)
         self._overflow_uid, self._overflow_gid = overflow_ids()
 
-    # The server's own user is asked for each time: it is another one after twistd --uid has given root up.
+    # The server's own user is asked for each time: it is another one after twistd --uid or --euid has given root up.
 
     def mayConnect(self, peer: PeerCredentials) -> bool:
-        return self._allowed is None or peer.uid in self._allowed or peer.uid == os.getuid()
+        return self._allowed is None or peer.uid in self._allowed or peer.uid == os.geteuid()
 
     def checkSubscription(self, peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
         if not secret:
@@ -62,7 +62,7 @@ class KernelCredentials:
         return True
 
     def mayBlock(self, receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
-        return self._settings.block_across_users or receiver.uid == publisher.uid or receiver.uid in (0, os.getuid())
+        return self._settings.block_across_users or receiver.uid == publisher.uid or receiver.uid in (0, os.geteuid())
 
 
 @implementer(ICredentialsPolicy)

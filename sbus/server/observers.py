@@ -76,7 +76,8 @@ class LogObserver(Observer):
     """Writes what an operator wants to know to Twisted's log, with who, what and why.
 
     Drops are many when there are any: the first is logged at once, the rest in sums, one line for
-    each client that lost messages in `interval` seconds.
+    each client that lost messages in `interval` seconds. So it is with the violations of a client
+    that is kept in spite of them.
 
     :param clock: an `IReactorTime`.
     """
@@ -89,6 +90,8 @@ class LogObserver(Observer):
         self._interval = interval
         self._lost: dict[Any, list[int]] = {}
         self._report: Any = None
+        self._violations: dict[Any, int] = {}
+        self._violations_report: Any = None
 
     def connected(self, client: Any) -> None:
         self.log.debug("client {number} connected: {peer}", number=client.number, **_who(client.peer))
@@ -97,6 +100,12 @@ class LogObserver(Observer):
         self.log.warn("refused a connection from {peer}: {why}", reason=reason.name, why=reason.value, **_who(peer))
 
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
+        if client in self._violations:
+            self._violations[client] += 1
+            return
+        self._violations[client] = 0
+        if self._violations_report is None:
+            self._violations_report = self._clock.callLater(self._interval, self._tell_of_violations)
         self.log.warn(
             "violation by client {number}, {peer}: {why} (key {key!r})",
             number=client.number,
@@ -108,6 +117,7 @@ class LogObserver(Observer):
 
     def closed(self, client: Any, reason: CloseReason) -> None:
         self._tell(client)
+        self._tell_of_violator(client)
         ordinary = reason in (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.SERVER_STOPPED)
         (self.log.debug if ordinary else self.log.warn)(
             "client {number} disconnected: {peer}: {why}",
@@ -144,8 +154,33 @@ class LogObserver(Observer):
                 **_who(client.peer),
             )
 
+    def _tell_of_violations(self) -> None:
+        """Who has broken the protocol again is told of in one line, and goes on to be; the others start afresh."""
+        self._violations_report = None
+        again = [client for client in tuple(self._violations) if self._tell_of_violator(client)]
+        if again:
+            self._violations = dict.fromkeys(again, 0)
+            self._violations_report = self._clock.callLater(self._interval, self._tell_of_violations)
+
+    def _tell_of_violator(self, client: Any) -> int:
+        """How many violations of a client were not told of yet; now they are."""
+        more = self._violations.pop(client, 0)
+        if more:
+            self.log.warn(
+                "{violations} more violations by client {number}, {peer}",
+                violations=more,
+                number=client.number,
+                **_who(client.peer),
+            )
+        return more
+
     def stop(self) -> None:
         """Report what is left, and leave the clock alone."""
+        for client in tuple(self._violations):
+            self._tell_of_violator(client)
+        if self._violations_report is not None:
+            self._violations_report.cancel()
+            self._violations_report = None
         for client in tuple(self._lost):
             self._tell(client)
         if self._report is not None:

@@ -41,6 +41,15 @@ def who_may_connect(policy, **settings):
 EVERYONE = {0, SERVER, 1000, 1001, OVERFLOW[0]}
 
 
+def test_the_effective_user_counts(monkeypatch):
+    """After twistd --euid the server's own user is the one as which it acts, not the one that started it."""
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: SERVER)
+    assert who_may_connect(OwnUserPolicy()) == {SERVER}
+    control = OwnUserPolicy().make(AccessSettings())
+    assert control.mayBlock(peer(SERVER), peer(1000))
+
+
 @pytest.mark.parametrize("policy", [KernelPolicy(), OwnUserPolicy()])
 def test_interfaces(policy):
     """The policies and what they make keep the promises of their interfaces."""

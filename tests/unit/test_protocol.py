@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 
 from sbus.errors import CloseReason
@@ -332,6 +333,41 @@ def test_replies_do_not_pile_up():
     assert not a.transport.is_paused
 
 
+def test_who_changes_its_mind_lets_its_publishers_go():
+    """A receiver that chooses another strategy no longer holds back whom it held back for the one before."""
+    bus = Bus()
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    reader.stall()
+    publisher.send(message("k", b"1"))
+    publisher.send(message("k", b"2"))
+    assert publisher.transport.is_paused
+    reader.send(b"CMSG blocking/soft/queue")
+    assert not publisher.transport.is_paused
+    publisher.send(message("k", b"3"))
+    assert not publisher.transport.is_paused
+    reader.drain()
+    assert [packet[6:] for packet in reader.take()] == [b"1", b"2", b"3"]
+
+
+def test_many_replies_in_one_batch_are_sent_on_the_way():
+    """Answers to one batch never gather past 64 before they are sent, so a client that reads is not stopped by them."""
+    bus = Bus()
+    a = bus.connect()
+    flushed = []
+    flush = a.transport.flush
+
+    def noted():
+        flushed.append(len(a.protocol.queue))
+        flush()
+
+    a.transport.flush = noted
+    a.send(*[b"CMSG !/cred/whoami"] * 200)
+    assert max(flushed) == 64
+    assert len(a.take()) == 200
+    assert not a.transport.is_paused
+
+
 def test_a_publisher_that_leaves_is_heard_to_the_end():
     """What a paused publisher had sent before it left is still delivered."""
     bus = Bus()
@@ -523,5 +559,46 @@ def test_drops_are_logged_in_sums_without_payloads():
         assert lines[1]["total"] == 49
         assert "sensitive" not in repr(lines)
         log.stop()
+    finally:
+        globalLogPublisher.removeObserver(observer)
+
+
+def test_violations_are_logged_in_sums():
+    """Of a client that is kept the first violation is told at once, the others in one line after the interval."""
+    events: list[Any] = []
+    observer: Any = events.append
+    globalLogPublisher.addObserver(observer)
+    try:
+        clock = Clock()
+        log = LogObserver(clock)
+        bus = Bus(ignore_violations=True, observers=(log,))
+        first, second = bus.connect(), bus.connect()
+
+        def told():
+            lines = [event for event in events if "iolation" in event["log_format"]]
+            events.clear()
+            return [(line["number"], line.get("violations", 1)) for line in lines]
+
+        first.send(*[b"nonsense"] * 50)
+        second.send(b"nonsense")
+        assert told() == [(1, 1), (2, 1)]
+        clock.advance(10)
+        assert told() == [(1, 49)]
+        first.send(*[b"nonsense"] * 3)
+        second.send(b"nonsense")
+        assert told() == [(2, 1)]
+        clock.advance(10)
+        assert told() == [(1, 3)]
+        first.send(*[b"nonsense"] * 2)
+        first.transport.end()
+        bus.settle()
+        assert told() == [(1, 2)]
+        clock.advance(20)
+        assert clock.getDelayedCalls() == []
+        second.send(*[b"nonsense"] * 4)
+        assert told() == [(2, 1)]
+        log.stop()
+        assert told() == [(2, 3)]
+        assert clock.getDelayedCalls() == []
     finally:
         globalLogPublisher.removeObserver(observer)
