@@ -81,7 +81,7 @@ def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal, cloc
     expected = stored(journal)
     assert len(expected) == 5 * (1 + 3 * 7)
     for raw in (False, True):
-        rows = table(spark, journal, rawKeys=str(raw)).orderBy("seq").toArrow().to_pylist()
+        rows = table(spark, journal, rawKeys=str(raw)).toArrow().sort_by("seq").to_pylist()
         wanted = [{**row, "key": row["key"] if raw else as_text(row["key"])} for row in expected]
         assert rows == wanted
 
