@@ -31,11 +31,11 @@ _HOT_FROM, _SILENT_FROM = 0.58, 0.7
 _TICK = 0.05
 _PER_SECOND = {
     "bearing/temperature": 4.0,
-    "bearing/vibration": 8.0,
-    "motor/current": 3.0,
-    "coolant/flow": 2.0,
+    "bearing/vibration": 10.0,
+    "motor/current": 8.0,
+    "coolant/flow": 5.0,
     "state": 0.2,
-    "camera/still": 0.1,
+    "camera/still": 0.5,
 }
 
 
@@ -52,8 +52,9 @@ class Site:
 
     def __post_init__(self) -> None:
         self._dice = random.Random(f"{self.name} {self.seed}")
+        self._parcels = 0
         self._owed: dict[str, float] = {}
-        self._picture = self._dice.randbytes(12_000)
+        self._picture = self._dice.randbytes(4_000)
 
     def activity(self, at: float) -> float:
         """How busy it is: little at night, much by day, with a break at noon; 0 to 1."""
@@ -79,10 +80,12 @@ class Site:
                 "agv": self._dice.randrange(1, 5), "x": round(self._dice.uniform(0, 80), 2),
                 "y": round(self._dice.uniform(0, 40), 2), "battery": self._dice.randrange(20, 100),
             }).encode()  # fmt: skip
-        if self._dice.random() < 0.25 * busy * (end - start):
-            # A delivery: many parcels in a moment.
-            for _ in range(self._dice.randrange(20, 90)):
-                yield f"logistics/{self.name}/scanner", b"%013d" % self._dice.randrange(10**13)
+        if self._dice.random() < 0.12 * busy * (end - start):
+            self._parcels += self._dice.randrange(80, 240)  # a delivery: a burst of parcels
+        scanned = min(self._parcels, self._due("parcels", 60 * (end - start)))
+        self._parcels -= scanned
+        for _ in range(scanned):
+            yield f"logistics/{self.name}/scanner", b"%013d" % self._dice.randrange(10**13)
 
     def _due(self, what: str, expected: float) -> int:
         """How many messages of a kind are to be sent now, so that over time as many are as should be."""
@@ -104,7 +107,7 @@ class Site:
             return b"%.2f" % abs(1 + 7 * busy + noise(0, 0.1))
         if sensor == "state":
             return b"running" if self._dice.random() < busy else b"idle"
-        return self._picture[: self._dice.randrange(6_000, 12_000)]
+        return self._picture[: self._dice.randrange(1_500, 4_000)]
 
 
 def publish(bus: Bus, site: Site, start: float) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -117,12 +117,13 @@ def run(
             if (failure := query.exception()) is not None:
                 raise SbusError(f"the streaming query has failed: {failure}")
             time.sleep(_LOOK)
-        _wait(lambda: True, recorder, stop, "")
+        recorder.check()
+        end = time.time()
     # All of it is stopped by now, in the order of the way back: plant, subscriber, query, recorder, bus.
     say("", f"stopped in order: plant, query, recorder, bus; {len(outcome.alerts)} alerts came over the bus")
     if stop():
         return outcome
-    _evaluate(spark, outcome, journal, start, seconds, say)
+    _evaluate(spark, outcome, journal, end, seconds, say)
     return outcome
 
 
@@ -131,16 +132,17 @@ def _start_recorder(address: str, journal: Path, directory: Path) -> Process:
     return Process("recorder", twistd("sbus-recorder", *options), directory / "recorder.log")
 
 
-def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float, seconds: float, say: Say) -> None:
+def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, end: float, seconds: float, say: Say) -> None:
     lake = Lake(outcome.directory / "lake")
     with Archive(spark, [os.fspath(journal)], lake) as archive:
         archive.wait()
     outcome.archived = archive.rows
     say("archive", f"{archive.rows:,} rows are in a lake of Parquet files: {lake.directory}")
-    half, end = (datetime.fromtimestamp(start + seconds * part, UTC) for part in (0.5, 1.0))
-    outcome.figures = measure(lake.read(spark), start=half, end=end)
+    until = datetime.fromtimestamp(end, UTC)
+    day = timedelta(seconds=seconds / 2)
+    outcome.figures = measure(lake.read(spark), start=until - day, end=until)
     outcome.report = outcome.directory / "report.html"
-    page = render(outcome.figures, source=os.fspath(lake.directory), title="Two days of a plant")
+    page = render(outcome.figures, source=os.fspath(lake.directory), title="A day of a plant")
     outcome.report.write_text(page, "utf-8")
     say("report", f"the second day, compared with the first: {outcome.report}")
     for silence in outcome.figures.silences:

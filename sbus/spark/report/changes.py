@@ -47,7 +47,7 @@ def compare(
     )
     both = rated.where("n > 0 AND n_before > 0")
     moved = F.abs(F.sqrt(F.col("rate_before") * F.col("seconds")) - F.sqrt("n"))
-    factor = F.greatest(F.col("rate") / F.col("rate_before"), F.col("rate_before") / F.col("rate"))
+    factor = F.greatest(F.try_divide("rate", "rate_before"), F.try_divide("rate_before", "rate"))
     changed = both.where((moved > _BY_CHANCE) & (factor >= NOTICEABLE)).orderBy(moved.desc(), "key")
     by_prefix = rated.groupBy(prefix("key", depth).alias("key")).agg(
         F.count("*").alias("keys"), *[F.sum(name).alias(name) for name in ("n", "n_before", "rate", "rate_before")]

@@ -254,8 +254,8 @@ def changes(figures: Figures) -> Html:
     if found is None:
         return _section("changes", title, "Nothing was recorded before this period, so there is nothing to compare.")
     lists = [
-        (f"New ({number(found.new_count)} keys)", found.new, "new"),
-        (f"Gone ({number(found.vanished_count)} keys)", found.vanished, "gone"),
+        (f"New ({_keys(found.new_count)})", found.new, "new"),
+        (f"Gone ({_keys(found.vanished_count)})", found.vanished, "gone"),
         ("More often", found.up, "up"),
         ("Less often", found.down, "down"),
     ]
@@ -276,12 +276,12 @@ def changes(figures: Figures) -> Html:
     return _section("changes", title, note, prefixes, el("div", columns, class_="cols"))
 
 
+def _keys(count: int) -> str:
+    return f"{number(count)} key" + ("" if count == 1 else "s")
+
+
 def _named(c: Change) -> Part:
-    return (
-        [key(c.scope), el("span", f" {number(c.keys)} key" + ("s" if c.keys > 1 else ""), class_="soft")]
-        if c.scope.endswith("/")
-        else key(c.scope)
-    )
+    return [key(c.scope), el("span", f" {_keys(c.keys)}", class_="soft")] if c.scope.endswith("/") else key(c.scope)
 
 
 def _moved(c: Change) -> Html:

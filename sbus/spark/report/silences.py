@@ -91,7 +91,7 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
     return (
         pauses.withColumn("unrecorded", unrecorded)
         .withColumn("net", F.col("until") - F.col("start") - F.col("unrecorded"))
-        .withColumn("around", (F.sum(ended).over(around) - ended) / (F.count("*").over(around) - 1))
+        .withColumn("around", F.try_divide(F.sum(ended).over(around) - ended, F.count("*").over(around) - 1))
     )
 
 

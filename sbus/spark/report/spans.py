@@ -9,7 +9,7 @@ __all__ = ["Span", "length", "merged", "nice_width", "overlap", "without"]
 
 _SECOND = 1_000_000
 _WIDTHS = [
-    *(int(_SECOND * s) for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30)),
+    *(int(_SECOND * s) for s in (0.5, 1, 2, 5, 10, 15, 30)),
     *(60 * _SECOND * m for m in (1, 2, 5, 10, 15, 30)),
     *(3600 * _SECOND * h for h in (1, 2, 3, 6, 12, 24, 48, 24 * 7, 24 * 14, 24 * 28)),
 ]
