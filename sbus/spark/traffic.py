@@ -25,7 +25,7 @@ def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark:
     * ``time``: when the window begins;
     * ``prefix``: what the keys have in common, ``depth`` segments; null in a window that has gaps and no message;
     * ``messages``, ``bytes`` (of payloads), ``rate`` (messages a second);
-    * ``keys``: how many different ones, with a standard deviation of 2 % (fewer than about a hundred are exact);
+    * ``keys``: how many different ones, with a standard deviation of 2 %;
     * ``p50``, ``p95``, ``p99``: so many per cent of the payloads have at most so many bytes (within 0.1 %);
     * ``gaps``: how many breaks the recording had in this window, whatever the prefix. Where it is not 0, messages may
       be missing.
