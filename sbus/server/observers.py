@@ -17,6 +17,9 @@ __all__ = ["LogObserver", "Observer", "listeners"]
 
 _log = Logger(namespace="sbus.bus")
 
+_FEW_VIOLATIONS = 8
+"""Violations of one client that are logged one by one, before the others are counted."""
+
 
 @implementer(IObserver)
 class Observer:
@@ -77,7 +80,7 @@ class LogObserver(Observer):
 
     Drops are many when there are any: the first is logged at once, the rest in sums, one line for
     each client that lost messages in `interval` seconds. So it is with the violations of a client
-    that is kept in spite of them.
+    that is kept in spite of them, of which the first few are told, as they may be of several kinds.
 
     :param clock: an `IReactorTime`.
     """
@@ -100,10 +103,9 @@ class LogObserver(Observer):
         self.log.warn("refused a connection from {peer}: {why}", reason=reason.name, why=reason.value, **_who(peer))
 
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
-        if client in self._violations:
-            self._violations[client] += 1
+        count = self._violations[client] = self._violations.get(client, 0) + 1
+        if count > _FEW_VIOLATIONS:
             return
-        self._violations[client] = 0
         if self._violations_report is None:
             self._violations_report = self._clock.callLater(self._interval, self._tell_of_violations)
         self.log.warn(
@@ -159,20 +161,20 @@ class LogObserver(Observer):
         self._violations_report = None
         again = [client for client in tuple(self._violations) if self._tell_of_violator(client)]
         if again:
-            self._violations = dict.fromkeys(again, 0)
+            self._violations = dict.fromkeys(again, _FEW_VIOLATIONS)
             self._violations_report = self._clock.callLater(self._interval, self._tell_of_violations)
 
     def _tell_of_violator(self, client: Any) -> int:
         """How many violations of a client were not told of yet; now they are."""
-        more = self._violations.pop(client, 0)
-        if more:
+        more = self._violations.pop(client, 0) - _FEW_VIOLATIONS
+        if more > 0:
             self.log.warn(
                 "{violations} more violations by client {number}, {peer}",
                 violations=more,
                 number=client.number,
                 **_who(client.peer),
             )
-        return more
+        return max(more, 0)
 
     def stop(self) -> None:
         """Report what is left, and leave the clock alone."""

@@ -51,13 +51,12 @@ def sendable(sock: socket.socket) -> int:
 def raise_send_buffer(sock: socket.socket, max_packet: int) -> int:
     """Make the send buffer large enough for a packet of so many bytes, as far as the kernel permits.
 
-    It is set to about the packet's size, which the kernel doubles (socket(7)); never to less than it is.
+    It is set to about the packet's size, which the kernel doubles (socket(7)); also where it is larger: what the kernel
+    holds escapes flood control.
 
     :returns: bytes in the longest packet that the socket can send now.
     """
     wanted = min(max_packet + OVERHEAD, LARGEST_SEND_BUFFER // 2)
-    if 2 * wanted - OVERHEAD <= sendable(sock):
-        return sendable(sock)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
     if sendable(sock) < min(max_packet, LARGEST_SEND_BUFFER - OVERHEAD):
         with contextlib.suppress(OSError):  # needs CAP_NET_ADMIN

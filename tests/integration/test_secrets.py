@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 
@@ -254,7 +255,9 @@ class TestSpies:
         publisher.sync()
         assert spy.sync() == []
         assert len(victim.sync()) == count
+        assert started.stop() == 0
         refused = started.log.count("violation by client")
+        refused += sum(map(int, re.findall(r"(\d+) more violations by client", started.log)))
         assert len(REFUSED_PATTERNS) < refused < len(patterns)
 
     @pytest.mark.parametrize("which", ["gid", "uid", "pid"])

@@ -582,20 +582,11 @@ def test_raise_send_buffer(helper, size):
     with ours, theirs:
         longest = raise_send_buffer(ours, size)
         assert longest == sendable(ours)
-        assert size <= longest
+        assert size <= longest <= 2 * (size + OVERHEAD)
         assert helper.send_packets(ours, [b"x" * longest]) == 1
         theirs.recv(1)
         with pytest.raises(OSError, match="Message too long"):
             helper.send_packets(ours, [b"x" * (longest + 1)])
-
-
-@pytest.mark.parametrize("size", [1, 64, 5_000, 100_000])
-def test_a_send_buffer_is_never_made_smaller(size):
-    """A buffer that is large enough stays as it is: where packets must be short there should not be few of them."""
-    ours, theirs = socketpair()
-    with ours, theirs:
-        before = sendable(ours)
-        assert raise_send_buffer(ours, size) == before
 
 
 def test_send_buffer_has_an_end():
