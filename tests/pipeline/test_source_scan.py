@@ -45,8 +45,10 @@ def test_sizes_of_batches(lengths: list[list[int]]):
     assert all(batch.num_rows <= 40 for batch in found)
     # A batch is cut evenly by rows, so with rows of uneven length its parts may be up to some times as large.
     assert all(batch.nbytes <= 2000 * 2 or batch.num_rows == 1 for batch in found if batch.nbytes)
-    for one, following in pairwise(found):
-        assert one.num_rows + following.num_rows > 10 or one.nbytes + following.nbytes > 1000
+    if all(batch.nbytes <= 2000 for batch in batches):  # none is cut
+        for one, following in pairwise(found):
+            # Batches that are joined share the dictionaries that each of them had, which are less than half of it.
+            assert one.num_rows + following.num_rows > 10 or one.nbytes + following.nbytes > 450
 
 
 def planned(journal: Journal, **options: Any) -> list[JournalPartition]:
