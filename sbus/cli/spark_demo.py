@@ -56,7 +56,7 @@ def demo(job: Job, seconds: float, directory: Path | None) -> None:
     say("", f"everything is kept in {directory}")
     say("", "Spark is starting")
     with end_by_signals() as stop, job.session("demo") as spark:
-        from sbus.spark.demo import run
+        from sbus.spark.demo.show import run
 
         outcome = run(spark, directory, seconds=seconds, say=say, stop=lambda: stop.is_wanted)
     if outcome.report is None:

@@ -27,6 +27,7 @@ __all__ = [
     "prefix",
     "shapes",
     "total",
+    "with_shape",
 ]
 
 LABELS = 7
@@ -136,32 +137,36 @@ def find_traffic(cube: DataFrame, windows: Windows, depth: int, labels: Sequence
     )
 
 
-def find_top(cube: DataFrame, keys: DataFrame, windows: Windows, order: str, top: int) -> list[KeyTraffic]:
-    """The keys with most of something.
+def find_top(keys: DataFrame, order: str, top: int) -> list[tuple[str, int, int]]:
+    """The keys with most of something: each with its messages and bytes.
 
     :param keys: ``key``, ``n`` and ``bytes`` of the period.
     :param order: the column that counts.
     """
     rows = keys.where("n > 0").orderBy(F.col(order).desc(), "key").limit(top).select("key", "n", "bytes").collect()
-    bundle = max(1, -(-windows.count // _SHAPE))
-    found = shapes(cube, windows, [row.key for row in rows], bundle)
-    shorter = windows.count % bundle
-    for shape in found if shorter else ():
+    return [(row.key, row.n, row.bytes) for row in rows]
+
+
+def with_shape(found: tuple[str, int, int], counts: list[int]) -> KeyTraffic:
+    """A key's traffic, given its messages per window."""
+    bundle = max(1, -(-len(counts) // _SHAPE))
+    shape = [sum(counts[at : at + bundle]) for at in range(0, len(counts), bundle)]
+    if shorter := len(counts) % bundle:
         shape[-1] = round(shape[-1] * bundle / shorter)
-    return [KeyTraffic(row.key, row.n, row.bytes, shape) for row, shape in zip(rows, found, strict=True)]
+    return KeyTraffic(*found, shape)
 
 
-def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[str], bundle: int = 1) -> list[list[int]]:
-    """For each scope (a key, or a prefix with its final ``/``) the messages per so many windows."""
-    counts = [[0] * -(-windows.count // bundle) for _ in scopes]
-    if not scopes:
+def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[str]) -> dict[str, list[int]]:
+    """For each scope (a key, or a prefix with its final ``/``) the messages per window."""
+    counts = {scope: [0] * windows.count for scope in scopes}
+    names = list(counts)
+    if not names:
         return counts
-    within = [F.col("key").startswith(s) if s.endswith("/") else F.col("key") == s for s in scopes]
+    within = [F.col("key").startswith(s) if s.endswith("/") else F.col("key") == s for s in names]
     hits = F.array_compact(F.array(*[F.when(hit, F.lit(i)) for i, hit in enumerate(within)]))
-    bundled = F.floor(F.col("window") / bundle).alias("at")
-    each = cube.where("now").select(F.explode(hits).alias("scope"), bundled, "n")
-    for row in each.groupBy("scope", "at").agg(F.sum("n").alias("n")).collect():
-        counts[row.scope][min(row.at, len(counts[row.scope]) - 1)] += row.n
+    each = cube.where("now").select(F.explode(hits).alias("scope"), "window", "n")
+    for row in each.groupBy("scope", "window").agg(F.sum("n").alias("n")).collect():
+        counts[names[row.scope]][min(row.window, windows.count - 1)] += row.n
     return counts
 
 

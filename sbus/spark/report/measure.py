@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from pyspark.sql import Column, DataFrame
@@ -86,11 +87,13 @@ def measure(
         labels = [row.p for row in by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.LABELS).collect()]
         traffic = cubes.find_traffic(cube, windows, depth, labels, has_before=has_before)
         progress("top keys")
-        top_messages = cubes.find_top(cube, keys, windows, "n", top)
-        top_bytes = cubes.find_top(cube, keys, windows, "bytes", top)
+        top_messages = cubes.find_top(keys, "n", top)
+        top_bytes = cubes.find_top(keys, "bytes", top)
         progress("silences")
         heard = {journal: min(period.end, extent.end) for journal, extent in extents.items()}
         silences, silence_count = find_silences(cube, windows, missing, heard, top)
+        scopes = [*(key for key, _, _ in top_messages + top_bytes), *(s.scope for s in silences)]
+        shapes = cubes.shapes(cube, windows, scopes)
         progress("changes")
         changes = compare(keys, (before, period), missing, depth, top, (new, vanished)) if has_before else None
         progress("payload sizes")
@@ -105,11 +108,11 @@ def measure(
         Totals(*now_total, length(recorded(period, extents, missing))),
         Totals(*before_total, length(recorded(before, extents, missing))) if has_before else None,
         traffic,
-        top_messages,
-        top_bytes,
+        [cubes.with_shape(found, shapes[found[0]]) for found in top_messages],
+        [cubes.with_shape(found, shapes[found[0]]) for found in top_bytes],
         sizes,
         histogram,
-        silences,
+        [replace(silence, activity=shapes[silence.scope]) for silence in silences],
         silence_count,
         extents,
         gaps,

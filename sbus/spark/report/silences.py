@@ -5,7 +5,8 @@ A pause longer than a window lies between two windows in which the key was heard
 silence if, without the time in which nothing was recorded, it is
 
 * many times (`FACTOR`) as long as nine in ten of the key's pauses, and
-* as much longer than those around it: what speaks less at night has longer pauses then; and
+* as much longer than those around it: what speaks less at night has longer pauses then;
+* many times (`RARE`) as long as its third longest: what comes in bursts pauses often; and
 * clearly longer (`BEYOND`) than its longest in the period before: what rests every night is not silent.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from sbus.spark.report.cube import DEEPEST, Windows, shapes
+from sbus.spark.report.cube import DEEPEST, Windows
 from sbus.spark.report.figures import Silence
 from sbus.spark.report.spans import Span
 
@@ -25,6 +26,7 @@ __all__ = ["find_silences"]
 
 FACTOR = 5
 BEYOND = 1.5
+RARE = 3
 _ENOUGH = 10
 """Pauses that make a rhythm."""
 _CANDIDATES = 500
@@ -39,7 +41,8 @@ def find_silences(
 ) -> tuple[list[Silence], int]:
     """The silences of the period, those that last first, then the longest; and how many there are.
 
-    Keys that fell silent together are told as their prefix, if nothing else under it was heard.
+    Their activity is left out. Keys that fell silent together are told as their prefix, if nothing else under it was
+    heard.
 
     :param lost: for each journal, when messages may be missing from it.
     :param heard: for each journal, until when it says anything (µs).
@@ -47,9 +50,7 @@ def find_silences(
     rows = _candidates(_pauses(cube, windows, lost, heard), windows).collect()
     found = _together([_silence(row, windows) for row in rows])
     found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
-    shown = found[:top]
-    activity = shapes(cube, windows, [s.scope for s in shown])
-    return [replace(s, activity=counts) for s, counts in zip(shown, activity, strict=True)], len(found)
+    return found[:top], len(found)
 
 
 def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int]) -> DataFrame:
@@ -100,18 +101,26 @@ def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
     ended = F.col("end").isNotNull()
     earlier = ended & (F.col("end") < windows.period.start)
     # A key that says much in each window is known by its mean interval there, the pauses between the windows apart.
+    inner = F.struct(F.col("inner").alias("value"), F.lit(False).alias("is_pause"))
+    pause = F.struct(F.when(ended, F.col("net").cast("double")).alias("value"), F.lit(True).alias("is_pause"))
     samples = pauses.select(
-        "journal", "scope", "n", "net", ended.alias("ended"), earlier.alias("earlier"), "start", "end",
-        F.explode(F.array_compact(F.array("inner", F.when(ended, F.col("net").cast("double"))))).alias("sample"),
-    )  # fmt: skip
+        "journal", "scope", earlier.alias("earlier"), "start", "end", F.explode(F.array(inner, pause)).alias("sample")
+    ).where("sample.value IS NOT NULL")
+    is_pause = F.col("sample.is_pause")
+    length = F.when(is_pause, F.col("sample.value").cast("bigint"))
     rhythm = samples.groupBy("journal", "scope").agg(
-        F.percentile_approx("sample", [0.5, 0.9]).alias("usual"),
+        F.percentile_approx("sample.value", [0.5, 0.9]).alias("usual"),
         F.count("*").alias("samples"),
-        F.max(F.when(F.col("earlier"), F.col("net"))).alias("longest_before"),
+        F.max(F.when(F.col("earlier"), length)).alias("longest_before"),
+        # There is at most one for each window.
+        F.try_element_at(F.sort_array(F.collect_list(length), False), F.lit(3)).alias("third"),
         (F.max(F.coalesce("end", "start")) - F.min("start")).alias("known"),
     )
     usual = F.greatest(
-        F.col("usual")[1] * FACTOR, F.col("around") * FACTOR, F.coalesce("longest_before", F.lit(0)) * BEYOND
+        F.col("usual")[1] * FACTOR,
+        F.col("around") * FACTOR,
+        F.col("third") * RARE,
+        F.col("longest_before") * BEYOND,
     )
     return (
         pauses.where((F.col("net") >= windows.width) & (F.col("until") > windows.period.start))
