@@ -31,6 +31,8 @@ html_title = f"sbus {release}"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+# The pipeline's libraries are large, and their pages are made without them.
+autodoc_mock_imports = ["pyarrow", "pyspark"]
 python_use_unqualified_type_names = True
 
 # Links to the documentation of Python and Twisted would need their inventories from the net, so they are made
