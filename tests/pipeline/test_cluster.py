@@ -1,0 +1,135 @@
+"""The jobs on a real cluster: a master and two workers on loopback, whose Python has never heard of this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pyspark
+import pytest
+
+from tests.pipeline.lakes import archived, files, recorded
+
+TIMEOUT = 240.0
+BROUGHT = (
+    "pyarrow",
+    "pyspark",
+    "py4j",
+    "numpy",
+    "packaging",
+    "six",
+    "dateutil",
+    "pandas",
+    "pytz",
+    "tzdata",
+    "zstandard",
+)
+
+
+class Cluster(NamedTuple):
+    """Where it is, and how its executors are to run Python."""
+
+    master: str
+    python: Path
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with what Spark and Arrow need, and without this package."""
+    home = tmp_path_factory.mktemp("python")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    theirs = next((home / "lib").glob("python*/site-packages"))
+    for path in Path(sysconfig.get_path("platlib")).iterdir():
+        if re.split(r"[-.]", path.name)[0] in BROUGHT:
+            (theirs / path.name).symlink_to(path)
+    interpreter = home / "bin/python"
+    run = subprocess.run([interpreter, "-c", "import pyarrow, pyspark, sbus"], capture_output=True, text=True, cwd="/")
+    assert "No module named 'sbus'" in run.stderr
+    return interpreter
+
+
+@pytest.fixture(scope="module")
+def cluster(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone master with two workers of one core each, in directories of their own."""
+    home = tmp_path_factory.mktemp("cluster")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+    env |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
+    env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_NO_DAEMONIZE": "1"}
+
+    def start(kind: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+        where = home / f"{kind}{len(list(home.iterdir()))}"
+        where.mkdir()
+        log = where / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [f"{env['SPARK_HOME']}/bin/spark-class", f"org.apache.spark.deploy.{kind.lower()}.{kind}",
+                 "--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments],
+                env=env, cwd=where, stdout=file, stderr=file,
+            )  # fmt: skip
+        return process, log
+
+    with ExitStack() as ends:
+
+        def end(process: subprocess.Popen[bytes]) -> None:
+            process.terminate()
+            process.wait(TIMEOUT)
+
+        master, log = start("Master")
+        ends.callback(end, master)
+        url = told(master, log, r"Starting Spark master at (spark://\S+)")
+        for _ in range(2):
+            worker, log = start("Worker", "--cores", "1", "--memory", "600m", "--work-dir", str(home / "work"), url)
+            ends.callback(end, worker)
+            told(worker, log, r"Successfully registered with (master)")
+        yield Cluster(url, python)
+
+
+def told(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+    """Wait until a process has logged something; returns the part of it that is asked for."""
+    deadline = time.monotonic() + TIMEOUT
+    while not (found := re.search(pattern, log.read_text())):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    return found[1]
+
+
+def run(cluster: Cluster, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """``sbus spark`` on the cluster."""
+    return subprocess.run(
+        [sys.executable, "-m", "sbus.cli", "spark", *arguments, f"--master={cluster.master}",
+         "--conf=spark.executor.memory=512m", "--conf=spark.driver.memory=512m",
+         "--conf=spark.driver.host=127.0.0.1", "--conf=spark.driver.bindAddress=127.0.0.1"],
+        env=os.environ | {"PYSPARK_PYTHON": str(cluster.python)}, capture_output=True, text=True, timeout=TIMEOUT,
+    )  # fmt: skip
+
+
+def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path):
+    """Two journals are archived, and measured in the lake, on executors whose Python lacks the package."""
+    journals = [new_journal(name, segment_bytes=20_000) for name in ("one", "two")]
+    for journal in journals:
+        for number in range(10):
+            journal.append([(b"a/%d" % (row % 3), bytes(row % 100)) for row in range(100 + number)])
+        journal.sync()
+    lake = tmp_path / "lake"
+    done = run(cluster, "archive", f"--journal={tmp_path}/*", f"--lake={lake}", "--once")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "archived 2,090 rows in 1 batches" in done.stderr
+    assert archived(lake) == recorded(*(journal.directory for journal in journals))
+    assert 1 <= len(files(lake)) <= 2
+    done = run(
+        cluster, "traffic", f"--lake={lake}", "--window=1d", "--depth=2", f"--output={tmp_path / 'traffic.json'}"
+    )
+    assert done.returncode == 0, done.stderr
+    measured = [json.loads(line) for line in (tmp_path / "traffic.json").read_text().splitlines()]
+    assert sum(row["messages"] for row in measured) == 2090
+    assert {row["prefix"] for row in measured} == {"a/0", "a/1", "a/2"}
