@@ -9,6 +9,7 @@ import click
 
 from sbus.cli.common import COUNT
 from sbus.cli.spark_common import Duration, Job, Progress, end_by_signals, to_run, with_job
+from sbus.errors import SparkError
 
 if TYPE_CHECKING:
     from sbus.spark.archive import Archive
@@ -65,9 +66,15 @@ def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: 
         )
         with end_by_signals() as stop, running:
             progress = Progress()
-            while not running.wait(_LOOK) and not (stop.is_wanted and not running.is_busy):
-                progress.show(_told(running, began))
-            progress.clear()
+            try:
+                while not running.wait(_LOOK) and not (stop.is_wanted and not running.is_busy):
+                    progress.show(_told(running, began))
+            except SparkError:
+                # Who stops a service often sends the signal to all of its processes, so Spark may be gone before us.
+                if not stop.is_wanted:
+                    raise
+            finally:
+                progress.clear()
     click.echo(_told(running, began), err=True)
 
 

@@ -62,6 +62,8 @@ class Job:
         :raises SbusError: for what has failed in Spark, in one line.
         """
         with needs("spark"):
+            from py4j.protocol import Py4JError
+
             from sbus.spark.failures import translated
             from sbus.spark.session import get_session, parse_conf
         conf = parse_conf(self.conf)
@@ -70,7 +72,8 @@ class Job:
             try:
                 yield session
             finally:
-                session.stop()
+                with contextlib.suppress(Py4JError):  # the JVM is gone, and the session with it
+                    session.stop()
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:

@@ -8,11 +8,13 @@ known on the disk that a batch is done, the journals are told, so that their ret
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -121,7 +123,8 @@ class Archive:
     def stop(self) -> None:
         """End the job; a batch that is not done is done again at the next start."""
         if self._query is not None:
-            self._query.stop()
+            with contextlib.suppress(Py4JError):  # the JVM is gone, and the query with it
+                self._query.stop()
             self._settle()
             self._query = None
             self._writing.__exit__(None, None, None)

@@ -1,0 +1,110 @@
+"""The archive and whoever writes the journal are killed while both run: nothing is lost, and nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sbus.journal.consumers import consumers
+from sbus.journal.reading import JournalReader
+from sbus.journal.writing import Journal
+from sbus.spark.checkpoint import Checkpoint
+from sbus.spark.lake import Lake
+from tests.pipeline.lakes import archived, files, recorded
+
+SEED = int(os.environ.get("SBUS_KILLS_SEED", "1"))
+LIVES = int(os.environ.get("SBUS_KILLS", "2"))
+"""How often each is killed; more for a soak by hand."""
+TIMEOUT = 240.0
+
+# It writes without end, in small batches and segments, with clocks that make an hour pass every few seconds.
+RECORDER = """
+import itertools, sys, time
+from sbus.journal.writing import Journal
+began = int(sys.argv[2])
+journal = Journal.open(sys.argv[1], segment_bytes=200_000, clock=lambda: began + 500 * (time.time_ns() // 1000 - began))
+for number in itertools.count():
+    journal.append([(b"a/%d" % (row % 7), b"%d %d" % (number, row)) for row in range(50)])
+    if number % 3 == 0:
+        journal.sync()
+    time.sleep(0.02)
+"""
+
+
+@contextmanager
+def running(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, which does not outlive the block."""
+    with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def recording(journal: Path, began: int):
+    return running(sys.executable, "-c", RECORDER, journal, str(began))
+
+
+def archive(journal: Path, lake: Path, *how: str):
+    return running(
+        sys.executable, "-m", "sbus.cli", "spark", "archive", f"--journal={journal}", f"--lake={lake}",
+        "--master=local[2]", *how,
+    )  # fmt: skip
+
+
+def until(is_true: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for something that a process is to do."""
+    deadline = time.monotonic() + TIMEOUT
+    while not is_true():
+        if process.poll() is not None:
+            assert process.stderr is not None
+            pytest.fail(f"it has ended: {process.stderr.read().decode()}")
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def java_of(process: subprocess.Popen[bytes]) -> int:
+    """The pid of the JVM that a driver has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if "java" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0])
+
+
+def test_whatever_is_killed_every_row_is_archived_once(tmp_path):
+    """The writer of the journal is killed again and again, and so is the archive at any moment of its batches: the
+    driver, or its JVM. At last both run to their end, and the lake has the rows of the journal.
+    """
+    chance = random.Random(SEED)
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    checkpoint = Checkpoint(Lake(lake).checkpoint)
+    Journal.open(journal).close()
+    began = time.time_ns() // 1000
+    for life in range(LIVES):
+        with archive(journal, lake, "--every=0.05s") as archiver:
+            done = checkpoint.done()
+            for _ in range(2):
+                with recording(journal, began) as recorder:
+                    until(lambda done=done: checkpoint.done() > done, archiver)
+                    done = checkpoint.done()
+                    time.sleep(chance.uniform(0, 0.3))
+                    recorder.send_signal(signal.SIGKILL)
+            with recording(journal, began):
+                until(lambda done=done: checkpoint.done() > done, archiver)
+                time.sleep(chance.uniform(0, 0.5))
+                os.kill(archiver.pid if life % 2 else java_of(archiver), signal.SIGKILL)
+            assert archiver.wait(TIMEOUT) in (-signal.SIGKILL, 1)
+    Journal.open(journal).close()
+    before = len(files(lake))
+    with archive(journal, lake, "--once") as archiver:
+        assert archiver.wait(TIMEOUT) == 0
+    assert archived(lake) == recorded(journal)
+    assert len(files(lake)) > before > LIVES
+    assert consumers(journal) == {"archive": JournalReader(journal).end()}
