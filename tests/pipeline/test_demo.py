@@ -55,7 +55,7 @@ def test_all_of_it(spark: Any, place: Path) -> None:
     assert [gap.ended for gap in outcome.figures.gaps if gap.is_loss] == ["crash"]
     changes = outcome.figures.changes
     assert changes is not None
-    # Where the alert took its time, the report is about a later day, on which the sensor was not heard at all.
+    # Where the alert took its time, the report is about later days, on which the sensor was not heard at all.
     quiet = {silence.scope for silence in outcome.figures.silences} | {change.scope for change in changes.vanished}
     assert SILENT in quiet
     assert "alerts" in {change.scope.partition("/")[0] for change in changes.new}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -123,7 +123,7 @@ def run(
     say("", f"stopped in order: plant, query, recorder, bus; {len(outcome.alerts)} alerts came over the bus")
     if stop():
         return outcome
-    _evaluate(spark, outcome, journal, end, seconds, say)
+    _evaluate(spark, outcome, journal, start, end, say)
     return outcome
 
 
@@ -132,15 +132,15 @@ def _start_recorder(address: str, journal: Path, directory: Path) -> Process:
     return Process("recorder", twistd("sbus-recorder", *options), directory / "recorder.log")
 
 
-def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, end: float, seconds: float, say: Say) -> None:
+def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float, end: float, say: Say) -> None:
     lake = Lake(outcome.directory / "lake")
     with Archive(spark, [os.fspath(journal)], lake) as archive:
         archive.wait()
     outcome.archived = archive.rows
     say("archive", f"{archive.rows:,} rows are in a lake of Parquet files: {lake.directory}")
-    until = datetime.fromtimestamp(end, UTC)
-    day = timedelta(seconds=seconds / 2)
-    outcome.figures = measure(lake.read(spark), start=until - day, end=until)
+    # Two days, unless the alert has taken longer.
+    half, until = (datetime.fromtimestamp(at, UTC) for at in ((start + end) / 2, end))
+    outcome.figures = measure(lake.read(spark), start=half, end=until)
     outcome.report = outcome.directory / "report.html"
     page = render(outcome.figures, source=os.fspath(lake.directory), title="A day of a plant")
     outcome.report.write_text(page, "utf-8")
