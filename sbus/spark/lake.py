@@ -98,7 +98,7 @@ class Lake:
                     "restore that from a copy, or name another lake"
                 )
             for left in self._staging.iterdir():
-                shutil.rmtree(left)
+                shutil.rmtree(left, ignore_errors=True)  # who wrote there may not have ended yet
             yield
         finally:
             os.close(lock)
@@ -160,7 +160,7 @@ class Lake:
                 disk.sync_directory(str(directory))
         if stale:
             self._claim(batch, files)
-        shutil.rmtree(staged)
+        shutil.rmtree(staged, ignore_errors=True)
         disk.remove(self._claim_path(batch - _REMEMBERED))
 
     def _numbers(self) -> list[int]:

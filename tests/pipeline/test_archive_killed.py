@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,13 +61,13 @@ def archive(journal: Path, lake: Path, *how: str):
     )  # fmt: skip
 
 
-def until(is_true: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait for something that a process is to do."""
+def until_done(checkpoint: Checkpoint, batch: int, archiver: subprocess.Popen[bytes]) -> None:
+    """Wait until the archive has done a batch."""
     deadline = time.monotonic() + TIMEOUT
-    while not is_true():
-        if process.poll() is not None:
-            assert process.stderr is not None
-            pytest.fail(f"it has ended: {process.stderr.read().decode()}")
+    while checkpoint.done() < batch:
+        if archiver.poll() is not None:
+            assert archiver.stderr is not None
+            pytest.fail(f"it has ended: {archiver.stderr.read().decode()}")
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -92,12 +92,12 @@ def test_whatever_is_killed_every_row_is_archived_once(tmp_path):
             done = checkpoint.done()
             for _ in range(2):
                 with recording(journal, began) as recorder:
-                    until(lambda done=done: checkpoint.done() > done, archiver)
+                    until_done(checkpoint, done + 1, archiver)
                     done = checkpoint.done()
                     time.sleep(chance.uniform(0, 0.3))
                     recorder.send_signal(signal.SIGKILL)
             with recording(journal, began):
-                until(lambda done=done: checkpoint.done() > done, archiver)
+                until_done(checkpoint, done + 1, archiver)
                 time.sleep(chance.uniform(0, 0.5))
                 os.kill(archiver.pid if life % 2 else java_of(archiver), signal.SIGKILL)
             assert archiver.wait(TIMEOUT) in (-signal.SIGKILL, 1)

@@ -149,7 +149,7 @@ def test_the_command_is_told_what_is_missing():
     )
 
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"time": datetime(2026, 1, 31, 12, tzinfo=UTC), "prefix": "a,\x1b", "messages": 1234, "rate": 20.5, "p50": None},
     {
         "time": datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC),
