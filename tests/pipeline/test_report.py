@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
 
+from sbus.cli.spark_report import report
 from sbus.errors import UsageError
-from sbus.journal.schema import Kind
 from sbus.journal.text import as_text
 from sbus.keys import matches_open
 from sbus.spark.report import measure, render
@@ -27,7 +29,7 @@ from sbus.spark.report.findings import findings
 from sbus.spark.report.html import el, shown
 from sbus.spark.report.spans import Span, merged, nice_width, overlap, without
 from sbus.spark.report.wording import amount, change, duration, number, rate, ticks, time_ticks
-from sbus.spark.rows import matching
+from sbus.spark.rows import matching, recorded
 
 _SECOND = 1_000_000
 _MINUTE = 60 * _SECOND
@@ -71,25 +73,56 @@ def _rows() -> Iterator[tuple[int, str, str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def rows(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    times, kinds, keys, payloads = zip(*_rows(), strict=True)
-    table = pa.table({
-        "journal": [_JOURNAL] * len(times),
-        "seq": pa.array(range(len(times)), pa.int64()),
-        "time": pa.array(times, pa.timestamp("us", tz="UTC")),
-        "kind": kinds,
-        "key": keys,
-        "payload": pa.array(payloads, pa.binary()),
-    })  # fmt: skip
-    path = str(tmp_path_factory.mktemp("rows") / "rows.parquet")
-    pq.write_table(table, path)
-    return spark.read.parquet(path)
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A lake with these rows."""
+    hours: dict[int, list[Any]] = {}
+    for seq, (time, kind, key, payload) in enumerate(_rows()):
+        hours.setdefault(time // _HOUR, []).append((_JOURNAL, seq, time, kind, key, payload))
+    types = pa.schema([
+        ("journal", pa.utf8()), ("seq", pa.int64()), ("time", pa.timestamp("us", tz="UTC")), ("kind", pa.utf8()),
+        ("key", pa.utf8()), ("payload", pa.binary()),
+    ])  # fmt: skip
+    directory = tmp_path_factory.mktemp("lake")
+    for hour, found in hours.items():
+        at = directory / f"{datetime.fromtimestamp(hour * 3600, UTC):date=%Y-%m-%d/hour=%H}"
+        at.mkdir(parents=True)
+        columns = [
+            pa.array(values).cast(kind) for values, kind in zip(zip(*found, strict=True), types.types, strict=True)
+        ]
+        pq.write_table(pa.Table.from_arrays(columns, schema=types), at / "0000000000.parquet")
+    return directory
+
+
+class _Made(NamedTuple):
+    """What the command has made, and said."""
+
+    figures: Figures
+    path: Path
+    told: str
 
 
 @pytest.fixture(scope="module")
-def figures(rows: Any) -> Figures:
-    start = datetime.fromtimestamp(_START // _SECOND, UTC)
-    return measure(rows, start=start, end=start + timedelta(hours=2))
+def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Made:
+    """``sbus spark report`` on the lake, once for all tests, as it takes seconds."""
+    found: list[Figures] = []
+
+    def remember(*args: Any, **settings: Any) -> Figures:
+        found.append(measure(*args, **settings))
+        return found[-1]
+
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(spark), "stop", lambda self: None)  # it is everybody's
+        patch.setattr("sbus.spark.report.measure", remember)
+        arguments = ["--lake", str(lake), "--since=2026-03-01T12:00", "--until=2026-03-01T14:00", "--output", str(path)]
+        told = CliRunner().invoke(report, arguments, catch_exceptions=False)
+    assert told.exit_code == 0
+    return _Made(found[0], path, told.output)
+
+
+@pytest.fixture(scope="module")
+def figures(made: _Made) -> Figures:
+    return made.figures
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +216,10 @@ def test_changes_are_by_recorded_time(figures: Figures) -> None:
     assert steady == []
 
 
-def test_an_empty_period_is_an_error_that_says_so(rows: Any) -> None:
+def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None:
     """Without any row, and with ends that are swapped, it is said what is wrong."""
     now = datetime(2026, 3, 1, tzinfo=UTC)
+    rows = recorded(spark, lake=str(lake))
     with pytest.raises(UsageError, match="no rows"):
         measure(rows.where("false"))
     with pytest.raises(UsageError, match="swapped"):
@@ -322,29 +356,22 @@ def _dump(browser: str, file: Any, profile: Any, width: int) -> str:
     return subprocess.run(command, capture_output=True, timeout=60, check=True, env=environ, text=True).stdout
 
 
-def test_cli_writes_the_page(tmp_path: Any, new_journal: Any, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``sbus spark report`` on a journal writes a file for its owner alone; a pattern leaves gaps in."""
-    from sbus.cli.spark_report import report
-
-    journal = new_journal("journal")
-    journal.mark(Kind.START, {"ended": "new"})
-    journal.append([(b"a/b", b"1"), (b"a/\xff", b"22"), (b"c", b"")])
-    journal.mark(Kind.RECONNECT, {"reason": "a test"})
-    journal.append([(b"a/b", b"1"), (b"c/d", b"")])
-    journal.close()
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # it is everybody's
-    output = tmp_path / "page.html"
-    arguments = ["--journal", str(tmp_path / "journal"), "--output", str(output), "--pattern=a/"]
-    told = CliRunner().invoke(report, arguments, catch_exceptions=False)
-    assert told.exit_code == 0
-    assert "3 messages of 2 keys" in told.output
-    assert output.stat().st_mode & 0o777 == 0o600
-    text = "".join(_Structure(output.read_text("utf-8")).said)
-    assert r"\xff" in text
-    assert "the connection to the bus was lost: a test" in text
-    assert "Nothing was recorded before this period" in text
+def test_command_writes_the_page(made: _Made) -> None:
+    """It is a file for its owner alone, put there when it is complete; what was found is said."""
+    assert f"{made.figures.totals.messages:,} messages of {made.figures.totals.keys} keys" in made.told
+    assert made.path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(made.path.parent) == [made.path.name]
+    assert "plant/stops fell silent" in "".join(_Structure(made.path.read_text("utf-8")).said)
     told = CliRunner().invoke(report, ["--since=2026-01-01", "--last=1h"])
     assert isinstance(told.exception, UsageError)
+
+
+def test_page_without_a_period_before(figures: Figures) -> None:
+    """Where nothing was recorded before, it says so and compares nothing."""
+    text = "".join(_Structure(render(replace(figures, before=None, changes=None, pattern="plant/"))).said)
+    assert "Nothing was recorded before this period" in text
+    assert "compared with" not in text
+    assert "Only what plant/ matches." in text
 
 
 # --- parts -----------------------------------------------------------------------------------------
