@@ -99,29 +99,16 @@ def traffic(
         if live:
             count = _live(spark, job, writer, window, depth, since, late, every)
         else:
+            from sbus.spark.rows import recorded
             from sbus.spark.traffic import traffic as measure
 
-            measured = measure(_rows(spark, job, since, until), window=window, depth=depth)
+            found = recorded(spark, journals=job.journal, lake=job.lake, since=since, until=until)
+            measured = measure(found, window=window, depth=depth)
             rows = _plain(measured.orderBy("time", "prefix"))
             with watched(spark):
                 first = list(islice(rows, 1))
             count = writer.write(chain(first, rows))
     click.echo(f"measured {count:,} windows and prefixes in {time.monotonic() - began:.0f} s", err=True)
-
-
-def _rows(spark: SparkSession, job: Job, since: datetime | None, until: datetime | None) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    if job.lake is not None:
-        from sbus.spark.lake import Lake
-
-        return Lake(job.lake).read(spark, since, until)
-    rows = spark.read.format("sbus").option("journal", "\n".join(job.journal)).load()
-    if since is not None:
-        rows = rows.where(F.col("time") >= F.lit(since))
-    if until is not None:
-        rows = rows.where(F.col("time") < F.lit(until))
-    return rows
 
 
 def _live(
