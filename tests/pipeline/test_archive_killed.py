@@ -17,6 +17,7 @@ import pytest
 from sbus.journal.consumers import consumers
 from sbus.journal.reading import JournalReader
 from sbus.journal.writing import Journal
+from sbus.spark.archive import Archive
 from sbus.spark.checkpoint import Checkpoint
 from sbus.spark.lake import Lake
 from tests.pipeline.lakes import archived, files, recorded
@@ -54,10 +55,10 @@ def recording(journal: Path, began: int):
     return running(sys.executable, "-c", RECORDER, journal, str(began))
 
 
-def archive(journal: Path, lake: Path, *how: str):
+def archive(journal: Path, lake: Path):
     return running(
         sys.executable, "-m", "sbus.cli", "spark", "archive", f"--journal={journal}", f"--lake={lake}",
-        "--master=local[2]", *how,
+        "--master=local[2]", "--every=0.05s",
     )  # fmt: skip
 
 
@@ -78,7 +79,8 @@ def java_of(process: subprocess.Popen[bytes]) -> int:
     return next(int(pid) for pid in children if "java" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0])
 
 
-def test_whatever_is_killed_every_row_is_archived_once(tmp_path):
+@pytest.mark.slow
+def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
     """The writer of the journal is killed again and again, and so is the archive at any moment of its batches: the
     driver, or its JVM. At last both run to their end, and the lake has the rows of the journal.
     """
@@ -88,23 +90,20 @@ def test_whatever_is_killed_every_row_is_archived_once(tmp_path):
     Journal.open(journal).close()
     began = time.time_ns() // 1000
     for life in range(LIVES):
-        with archive(journal, lake, "--every=0.05s") as archiver:
-            done = checkpoint.done()
-            for _ in range(2):
-                with recording(journal, began) as recorder:
-                    until_done(checkpoint, done + 1, archiver)
-                    done = checkpoint.done()
-                    time.sleep(chance.uniform(0, 0.3))
-                    recorder.send_signal(signal.SIGKILL)
+        with archive(journal, lake) as archiver:
+            with recording(journal, began) as recorder:
+                until_done(checkpoint, checkpoint.done() + 1, archiver)
+                time.sleep(chance.uniform(0, 0.3))
+                recorder.send_signal(signal.SIGKILL)
             with recording(journal, began):
-                until_done(checkpoint, done + 1, archiver)
+                until_done(checkpoint, checkpoint.done() + 1, archiver)
                 time.sleep(chance.uniform(0, 0.5))
                 os.kill(archiver.pid if life % 2 else java_of(archiver), signal.SIGKILL)
             assert archiver.wait(TIMEOUT) in (-signal.SIGKILL, 1)
     Journal.open(journal).close()
     before = len(files(lake))
-    with archive(journal, lake, "--once") as archiver:
-        assert archiver.wait(TIMEOUT) == 0
+    with Archive(spark, [str(journal)], Lake(lake)) as job:
+        assert job.wait(TIMEOUT)
     assert archived(lake) == recorded(journal)
     assert len(files(lake)) > before > LIVES
     assert consumers(journal) == {"archive": JournalReader(journal).end()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -103,16 +102,26 @@ def told(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
     return found[1]
 
 
-def run(cluster: Cluster, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """``sbus spark`` on the cluster."""
-    return subprocess.run(
-        [sys.executable, "-m", "sbus.cli", "spark", *arguments, f"--master={cluster.master}",
-         "--conf=spark.executor.memory=512m", "--conf=spark.driver.memory=512m",
-         "--conf=spark.driver.host=127.0.0.1", "--conf=spark.driver.bindAddress=127.0.0.1"],
-        env=os.environ | {"PYSPARK_PYTHON": str(cluster.python)}, capture_output=True, text=True, timeout=TIMEOUT,
-    )  # fmt: skip
+JOBS = """
+import sys
+from sbus.spark.archive import Archive
+from sbus.spark.lake import Lake
+from sbus.spark.rows import recorded
+from sbus.spark.session import get_session
+from sbus.spark.traffic import traffic
+
+master, journals, lake = sys.argv[1:]
+local = {f"spark.driver.{name}": "127.0.0.1" for name in ("host", "bindAddress")}
+spark = get_session(master=master, conf={"spark.executor.memory": "512m", "spark.driver.memory": "512m", **local})
+with Archive(spark, [journals], Lake(lake)) as job:
+    assert job.wait()
+print(job.rows, job.batches)
+for row in traffic(recorded(spark, lake=lake), window=86400, depth=2).collect():
+    print(row["prefix"], row["messages"])
+"""
 
 
+@pytest.mark.slow
 def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path):
     """Two journals are archived, and measured in the lake, on executors whose Python lacks the package."""
     journals = [new_journal(name, segment_bytes=20_000) for name in ("one", "two")]
@@ -121,15 +130,15 @@ def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path)
             journal.append([(b"a/%d" % (row % 3), bytes(row % 100)) for row in range(100 + number)])
         journal.sync()
     lake = tmp_path / "lake"
-    done = run(cluster, "archive", f"--journal={tmp_path}/*", f"--lake={lake}", "--once")
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "archived 2,090 rows in 1 batches" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", JOBS, cluster.master, f"{tmp_path}/*", str(lake)],
+        env=os.environ | {"PYSPARK_PYTHON": str(cluster.python)}, capture_output=True, text=True, timeout=TIMEOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    archive, *measured = done.stdout.splitlines()
+    assert archive == "2090 1"
     assert archived(lake) == recorded(*(journal.directory for journal in journals))
     assert 1 <= len(files(lake)) <= 2
-    done = run(
-        cluster, "traffic", f"--lake={lake}", "--window=1d", "--depth=2", f"--output={tmp_path / 'traffic.json'}"
-    )
-    assert done.returncode == 0, done.stderr
-    measured = [json.loads(line) for line in (tmp_path / "traffic.json").read_text().splitlines()]
-    assert sum(row["messages"] for row in measured) == 2090
-    assert {row["prefix"] for row in measured} == {"a/0", "a/1", "a/2"}
+    messages = dict(line.split() for line in measured)
+    assert messages.keys() == {"a/0", "a/1", "a/2"}
+    assert sum(map(int, messages.values())) == 2090

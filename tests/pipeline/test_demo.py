@@ -38,6 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("demo")
 
 
+@pytest.mark.slow
 def test_all_of_it(spark: Any, place: Path) -> None:
     """The fault is found and told over the bus, the recorder survives a kill, and the report has the silent sensor."""
     said: list[tuple[str, str]] = []
@@ -63,6 +64,7 @@ def test_all_of_it(spark: Any, place: Path) -> None:
     assert "A day of a plant" in outcome.report.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_it_ends_early_in_order(spark: Any, tmp_path: Path) -> None:
     """Whoever stops it while the plant works gets no report, and no process is left."""
     over = threading.Event()
