@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_of_it(spark: Any, place: Path) -> None:
     """The fault is found and told over the bus, the recorder survives a kill, and the report has the silent sensor."""
     said: list[tuple[str, str]] = []
-    outcome = run(spark, place, seconds=10, say=lambda who, what: said.append((who, what)))
+    outcome = run(spark, place, seconds=20, say=lambda who, what: said.append((who, what)))
     assert _processes_in(place) == []
     hot = HOT.split("/")
     assert outcome.alerts
