@@ -127,12 +127,16 @@ class Journal:
             disk.replace(os.path.join(self.directory, IDENTITY), json.dumps(told).encode() + b"\n", self._file_mode)
         self.id = identity(self.directory)
         self._sweep()
+        newest: Segment | None = None
         for segment in list_segments(self.directory):
             if not segment.closed:
-                self._finish(self._reopened(segment))
-        segments = list_segments(self.directory)
-        if segments:
-            self._go_on_after(segments[-1])
+                writer = self._reopened(segment)
+                self._finish(writer)
+                if writer.next_seq == segment.first_seq:
+                    continue  # without rows, it is removed; if that cannot be done now, the next who opens does it
+            newest = segment
+        if newest:
+            self._go_on_after(newest)
 
     def _sweep(self) -> None:
         """Remove what an interrupted deletion or creation has left: temporary files, and parts of no segment."""

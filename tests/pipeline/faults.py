@@ -185,7 +185,9 @@ class FaultyDisk:
         if len(content) < len(file.durable):
             return [content, bytes(file.durable)][choose(2)]
         left = file.synced(content)
-        pending = [at for at, dirty in enumerate(file.dirty) if dirty]
+        # What was written over itself is on the disk already, before and after.
+        old = file.durable
+        pending = [at for at, dirty in enumerate(file.dirty) if dirty and (at >= len(old) or content[at] != old[at])]
         how = choose(5)
         if how == 0 or not pending:
             return bytes(left)  # all of it came onto the disk

@@ -195,5 +195,5 @@ class Crashes(RuleBasedStateMachine):
 
 
 TestCrashes = Crashes.TestCase
-# More for a soak by hand: each takes most of a second.
-TestCrashes.settings = settings(max_examples=int(os.environ.get("SBUS_CRASHES", "15")), stateful_step_count=15)
+# More for a soak by hand.
+TestCrashes.settings = settings(max_examples=int(os.environ.get("SBUS_CRASHES", "60")), stateful_step_count=20)

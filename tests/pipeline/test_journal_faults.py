@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import shutil
+from contextlib import suppress
 
 import pytest
 
@@ -14,7 +15,7 @@ from sbus.journal.reading import JournalReader
 from sbus.journal.schema import Kind
 from sbus.journal.verifying import verify
 from sbus.journal.writing import Journal
-from tests.pipeline.faults import FaultyDisk, let_go
+from tests.pipeline.faults import Crash, FaultyDisk, let_go
 from tests.pipeline.journals import Clock, messages, rows
 
 SCRIPT = ["append", "sync", "append", "sync", "roll", "append", "append", "sync", "append"]
@@ -208,3 +209,31 @@ def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
             pass
     assert readable == set(range(7)) - lost
     assert any(found.problems for found in verify(tmp_path, told.append))
+
+
+def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):
+    """What a crash has left of a segment that had only begun keeps nobody from going on behind the one before it."""
+    with Journal.open(tmp_path) as journal:
+        journal.append([(b"key", b"1")])
+    disk = FaultyDisk()
+    for step in itertools.count():
+        journal = Journal.open(tmp_path)
+        with disk():
+            disk.crash_at(step)
+            try:
+                journal.append([(b"key", b"2")])
+            except Crash:
+                pass
+            disk.work_again()
+        let_go(tmp_path)
+        if journal.next_seq == 2:
+            break
+        with disk():
+            disk.fail_from(0, 100, "unlink")
+            with suppress(OSError):  # where a part of it is left, that is said; it may be tried again
+                Journal.open(tmp_path).close()
+            disk.work_again()
+    assert step > 3
+    with Journal.open(tmp_path) as journal:
+        journal.append([(b"key", b"3")])
+    assert messages(tmp_path) == [(b"key", b"1"), (b"key", b"2"), (b"key", b"3")]
