@@ -56,6 +56,7 @@ def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_p
     assert (done.rows, done.batches) == (1003, 1)
 
 
+@pytest.mark.slow
 def test_a_later_run_takes_what_is_new(spark, new_journal, tmp_path):
     """Of journals that it knows and of one that it does not; each batch makes one file an hour. The journals are
     told what is safe. Rows that are gone before they were archived are an error.
@@ -103,6 +104,7 @@ def failing(operations: Iterator[int]):
     return mock.patch.multiple(module, **{name: run(name) for name in real})
 
 
+@pytest.mark.slow
 def test_a_batch_that_failed_half_way_is_done_again(spark, new_journal, tmp_path):
     """Some of its files are in the lake already, and are replaced; the error is told in a line."""
     journal = new_journal(clock=(clock := Clock(MIDNIGHT)))
@@ -125,6 +127,7 @@ def test_a_batch_that_failed_half_way_is_done_again(spark, new_journal, tmp_path
     assert len(files(tmp_path / "lake")) == 4
 
 
+@pytest.mark.slow
 def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_journal, tmp_path):
     """The newest files of Spark's are empty, or there without the others: no row is lost, and none there twice."""
     journal = new_journal()

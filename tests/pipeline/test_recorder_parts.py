@@ -132,8 +132,10 @@ def test_without_arrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where pyarrow is not installed, the error names the extra that brings it."""
     import sys
 
-    for name in [*sys.modules]:
+    for name in sorted(sys.modules, reverse=True):
         if name.startswith(("sbus.recorder.service", "sbus.recorder.recording", "sbus.recorder.ret", "sbus.journal")):
+            package, _, child = name.rpartition(".")
+            monkeypatch.setattr(sys.modules[package], child, sys.modules[name])  # so that it is put back, too
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     options = Options()

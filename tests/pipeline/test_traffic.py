@@ -108,6 +108,7 @@ def test_a_window_that_cannot_be_is_refused(spark):
         traffic(frame, depth=-1)
 
 
+@pytest.mark.slow
 def test_a_stream_tells_a_window_once_it_is_over(spark, new_journal, tmp_path):
     """What is told live is what the same rows give in a batch; a window that may still grow is not told."""
     rows: list[Row] = [(n * SECOND // 10, "message", f"k{n % 3}/x", n % 9) for n in range(600)]
