@@ -285,9 +285,12 @@ class TestReading:
     def test_new_segments(self, journal, monkeypatch):
         """The directory is not listed again while it is as it was, and is as soon as it is not."""
         listed = []
-        monkeypatch.setattr(
-            "sbus.journal.reading.list_segments", lambda path: listed.append(path) or list_segments(path)
-        )
+
+        def noting(path):
+            listed.append(path)
+            return list_segments(path)
+
+        monkeypatch.setattr("sbus.journal.reading.list_segments", noting)
         reader = JournalReader(journal.directory)
         for count in range(1, 4):
             journal.append(SOME)
