@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import contextlib
 import os
 import select
 import shutil
@@ -318,7 +319,11 @@ class FaultyBus:
                 if sock is self._listener:
                     patterns[sock.accept()[0]] = set()
                     continue
-                verb, _, rest = (packet := sock.recv(65536)).partition(b" ")
+                try:
+                    packet = sock.recv(65536)
+                except ConnectionResetError:  # It left with packets unread.
+                    packet = b""
+                verb, _, rest = packet.partition(b" ")
                 if not packet:
                     patterns.pop(sock)
                     sock.close()
@@ -331,8 +336,9 @@ class FaultyBus:
                     out = self._fault(next(self._numbers), packet) if key.startswith(b"flow/") else [packet]
                     for receiver, wanted in patterns.items():
                         if any(matches_open(pattern, key) for pattern in wanted):
-                            for copy in out:
-                                receiver.send(copy)
+                            with contextlib.suppress(ConnectionError):  # It has left, which is seen when it is read.
+                                for copy in out:
+                                    receiver.send(copy)
         for sock in patterns:
             sock.close()
 
