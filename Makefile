@@ -48,7 +48,7 @@ run: $(ready)
 	@exec tools/run-bus '$(SOCKET)' $(OPTIONS)
 
 test: $(ready)-test
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest --numprocesses=auto $(ARGS)
 
 # mypy checks the tests too, so it needs what they import.
 lint: $(ready)-test $(ready)-lint

@@ -1,8 +1,26 @@
-"""What all tests share: property tests have no deadline, as other load on the machine is no failure."""
+"""What all tests share: deadlines of property tests, and which tests run in one process of several."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
+# Other load on the machine is no failure.
 settings.register_profile("sbus", deadline=None)
 settings.load_profile("sbus")
+
+
+class _ByFolder(LoadScopeScheduling):  # type: ignore[misc]
+    """Keeps the tests of a file in one process, and all of the pipeline's: a session of Spark takes seconds to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "pipeline" if path.startswith("tests/pipeline/") else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFolder:
+    """Say which process runs which tests."""
+    return _ByFolder(config, log)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import contextlib
 import os
 import select
 import shutil
