@@ -13,7 +13,7 @@ settings.load_profile("sbus")
 
 
 class _ByFolder(LoadScopeScheduling):  # type: ignore[misc]
-    """Keeps the tests of a file in one process, and all of the pipeline's: a session of Spark takes seconds to start."""
+    """Keeps a file's tests in one process, and all of the pipeline's: a session of Spark takes seconds to start."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
