@@ -1,4 +1,4 @@
-"""What the parts of ``sbus`` share: the options that say which bus, and the types of arguments."""
+"""What the parts of ``sbus`` share: the options that say which bus, types of arguments, and how numbers are told."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbus.client.dialing import find_address
 from sbus.keys import CURRENT, EARLY, Dialect
 from sbus.packets import DEFAULT_MAX_PACKET
 
-__all__ = ["AS_BYTES", "COUNT", "DIALECTS", "SECONDS", "Target", "to_connect", "with_target"]
+__all__ = ["AS_BYTES", "COUNT", "DIALECTS", "SECONDS", "Target", "counted", "to_connect", "with_target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,3 +94,10 @@ def to_connect(command: F) -> F:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def counted(count: int, what: str) -> str:
+    """A number of something, in words: ``1 row``, ``2,000 rows``, ``3 batches``."""
+    if count != 1:
+        what += "es" if what.endswith("ch") else "s"
+    return f"{count:,} {what}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from sbus.cli.common import counted
 from sbus.journal.consumers import consumers
 from sbus.journal.index import read_index
 from sbus.journal.layout import Segment
@@ -118,5 +119,6 @@ def check(directory: str, output_json: bool) -> bool:
     else:
         for problem in general:
             click.echo(problem)
-        click.echo(f"{directory}: {segments} segments, {rows} rows: {f'{wrong} problems' if wrong else 'all is well'}")
+        outcome = counted(wrong, "problem") if wrong else "all is well"
+        click.echo(f"{directory}: {counted(segments, 'segment')}, {counted(rows, 'row')}: {outcome}")
     return not wrong

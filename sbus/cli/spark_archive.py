@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sbus.cli.common import COUNT
+from sbus.cli.common import COUNT, counted
 from sbus.cli.spark_common import Duration, Job, Progress, end_by_signals, to_run, with_job
 from sbus.errors import SparkError
 
@@ -81,6 +81,6 @@ def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: 
 def _told(running: Archive, began: float) -> str:
     seconds = time.monotonic() - began
     return (
-        f"archived {running.rows:,} rows in {running.batches:,} batches, {seconds:.0f} s "
+        f"archived {counted(running.rows, 'row')} in {counted(running.batches, 'batch')}, {seconds:.0f} s "
         f"({running.rows / max(seconds, 1e-3):,.0f} rows/s)"
     )

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from sbus.cli.common import COUNT
+from sbus.cli.common import COUNT, counted
 from sbus.cli.spark_common import Duration, Job, Progress, Time, to_run, with_job
 from sbus.errors import UsageError
 
@@ -90,8 +90,8 @@ def report(
         source = job.lake if job.lake is not None else ", ".join(job.journal)
         write(output, render(figures, source=source, title=title, now=datetime.now(UTC)))
     click.echo(
-        f"{output}: {figures.totals.messages:,} messages of {figures.totals.keys:,} keys, "
-        f"{figures.silence_count:,} unusual silences, {time.monotonic() - began:.0f} s",
+        f"{output}: {counted(figures.totals.messages, 'message')} of {counted(figures.totals.keys, 'key')}, "
+        f"{counted(figures.silence_count, 'unusual silence')}, {time.monotonic() - began:.0f} s",
         err=True,
     )
 

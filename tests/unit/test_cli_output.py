@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sbus.cli.common import counted
 from sbus.cli.output import Arrival, as_json, as_text, custom, raw, shown
 from sbus.client.core import Message
 
@@ -101,3 +102,18 @@ def test_unknown_format(text):
     """What means nothing is refused, rather than printed."""
     with pytest.raises(ValueError, match="means nothing"):
         custom(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "what", "told"),
+    [
+        (0, "row", "0 rows"),
+        (1, "row", "1 row"),
+        (2_000, "unusual silence", "2,000 unusual silences"),
+        (1, "batch", "1 batch"),
+        (3, "batch", "3 batches"),
+    ],
+)
+def test_numbers_in_words(count: int, what: str, told: str) -> None:
+    """One is told as one."""
+    assert counted(count, what) == told

@@ -371,7 +371,7 @@ def sizes(figures: Figures) -> Html:
             place(a),
             (place(b + 1) if b else place(1)) - place(a),
             n / most,
-            f"{amount(a)}" + (f" to {amount(b)}" if b > a else "") + f": {number(n)} messages",
+            f"{amount(a)}" + (f" to {amount(b)}" if b > a else "") + f": {number(n)} message" + ("s" if n != 1 else ""),
         )
         for a, b, n in figures.histogram
     ]
