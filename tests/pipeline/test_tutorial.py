@@ -98,29 +98,28 @@ def test_all_commands(shell: Shell, tmp_path: Path) -> None:
 
     listing, tail = look.splitlines(keepends=True)
     assert f"{MESSAGES + 1}" in shell.run("bash", "-e", text=listing)
-    following = shell.start("bash", "-c", f"exec {tail}".replace("/tmp/", f"{tmp_path}/"))
-    assert following.stdout
-    last = [next(following.stdout) for _ in range(10)]
-    following.send_signal(signal.SIGINT)
-    assert following.wait(TIMEOUT) == -signal.SIGINT
+    with shell.start("bash", "-c", f"exec {tail}".replace("/tmp/", f"{tmp_path}/")) as following:
+        assert following.stdout
+        last = [next(following.stdout) for _ in range(10)]
+        following.send_signal(signal.SIGINT)
+        assert following.wait(TIMEOUT) == -signal.SIGINT
     assert all(re.search(r"sensors/(kitchen|attic)/temperature (21|14)\.\d$", line) for line in last), last
 
     averages = dict(re.findall(r"\|sensors/(\w+)/temperature *\| *([\d.]+) *\|", shell.run(sys.executable, text=ask)))
     assert {room: float(value) // 1 for room, value in averages.items()} == {"kitchen": 21, "attic": 14}
 
     assert re.search(rf"\b{MESSAGES + 1} rows", shell.run("bash", "-e", text=archive))
-    for room in ("kitchen", "attic"):
-        assert f"sensors/{room}" in shell.run("bash", "-e", text=traffic)
+    assert set(re.findall(r"sensors/(\w+)", shell.run("bash", "-e", text=traffic))) >= {"kitchen", "attic"}
     shell.run("bash", "-e", text=report)
-    assert "sensors/kitchen/temperature" in (tmp_path / "report.html").read_text()
+    assert "sensors/kitchen/temperature" in (tmp_path / "report.html").read_text().replace("<wbr>", "")
 
-    again = shell.start("bash", "-c", replay.replace("/tmp/", f"{tmp_path}/"))
-    assert again.stdout
     seen = 0
-    for line in again.stdout:
-        seen += line.startswith("again/sensors/")
-        if seen == MESSAGES:
-            break
-    assert again.wait(TIMEOUT) == 0
-    os.killpg(again.pid, signal.SIGTERM)  # the subscriber, which goes on
+    with shell.start("bash", "-c", replay.replace("/tmp/", f"{tmp_path}/")) as again:
+        assert again.stdout
+        for line in again.stdout:
+            seen += line.startswith("again/sensors/")
+            if seen == MESSAGES:
+                break
+        assert again.wait(TIMEOUT) == 0
+        os.killpg(again.pid, signal.SIGTERM)  # the subscriber, which goes on
     assert seen == MESSAGES
