@@ -1,4 +1,4 @@
-"""The tutorial, typed in by nobody: its commands in their order, in real shells, from a bus to a report and a replay."""
+"""The tutorial, typed in by nobody: its commands in their order, in real shells, from a bus to a replay."""
 
 from __future__ import annotations
 
