@@ -40,7 +40,8 @@ class Books(Observer):
         self.got[client] += packets
 
     def closed(self, client: Any, reason: CloseReason) -> None:
-        print(f"{self.bus}: uid {client.peer.uid} got {self.got.pop(client, 0)}, lost {client.lost}: {reason.value}")
+        got = self.got.pop(client, 0)
+        print(f"{self.bus}: uid {client.peer.uid} got {got}, lost {client.lost}: {reason.value}", flush=True)
 
 
 def main(reactor: Any, inner_address: str, outer_address: str) -> Deferred[None]:
