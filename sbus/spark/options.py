@@ -24,6 +24,7 @@ EARLIEST = "earliest"
 LATEST = "latest"
 
 _READ = ("journal", "pattern", "gaps", "rawKeys", "dialect", "partitionBytes")
+_BATCH = ("since", "until", "pushFilters")
 _STREAM = ("startingOffsets", "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
 _WRITE = ("socket", "dialect", "maxPacket")
 _FOREIGN = frozenset({"checkpointlocation"})
@@ -40,6 +41,9 @@ class ReadOptions:
     :ivar raw_keys: whether keys come as bytes instead of text.
     :ivar dialect: whose rules of matching hold.
     :ivar partition_bytes: about how much of a journal one task reads; None: by what there is to do.
+    :ivar since: rows before it are left out (µs since 1970, UTC); None: none are.
+    :ivar until: this one, and what comes after it, is left out; None: nothing is.
+    :ivar push_filters: whether the conditions of queries are applied here; see docs/pipeline/4-datasource.rst.
     """
 
     journals: tuple[str, ...]
@@ -48,6 +52,9 @@ class ReadOptions:
     raw_keys: bool = False
     dialect: Dialect = CURRENT
     partition_bytes: int | None = None
+    since: int | None = None
+    until: int | None = None
+    push_filters: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -55,10 +62,20 @@ class ReadOptions:
 
         :raises sbus.errors.UsageError: for one that is wrong or unknown; it says what is right.
         """
-        given = _Given(options, "read", _READ)
+        given = _Given(options, "read", _READ + _BATCH)
         for name in _STREAM:
             if name.lower() in given.options:
-                given.refuse(name, "this is for streams (readStream); here, filter the column time or seq")
+                given.refuse(name, "this is for streams (readStream); here, there are since and until")
+        given.end()
+        return cls._of(given)
+
+    @classmethod
+    def parse_any(cls, options: Mapping[str, str]) -> ReadOptions:
+        """From the options of a read of which it is not known yet whether it is a stream.
+
+        :raises sbus.errors.UsageError: for one that is wrong or unknown; it says what is right.
+        """
+        given = _Given(options, "read", _READ + _BATCH + _STREAM)
         given.end()
         return cls._of(given)
 
@@ -77,6 +94,9 @@ class ReadOptions:
             raw_keys=given.flag("rawKeys", False),
             dialect=dialect,
             partition_bytes=given.number("partitionBytes"),
+            since=given.time("since"),
+            until=given.time("until"),
+            push_filters=given.flag("pushFilters", False),
         )
 
 
@@ -211,10 +231,17 @@ class _Given:
         value = self.options.get(name.lower(), EARLIEST)
         if value.lower() in (EARLIEST, LATEST):
             return value.lower()
+        return self._moment(name, value, f"{EARLIEST}, {LATEST} or ")
+
+    def time(self, name: str) -> int | None:
+        value = self.options.get(name.lower())
+        return None if value is None else self._moment(name, value)
+
+    def _moment(self, name: str, value: str, others: str = "") -> int:
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
-            self.refuse(name, f"say {EARLIEST}, {LATEST} or a time such as 2026-01-31T12:00:00Z (by default UTC)")
+            self.refuse(name, f"say {others}a time such as 2026-01-31T12:00:00Z (by default UTC)")
         if time.tzinfo is None:
             time = time.replace(tzinfo=UTC)
         seconds = int(time.replace(microsecond=0).timestamp())

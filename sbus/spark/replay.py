@@ -239,4 +239,4 @@ class _Pacer:
     def end(self) -> None:
         """All is published, and dealt with."""
         self._state.seconds = self._passed()
-        self._state.is_complete = self._state.messages == self._state.total
+        self._state.is_complete = self._state.messages >= self._state.total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -37,12 +37,11 @@ def recorded(
         raise UsageError("say what to read: --lake=DIR, or --journal=DIR (one or several)")
     if lake is not None:
         return Lake(lake).read(spark, since, until)
-    rows = spark.read.format("sbus").option("journal", "\n".join(journals)).load()
-    if since is not None:
-        rows = rows.where(F.col("time") >= F.lit(since))
-    if until is not None:
-        rows = rows.where(F.col("time") < F.lit(until))
-    return rows
+    reader = spark.read.format("sbus").option("journal", "\n".join(journals))
+    for name, moment in (("since", since), ("until", until)):
+        if moment is not None:
+            reader = reader.option(name, moment.astimezone(UTC).isoformat())
+    return reader.load()
 
 
 def matching(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = "key") -> Column:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
-from pyspark.sql.datasource import Filter, InputPartition
+from pyspark.sql.datasource import Filter, GreaterThanOrEqual, InputPartition, LessThan
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
@@ -74,6 +75,10 @@ class Scan:
         self.schema = wanted_schema
         self.options = options
         self.wanted = Wanted(options.pattern, options.gaps, options.raw_keys, options.dialect)
+        if options.since is not None:
+            self.push([GreaterThanOrEqual(("time",), _moment(options.since))])
+        if options.until is not None:
+            self.push([LessThan(("time",), _moment(options.until))])
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
         """Take over conditions; returns those that must still be checked."""
@@ -160,6 +165,10 @@ class Scan:
         if name == "key" and not self.options.raw_keys:
             return texts(column)
         return column
+
+
+def _moment(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 def _size(segment: Segment) -> int:

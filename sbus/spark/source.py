@@ -18,7 +18,7 @@ from sbus.spark.sink import SbusStreamWriter, SbusWriter
 from sbus.spark.snapshot import open_journals
 from sbus.spark.stream import SbusStreamReader
 
-__all__ = ["SbusDataSource", "SbusReader"]
+__all__ = ["PushingReader", "SbusDataSource", "SbusReader"]
 
 
 class SbusDataSource(DataSource):
@@ -34,13 +34,14 @@ class SbusDataSource(DataSource):
 
         Spark asks for this at ``load()``, so what is wrong with a read is said there.
         """
-        options = StreamOptions.parse(self.options).read  # no read has options that a stream has not
+        options = ReadOptions.parse_any(self.options)
         open_journals(options.journals)
         return schema(raw_keys=options.raw_keys)
 
     def reader(self, schema: StructType) -> SbusReader:
         """Reads journals as a table."""
-        return SbusReader(ReadOptions.parse(self.options), schema)
+        options = ReadOptions.parse(self.options)
+        return PushingReader(options, schema) if options.push_filters else SbusReader(options, schema)
 
     def streamReader(self, schema: StructType) -> SbusStreamReader:
         """Reads journals while they are written."""
@@ -65,10 +66,6 @@ class SbusReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.scan = Scan(options, schema)
 
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """Take over the conditions of the query; returns those that Spark must check."""
-        return self.scan.push(filters)
-
     def partitions(self) -> list[JournalPartition]:
         """The tasks."""
         journals = open_journals(self.scan.options.journals).values()
@@ -77,3 +74,15 @@ class SbusReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
         return self.scan.read(partition)
+
+
+class PushingReader(SbusReader):
+    """The same, and applies conditions of the query itself.
+
+    Only for who asks for it: Spark 4.3 keeps what was pushed with what `load` has returned, so of two queries on that,
+    or two parts of one query, one may get the rows of the other.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        """Take over the conditions of the query; returns those that Spark must check."""
+        return self.scan.push(filters)

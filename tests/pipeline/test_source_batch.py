@@ -30,7 +30,7 @@ from sbus.journal.text import as_text
 from sbus.journal.writing import Journal
 from sbus.spark.options import ReadOptions
 from sbus.spark.scan import schema
-from sbus.spark.source import SbusReader
+from sbus.spark.source import PushingReader
 from tests.pipeline.conftest import NewJournal
 
 KEYS = [b"hosts/a/load", b"hosts/b/load", b"hosts/a/fan", b"", b"\xff\\/x", "größe".encode()]
@@ -42,6 +42,11 @@ def table(spark: SparkSession, *journals: Any, columns: str | None = None, **opt
     paths = ",".join(getattr(journal, "directory", str(journal)) for journal in journals)
     reader = spark.read.format("sbus").option("journal", paths).options(**options)
     return (reader.schema(columns) if columns else reader).load()
+
+
+def pushing(spark: SparkSession, *journals: Any, **options: str) -> DataFrame:
+    """The same, for one query that applies its conditions while it reads."""
+    return table(spark, *journals, pushFilters="true", **options)
 
 
 def seqs(frame: DataFrame) -> list[int]:
@@ -138,7 +143,7 @@ SKIPPED: list[tuple[list[Filter], set[int]]] = [
 @pytest.mark.parametrize(("filters", "touched"), SKIPPED, ids=[str(filters)[1:40] for filters, _ in SKIPPED])
 def test_what_is_read_at_all(five: Journal, filters: list[Filter], touched: set[int]):
     """Of the segments only those are planned to be read that can hold something."""
-    reader = SbusReader(ReadOptions((five.directory,)), schema(raw_keys=False))
+    reader = PushingReader(ReadOptions((five.directory,)), schema(raw_keys=False))
     assert reader.pushFilters(filters) == []
     first_seqs = [segment.first_seq for segment in list_segments(five.directory)]
     planned = [part.segment.first_seq for partition in reader.partitions() for part in partition.slices]
@@ -176,7 +181,30 @@ def test_filters(spark: SparkSession, five: Journal, tmp_path: Path):
         spoil(five.directory, tmp_path / str(i), touched)
         expected = [row["seq"] for row in stored(five) if is_wanted(row)]
         assert expected
-        assert seqs(table(spark, tmp_path / str(i)).where(query)) == expected
+        assert seqs(pushing(spark, tmp_path / str(i)).where(query)) == expected
+        assert seqs(table(spark, five).where(query)) == expected
+
+
+def test_filters_of_queries_on_one_table(spark: SparkSession, five: Journal):
+    """What one query wants is not what the next one gets, nor another part of the same query."""
+    frame = table(spark, five)
+    everything = [row["seq"] for row in stored(five)]
+    few = frame.where("seq < 10")
+    assert seqs(few) == everything[:10]
+    assert seqs(frame) == everything
+    assert seqs(few.union(frame.where("seq >= 20"))) == everything[:10] + everything[20:]
+
+
+def test_a_span_of_time(spark: SparkSession, five: Journal, tmp_path: Path):
+    """The options since and until leave out exactly what is beyond them; segments that are beyond may be rubbish."""
+    rows = stored(five)
+    since, until = (rows[at]["time"].replace(tzinfo=UTC) for at in (30, 50))
+    options = {"since": since.isoformat(), "until": until.isoformat()}
+    expected = [row["seq"] for row in rows if since <= row["time"].replace(tzinfo=UTC) < until]
+    assert seqs(table(spark, five, **options)) == expected
+    assert 0 < len(expected) < len(rows)
+    spoil(five.directory, tmp_path / "spoiled", {1, 2})
+    assert seqs(table(spark, tmp_path / "spoiled", **options)) == expected
 
 
 def test_damage_is_told(spark: SparkSession, five: Journal, tmp_path: Path):

@@ -26,7 +26,13 @@ loads.groupBy("host").agg(F.max("load").alias("highest")).orderBy("host").show()
 lengths = spark.read.format("sbus").option("journal", journal).schema("time TIMESTAMP, payload BINARY").load()
 lengths.groupBy(F.window("time", "1 hour").start.alias("hour")).agg(F.sum(F.length("payload"))).show()
 # [time range]
-rows.where("time >= '2026-05-01 06:00' AND time < '2026-05-01 07:00' AND startswith(key, 'hosts/')").show()
+hour = (
+    spark.read.format("sbus")
+    .options(journal=journal, pattern="hosts/", since="2026-05-01 06:00", until="2026-05-01 07:00")
+    .schema("time TIMESTAMP, key STRING, payload BINARY")
+    .load()
+)
+hour.where("payload <> X''").show()
 # [gaps]
 rows.where("kind <> 'message'").select("time", "kind", F.decode("payload", "UTF-8").alias("what")).show(truncate=False)
 # [stream]
