@@ -71,7 +71,11 @@ QUERIES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "one host by a pattern": lambda frame: frame,
     "a minute": lambda frame: frame.where("time >= '1970-01-01 00:01' AND time < '1970-01-01 00:02'"),
 }
-OPTIONS = {"one host by a pattern": {"pattern": "hosts/042/"}}
+OPTIONS = {
+    "one key of a thousand": {"pushFilters": "true"},
+    "one host by a pattern": {"pattern": "hosts/042/"},
+    "a minute": {"pushFilters": "true"},
+}
 SCHEMAS = {"count by key prefix, of keys alone": "key STRING"}
 
 
