@@ -88,10 +88,16 @@ def read_index(segment: Segment) -> Index:
     """What readers may see of a segment.
 
     :raises FileNotFoundError: if it is gone.
-    :raises JournalError: if a record before the last sync record is damaged.
+    :raises JournalError: if a record before the last sync record is damaged, or that itself in a closed segment.
     """
     with open(segment.path(INDEX), "rb") as file:
-        records = parse(file.read())
+        data = file.read()
+    records = parse(data)
+    if segment.closed and (len(data) % RECORD or not (records and (end := records[-1]) and end.type == SYNC)):
+        # What comes after the last sync record that is whole was synced too: to leave it out would hide it.
+        raise JournalError(
+            f"{segment.path(INDEX)}: it does not end like that of a closed segment: restore it from a copy"
+        )
     while records and not ((last := records[-1]) and last.type == SYNC):
         records.pop()
     if not records:

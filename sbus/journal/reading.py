@@ -274,14 +274,16 @@ def _gone(segment: Segment) -> NoReturn:
     raise JournalError(f"{segment.path()}: it is missing, though older ones are there: restore it from a copy")
 
 
-def read(part: Slice, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a slice, straight out of the file: nothing is copied.
 
     :param columns: the names of those that are wanted, in this order; all of them without it.
+    :param index: of the segment, if it has been read already; the batches of this slice will do.
     :raises JournalError: if the segment is missing, damaged, or of another schema or journal.
     """
     path = part.segment.path(ARROWS)
-    index = _looked_into(part.segment, read_index)
+    if index is None:
+        index = _looked_into(part.segment, read_index)
     try:
         file = pa.memory_map(path)
     except FileNotFoundError:

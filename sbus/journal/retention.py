@@ -1,7 +1,7 @@
 """Deleting old segments: whole ones, oldest first, and only what every consumer has taken.
 
-It takes no locks. The newest segment always stays, as it tells how far the journal has come; whoever reads a segment
-that is deleted meanwhile reads it to its end.
+It takes no locks. The newest segment of which something is safe always stays, and what follows it, as it tells how far
+the journal has come; whoever reads a segment that is deleted meanwhile reads it to its end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from sbus.journal import disk
 from sbus.journal.consumers import consumers
+from sbus.journal.index import last_sync
 from sbus.journal.layout import ARROWS, CLOSED, INDEX, Segment, identity, list_segments
 from sbus.journal.writing import now
 
@@ -48,7 +49,8 @@ def retain(
     directory = os.path.abspath(directory)
     identity(directory)
     segments = list_segments(directory)
-    due = segments[: _due(segments, keep_bytes, None if keep_days is None else clock() - int(keep_days * _DAY))]
+    count = _due(segments, keep_bytes, None if keep_days is None else clock() - int(keep_days * _DAY))
+    due = segments[: min(count, _dispensable(segments))]
     taken, why = (None, "") if force or not due else _taken(directory)
     gone: list[Segment] = []
     for segment, following in zip(due, segments[1:], strict=False):
@@ -61,6 +63,18 @@ def retain(
         warn(held)
     _held[directory] = held
     return [segment.name for segment in gone]
+
+
+def _dispensable(segments: list[Segment]) -> int:
+    """How many of these segments are not needed to tell how far the journal has come, also after a power cut."""
+    for at in range(len(segments) - 1, 0, -1):
+        try:
+            # Of a segment that was never synced a power cut may leave nothing, and the numbers would begin anew.
+            if last_sync(segments[at]):
+                return at
+        except FileNotFoundError:
+            pass
+    return 0
 
 
 def _due(segments: list[Segment], keep_bytes: int | None, oldest: int | None) -> int:

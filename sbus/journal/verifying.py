@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from errno import ENOENT
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -57,10 +58,12 @@ def verify(directory: str | os.PathLike[str], tell: Callable[[str], object]) -> 
         check = _Check(segment, journal_id)
         try:
             check()
-        except FileNotFoundError:
-            if segment == list_segments(os.fspath(directory))[0]:
-                tell(f"{segment.path(INDEX)}: it is missing: restore it from a copy")
-            continue  # deleted meanwhile
+        except FileNotFoundError as e:
+            # Retention deletes the .arrows first: while that is there, it was not retention.
+            if os.path.exists(segment.path()):
+                tell(f"{e.filename}: it is missing: restore it from a copy")
+            next_seq = None
+            continue
         except JournalError as e:
             check.problems.append(str(e))
         yield Verified(segment, check.rows, check.problems)
@@ -82,8 +85,6 @@ class _Check:
     def __call__(self) -> None:
         index = read_index(self._segment)
         if index.sync is None:
-            if self._segment.closed:
-                self._wrong(INDEX, "it is closed, but its index does not tell what is in it")
             return
         self.next_seq = index.sync.next_seq
         keys, least, greatest = extent(self._keys(index))
@@ -116,8 +117,11 @@ class _Check:
                 self._wrong(INDEX, f"a batch begins with row {record.first_seq}, but row {seq} should follow")
             seq = record.next_seq
             try:
-                (batch,) = read(Slice(self._segment, self._journal_id, record.first_seq, record.next_seq))
+                part = Slice(self._segment, self._journal_id, record.first_seq, record.next_seq)
+                (batch,) = read(part, index=index._replace(batches=[record]))
             except JournalError as e:
+                if not os.path.exists(self._segment.path()):
+                    raise FileNotFoundError(ENOENT, os.strerror(ENOENT), self._segment.path()) from None
                 self.problems.append(str(e))
                 continue
             self.rows += batch.num_rows

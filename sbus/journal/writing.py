@@ -23,6 +23,7 @@ from sbus.journal.index import last_sync
 from sbus.journal.layout import ARROWS, CLOSED, IDENTITY, INDEX, LOCK, Segment, identity, is_journal, list_segments
 from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segments import SegmentWriter
+from sbus.journal.summary import read_summary
 
 __all__ = ["Journal", "now"]
 
@@ -133,6 +134,7 @@ class Journal:
                 writer = self._reopened(segment)
                 self._finish(writer)
                 if writer.next_seq == segment.first_seq:
+                    self._go_on_at(segment)
                     continue  # without rows, it is removed; if that cannot be done now, the next who opens does it
             newest = segment
         if newest:
@@ -147,6 +149,13 @@ class Journal:
             if suffix == ".tmp" or (is_part and base + ARROWS not in names):
                 disk.remove(os.path.join(self.directory, name))
 
+    def _go_on_at(self, segment: Segment) -> None:
+        """Go on where a segment without rows begins, unless there is one before it: no number is used twice."""
+        self.next_seq = segment.first_seq
+        if segment.first_seq:
+            self._last_time = segment.first_time
+            self.ended = "crash"
+
     def _go_on_after(self, segment: Segment) -> None:
         try:
             sync = last_sync(segment)
@@ -156,6 +165,12 @@ class Journal:
             raise JournalError(
                 f"{segment.path(INDEX)}: it does not tell any more how far the journal has come: "
                 "restore it from a copy, or record into another directory"
+            )
+        # The last sync record that is whole need not be the last that there was.
+        if segment.closed and (end := read_summary(segment).last_seq + 1) != sync.next_seq:
+            raise JournalError(
+                f"{segment.path(INDEX)}: it ends before row {sync.next_seq}, but {segment.path(CLOSED)} before row "
+                f"{end}: restore it from a copy, or record into another directory"
             )
         self.next_seq = sync.next_seq
         self._last_time = sync.max_time
@@ -186,9 +201,9 @@ class Journal:
     def _write(
         self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
     ) -> None:
+        self._mend()  # first, as it may write a row itself, and times must not go back behind that
         stamps = self._stamps(times)
         first, last = (stamps, stamps) if isinstance(stamps, int) else (stamps[0], stamps[-1])
-        self._mend()
         data = encode(kind, self.next_seq, stamps, keys, payloads)
         if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_old(first)):
             self.roll()
@@ -253,6 +268,9 @@ class Journal:
             self._segment = writer
             if lost := self.next_seq - writer.next_seq:
                 since = writer.last.max_time if writer.last else writer.segment.first_time
+                if self._owed:  # more was lost before that could be told, and it is what came just before
+                    since = min(since, self._owed["since"])
+                    lost += self._owed["lost"]
                 self._owed = {"since": since, "reason": "the disk has lost what was written to it", "lost": lost}
                 self.next_seq = writer.next_seq
             self._finish(writer)

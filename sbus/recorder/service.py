@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from errno import EDQUOT, ENOSPC
 from typing import Any
 
 from twisted.application.service import Service
@@ -37,10 +38,11 @@ def open_journal(directory: str, settings: Settings) -> Journal:
             warn=lambda text: _log.warn("{text}", text=text),
         )
     except OSError as error:
-        raise JournalError(
-            f"the journal {directory} cannot be written: {error.strerror}: name another directory (--journal), or let "
-            "this user write there"
-        ) from error
+        if error.errno in (ENOSPC, EDQUOT):
+            remedy = "free space on that file system, then start again"
+        else:
+            remedy = "name another directory (--journal), or let this user write there"
+        raise JournalError(f"the journal {directory} cannot be written: {error.strerror}: {remedy}") from error
 
 
 class RecorderService(Service):

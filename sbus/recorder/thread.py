@@ -120,7 +120,10 @@ class JournalThread:
             while not self._jobs.empty() and (job := self._jobs.get()) is not None:
                 lost += job.rows
         else:
-            self._do(Job(lambda journal: journal.roll()))
+            try:
+                self._do(Job(lambda journal: journal.roll()))
+            except Exception:
+                failure = Failure()  # the owner waits to be told that this is the end
         try:
             self._journal.close()
         except OSError:

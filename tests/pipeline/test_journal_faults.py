@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from sbus.errors import JournalError
-from sbus.journal.reading import JournalReader
+from sbus.journal.reading import JournalReader, Slice, read
 from sbus.journal.schema import Kind
 from sbus.journal.verifying import verify
 from sbus.journal.writing import Journal
@@ -129,6 +129,43 @@ def test_lost_pages(tmp_path):
         journal.close()
 
 
+def test_lost_pages_again(tmp_path):
+    """If more is lost before that could be told, the row tells of all of it; and times do not go back behind it."""
+    disk = FaultyDisk()
+    clock = Clock()
+
+    def lose():
+        disk.fail_from(0, 1, "fdatasync", error=errno.EIO)
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.sync()
+        (segment,) = JournalReader(tmp_path).segments()
+        with open(segment.path(), "r+b") as file:
+            file.seek(-500, os.SEEK_END)
+            file.write(bytes(500))
+
+    with disk():
+        journal = Journal.open(tmp_path, clock=clock)
+        journal.append([(b"k", b"1")])
+        journal.sync()
+        for _ in range(2):
+            clock.time += 1_000_000
+            journal.append([(b"k", b"2")] * 3)
+        came = clock.time
+        clock.time += 500_000
+        lose()
+        lose()
+        journal.append([(b"k", b"3")], came)
+        journal.close()
+    found = rows(tmp_path)
+    assert [row["payload"] for row in found] == [
+        b"1",
+        b'{"since": 1700000000000000, "reason": "the disk has lost what was written to it", "lost": 6}',
+        b"3",
+    ]
+    assert [row["time"] for row in found] == sorted(row["time"] for row in found)
+    assert [verified.problems for verified in verify(tmp_path, pytest.fail)] == [[], []]
+
+
 def test_full_file_system(tmp_path):
     """A journal that may not grow any more goes on when it may: each append is refused wholly, or done."""
     resource = pytest.importorskip("resource")
@@ -209,6 +246,64 @@ def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
             pass
     assert readable == set(range(7)) - lost
     assert any(found.problems for found in verify(tmp_path, told.append))
+
+
+def flip(path):
+    with open(path, "r+b") as file:
+        file.seek(-30, os.SEEK_END)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes((byte ^ 1,)))
+
+
+@pytest.mark.parametrize(
+    ("harm", "is_read"),
+    [
+        (flip, False),
+        (lambda path: os.truncate(path, os.path.getsize(path) - 1), False),
+        (lambda path: os.truncate(path, os.path.getsize(path) - 64), False),
+        (lambda path: os.truncate(path, os.path.getsize(path) - 128), True),  # the sync record before it is the last
+        (lambda path: os.truncate(path, 0), False),
+    ],
+    ids=["byte", "cut", "record", "sync", "all"],
+)
+def test_damage_to_the_end_of_an_index(tmp_path, harm, is_read):
+    """A closed segment that does not tell any more how far it goes is not gone on behind: no number is used twice."""
+    with Journal.open(tmp_path) as journal:
+        for n in range(3):
+            journal.append([(b"k", b"%d" % n)] * 2)
+            journal.sync()
+    (segment,) = JournalReader(tmp_path).segments()
+    harm(segment.path(".idx"))
+    with pytest.raises(JournalError, match=r"\.idx: .*restore it from a copy"):
+        Journal.open(tmp_path)
+    if not is_read:
+        with pytest.raises(JournalError, match=r"\.idx: .*restore it from a copy"):
+            list(read(Slice(segment, journal.id, 0, 6)))
+    assert any(found.problems for found in verify(tmp_path, pytest.fail))
+
+
+def test_nothing_but_a_segment_without_rows(tmp_path):
+    """Numbers go on where a segment without rows begins, even if all before it are gone."""
+    clock = Clock()
+    journal = Journal.open(tmp_path, clock=clock)
+    journal.append([(b"k", b"1")] * 5)
+    journal.roll()
+    (oldest,) = JournalReader(tmp_path).segments()
+    clock.time += 1_000_000
+    journal.append([(b"k", b"2")])
+    newest = JournalReader(tmp_path).segments()[-1]
+    let_go(tmp_path)
+    os.truncate(newest.path(), 0)
+    for suffix in (".arrows", ".idx", ".json"):
+        os.unlink(oldest.path(suffix))
+    clock.time -= 10_000_000
+    with Journal.open(tmp_path, clock=clock, warn=lambda text: None) as again:
+        assert (again.next_seq, again.ended) == (5, "crash")
+        again.append([(b"k", b"3")])
+    (found,) = rows(tmp_path)
+    assert found["seq"] == 5
+    assert JournalReader(tmp_path).segments()[0].first_time >= newest.first_time
 
 
 def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import stat
 
 import pytest
 
 from sbus.errors import JournalError, UsageError
+from sbus.journal import disk, verifying
 from sbus.journal.consumers import advance, consumers
 from sbus.journal.layout import list_segments
 from sbus.journal.reading import JournalReader, read
@@ -79,6 +82,30 @@ class TestRetain:
         assert firsts(journal) == [40]
         with Journal.open(journal.directory) as again:
             assert again.next_seq == 50
+
+    def test_newest_that_is_safe(self, journal, tmp_path):
+        """What a power cut might take back does not count as the newest: what tells how far it has come stays."""
+        journal.roll()
+        journal.append([(b"k", b"unsynced")])
+        retain(journal.directory, keep_bytes=0, force=True)
+        assert firsts(journal) == [40, 50]
+        # As if the machine had died here.
+        copy = shutil.copytree(journal.directory, tmp_path / "copy")
+        newest = list_segments(str(copy))[-1]
+        for suffix in (".arrows", ".idx"):
+            os.truncate(newest.path(suffix), 0)
+        with Journal.open(copy) as again:
+            assert again.next_seq == 50
+        journal.sync()
+        retain(journal.directory, keep_bytes=0, force=True)
+        assert firsts(journal) == [50]
+
+    def test_nothing_is_safe(self, journal):
+        """Where no segment tells how far the journal has come, none is deleted."""
+        for segment in list_segments(journal.directory)[:-1]:
+            os.unlink(segment.path(".idx"))
+        os.truncate(list_segments(journal.directory)[-1].path(".idx"), 64)
+        assert retain(journal.directory, keep_bytes=0, force=True) == []
 
     def test_unlimited(self, journal):
         """Without limits nothing is deleted."""
@@ -170,6 +197,43 @@ class TestRetain:
         with Journal.open(journal.directory) as again:
             assert again.next_seq == 50
         assert not [name for name in os.listdir(journal.directory) if name.startswith(oldest.name)]
+
+    def test_verified_meanwhile(self, journal, monkeypatch):
+        """Who checks a journal takes nothing for damage that is deleted meanwhile."""
+
+        def told(after, count=1):
+            """What is found if so many segments are deleted when so many have been looked into."""
+            copy = shutil.copytree(journal.directory, f"{journal.directory}-{after}-{count}")
+            segments = list_segments(str(copy))
+            looks = itertools.count()
+
+            def delayed(part, **how):
+                if next(looks) == after:
+                    for suffix in (".arrows", ".idx", ".json"):
+                        for segment in segments[:count]:
+                            disk.remove(segment.path(suffix))
+                return read(part, **how)
+
+            monkeypatch.setattr(verifying, "read", delayed)
+            problems: list[str] = []
+            firsts = []
+            for found in verifying.verify(copy, problems.append):
+                problems += found.problems
+                firsts.append(found.segment.first_seq)
+            return problems, firsts
+
+        assert told(0) == ([], [10, 20, 30, 40])
+        assert told(1, 2) == ([], [0, 20, 30, 40])
+        assert told(2, 4) == ([], [0, 10, 40])
+        assert told(0, 5) == ([], [])
+
+    def test_verified_without_index(self, journal):
+        """An index that is missing alone was not deleted by retention."""
+        segment = list_segments(journal.directory)[1]
+        os.unlink(segment.path(".idx"))
+        problems: list[str] = []
+        assert len(list(verifying.verify(journal.directory, problems.append))) == 4
+        assert problems == [f"{segment.path('.idx')}: it is missing: restore it from a copy"]
 
     def test_not_a_journal(self, tmp_path):
         """Nothing is deleted where there is no journal."""

@@ -288,6 +288,13 @@ class FakeJournal:
         self.calls.append("close")
 
 
+class BrokenJournal(FakeJournal):
+    """Has a bug that shows when it is rolled."""
+
+    def roll(self) -> None:
+        raise ValueError
+
+
 class Work:
     """A job that fails in these ways before it succeeds."""
 
@@ -303,8 +310,10 @@ def full() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def run_jobs(jobs: list[Job], **options: Any) -> tuple[list[Any], FakeJournal, list[bool]]:
-    loop, owner, journal, after = Loop(), Owner(), FakeJournal(), list[bool]()
+def run_jobs(
+    jobs: list[Job], journal: FakeJournal | None = None, **options: Any
+) -> tuple[list[Any], FakeJournal, list[bool]]:
+    loop, owner, journal, after = Loop(), Owner(), journal or FakeJournal(), list[bool]()
     thread = JournalThread(journal, owner, loop.callFromThread, after=after.append, retry=0.0, **options)  # type: ignore[arg-type]
     for job in jobs:
         thread.submit(job)
@@ -338,6 +347,13 @@ def test_a_bug_ends_the_thread() -> None:
     """What is no error of the disk's ends it: the journal is closed, and what it had still to do is counted as lost."""
     told, journal, _ = run_jobs([Job(Work(), batch(1)), Job(Work(ValueError()), batch(2)), Job(Work(), batch(4))])
     assert told[-1] == ("ended", 6, ValueError)
+    assert journal.calls == ["close"]
+
+
+def test_a_bug_at_the_end() -> None:
+    """A bug that shows when the last segment is closed is told as well: nobody waits for it for ever."""
+    told, journal, _ = run_jobs([Job(Work(), batch(1))], BrokenJournal())
+    assert told[-1] == ("ended", 0, ValueError)
     assert journal.calls == ["close"]
 
 
@@ -617,6 +633,14 @@ def test_one_recorder(tmp_path: Path, record: Callable[..., Recorder]) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(JournalError, match="name another directory"):
         open_journal(str(tmp_path / "file" / "journal"), Settings())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_to_begin(tmp_path: Path, faulty: Disk, error: int) -> None:
+    """Where there is no space for a journal, the remedy is to make some, and not another directory."""
+    faulty.errors["write"] = error
+    with pytest.raises(JournalError, match=r"free space on that file system, then start again$"):
+        open_journal(str(tmp_path / "journal"), Settings())
 
 
 def test_old_segments_are_deleted_when_one_is_closed(tmp_path: Path) -> None:
