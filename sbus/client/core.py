@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from sbus.bundles import unbundle
@@ -331,11 +331,11 @@ class ClientCore:
         except Violation:
             return ()  # no server sends such a key; nobody can have subscribed to it
         if not secret:
-            return self._cache.remember(key, None, self._index.route(key, None))
+            return self._cache.remember(key, None, _callbacks_last(self._index.route(key, None)))
         wanting = [
             s for pattern, wanted in self._secret.items() if _reaches(wanted, secret) for s in self._sinks[pattern]
         ]
-        return self._cache.remember(key, secret, tuple(wanting))
+        return self._cache.remember(key, secret, _callbacks_last(wanting))
 
     def _receive_one(self, packet: bytes) -> None:
         """Deal with a packet of whatever kind: also with a message whose way is not known."""
@@ -384,3 +384,11 @@ def _reaches(wanted: SecretKey, key: SecretKey) -> bool:
     return all(not mine or mine == its for mine, its in zip(wanted[:3], key[:3], strict=True)) and matches_open(
         wanted.rest, key.rest
     )
+
+
+def _callbacks_last(sinks: Sequence[Sink]) -> tuple[Sink, ...]:
+    """These sinks, those with a callback behind the others.
+
+    A callback may read on, and by then whoever keeps messages must have got the one that it was called with.
+    """
+    return tuple(sorted(sinks, key=lambda sink: sink.callback is not None))

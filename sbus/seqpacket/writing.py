@@ -145,14 +145,24 @@ class WritingConnection(Connection):
         self._bundles = self._bundle_size = 0
 
     def _send_bundled(self, taken: list[bytes]) -> int | None:
-        """As `_send`, with many packets in one; what is left out waits for the next round."""
-        bundles, counts = pack(taken, self._bundle_size, _BUNDLES_SENT)
-        sent = self._send(bundles)
-        return None if sent is None else sum(counts[:sent])
+        """As `_send`, with many packets in one."""
+        done = 0
+        while done < len(taken):
+            limit = self._bundle_size
+            bundles, counts = pack(taken[done:] if done else taken, limit, _BUNDLES_SENT)
+            sent = self._send(bundles, counts)
+            if sent is None:
+                return None
+            done += sum(counts[:sent])
+            # Flood control takes what is left for congestion: only a full socket may leave anything.
+            if sent < len(bundles) and self._bundle_size == limit:
+                break
+        return done
 
-    def _send(self, taken: list[bytes]) -> int | None:
-        """Send packets until the socket is full.
+    def _send(self, taken: list[bytes], counts: list[int] | None = None) -> int | None:
+        """Send packets until the socket is full, or until a bundle is too long for it: the next ones are shorter then.
 
+        :param counts: how many packets are in each, if there may be bundles among them.
         :returns: how many, from the front, are dealt with; None if nothing can be sent any more.
         """
         sent = 0
@@ -162,6 +172,11 @@ class WritingConnection(Connection):
                 count = send_packets(self._sock, batch)
             except OSError as e:
                 if e.errno == errno.EMSGSIZE:
+                    if counts is not None and counts[sent] > 1:
+                        # Somebody has made the buffer smaller than a bundle: the packets in it may fit all the same.
+                        limit = min(sendable(self._sock), len(batch[0]) - 1)
+                        self._bundles = self._bundle_size = min(self._bundles, limit)
+                        return sent
                     # Longer than this socket's buffer: no fault of the receiver's, nor of the other packets'.
                     if not self.queue.refused(batch[0]):
                         why = f"{len(batch[0])} bytes do not fit the send buffer"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbus.client import blocking
 from sbus.client.core import Batch, ClientCore, Message, as_bytes, find_dialect
+from sbus.client.settings import Settings
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.keys import CURRENT, EARLY, Dialect, matches
 from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns
@@ -19,6 +22,7 @@ from tests.strategies import PEERS, dialects, keys, may_subscribe, patterns
 ME = PEERS[0]
 WHOAMI = b"CMSG !/cred/whoami"
 ON = b"CMSG bundle/on"
+LONG = b"a" * 2000  # its way is looked up each time
 ACTIONS = ("subscribe", "subscribe", "publish", "publish", "unsubscribe", "reconnect")
 
 
@@ -320,6 +324,58 @@ def test_callback_may_change_where_the_next_message_goes() -> None:
     core.receive([bundle(*[b"MSG a\0%d" % i for i in range(6)])])
     assert [m.payload for m in first.messages] == [b"warm", b"0", b"1", b"2", b"3"]
     assert [m.payload for m in new.messages] == [b"2", b"3", b"4", b"5"]
+
+
+@pytest.fixture
+def reading_bus() -> Iterator[tuple[blocking.Bus, socket.socket]]:
+    """A blocking client, and the server's end of its socket."""
+    ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, server, blocking.Bus("/fake", Settings(bundles=False)) as bus:
+        ours.setblocking(False)
+        bus._attach(ours)
+        yield bus, server
+
+
+@pytest.mark.parametrize("key", [b"a", b"!/cred/1//3/x", LONG, b"!/cred/1//3/" + LONG])
+def test_callback_that_reads_on_reorders_nothing(reading_bus: tuple[blocking.Bus, socket.socket], key: bytes) -> None:
+    """Who stands behind it gets the message that it was called with before those that it reads."""
+    bus, server = reading_bus
+    got: list[bytes] = []
+
+    def callback(message: Message) -> None:
+        got.append(message.payload)
+        if message.payload == b"1":
+            server.send(WHOAMI + b"\0me")
+            bus.fence(10)
+
+    bus.subscribe(key, callback)
+    behind = bus.subscribe(key)
+    behind._claim()
+    for i in range(4):
+        server.send(b"MSG %b\0%d" % (key, i))
+    assert [behind.get(10).payload for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+    assert got == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("key", [b"a", LONG])
+def test_callback_that_reads_on_doubles_nothing(reading_bus: tuple[blocking.Bus, socket.socket], key: bytes) -> None:
+    """Who iterates over the bus gets a message once, though subscriptions before and behind the callback want it."""
+    bus, server = reading_bus
+
+    def callback(message: Message) -> None:
+        if message.payload == b"1":
+            server.send(WHOAMI + b"\0me")
+            bus.fence(10)
+
+    bus.subscribe(key)
+    bus.subscribe(key, callback)
+    bus.subscribe(key)
+    for i in range(4):
+        server.send(b"MSG %b\0%d" % (key, i))
+    messages = iter(bus)
+    assert [next(messages).payload for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+    server.send(b"MSG %b\0last" % key)
+    assert next(messages).payload == b"last"
 
 
 @given(st.data())

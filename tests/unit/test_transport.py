@@ -15,6 +15,7 @@ from twisted.internet import error
 from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from zope.interface.verify import verifyObject
 
+from sbus.bundles import LARGEST, unbundle
 from sbus.errors import CloseReason
 from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, Strategy
 from sbus.interfaces import IPacketQueue, IPacketTransport
@@ -684,6 +685,94 @@ def test_closing_with_a_queue_that_drops(world):
     world.settle()
     assert len(recorder.lost) == 1
     assert len(received(peer)) + receiver.lost == 1001
+
+
+@pytest.mark.parametrize(("size", "together"), [(600, 1), (400, 2)])
+def test_many_bundles_are_no_congestion(world, size, together):
+    """A receiver whose socket has room loses nothing to flood control, however many bundles it takes to get there."""
+    for soft in (QUEUE, DISCARD, ERROR):
+        recorder = Recorder()
+        peer = world.connect(recorder)
+        queue, receiver = flood_controlled(recorder.transport, soft)
+        recorder.transport.startBundling(1000)
+        recorder.transport.flush()
+        packets = [bytes([i]) * size for i in range(20 * together)]
+        queue.pending += packets
+        recorder.transport.flush()
+        got = received(peer)
+        assert unbundle(list(got)) == packets
+        assert len(got) == 20
+        assert (receiver.lost, receiver.reasons, queue.is_congested) == (0, [], False)
+
+
+def test_full_socket_where_bundles_are_sent(world):
+    """Flood control gets what a full socket leaves of many bundles: nothing is lost, doubled or out of order."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    recorder.transport.startBundling(1000)
+    recorder.transport.flush()
+    queue.pending += [b"%0400d" % i for i in range(3000)]
+    recorder.transport.flush()
+    assert queue.is_congested
+    got = []
+    for _ in range(50):
+        got += unbundle(received(peer))
+        world.turn()
+    assert got == [b"%0400d" % i for i in range(3000)]
+    assert receiver.lost == 0
+
+
+def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
+    """What was taken is lost, and is no fault of flood control's, also if some bundles have gone out before."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    recorder.transport.startBundling(1000)
+    recorder.transport.flush()
+    real = send_packets
+
+    def send(sock, packets):
+        count = real(sock, packets)
+        peer.close()
+        return count
+
+    monkeypatch.setattr(module, "send_packets", send)
+    queue.pending += [bytes(600)] * 20
+    recorder.transport.flush()
+    assert (receiver.lost, receiver.reasons) == (20, [])
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+@pytest.mark.parametrize("first", [[], [bytes(7000)]])
+def test_send_buffer_made_smaller_than_a_bundle(world, first):
+    """What the socket takes no bundle of so long goes in shorter ones; only a packet too long by itself is refused."""
+    for has_flood_control in (True, False):
+        recorder = Recorder()
+        peer = world.connect(recorder)
+        transport = recorder.transport
+        if has_flood_control:
+            queue, receiver = flood_controlled(transport, QUEUE)
+        transport.startBundling(LARGEST)
+        transport.flush()
+        transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
+        packets = first + [b"%0500d" % i for i in range(200)]
+        if has_flood_control:
+            too_long = bytes(sendable(transport.getHandle()) + 1)
+            queue.pending += [*packets[:100], too_long, *packets[100:]]
+            transport.flush()
+        else:
+            transport.writeSequence(packets)
+        got = []
+        for _ in range(100):
+            world.turn()
+            got += received(peer)
+        assert unbundle(list(got)) == packets
+        assert len(got) < len(packets) / 5
+        assert not recorder.lost
+        if has_flood_control:
+            assert (len(queue), receiver.lost, receiver.reasons) == (0, 1, [])
 
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
