@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -17,7 +17,10 @@ from sbus.cli.output import shown
 from sbus.errors import UsageError
 from sbus.extras import needs
 
-__all__ = ["Writer", "output_to"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Writer", "output_to", "schema"]
 
 Row = dict[str, Any]
 
@@ -32,7 +35,7 @@ class Writer(Protocol):
         """Write what comes at the end."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def output_to(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
     """
     :param path: a file whose ending says its format (``.csv``, ``.json``, ``.parquet``); None: a table on the terminal.
@@ -58,7 +61,8 @@ def output_to(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
             os.replace(written, path)
     except BaseException:
         if not grows:
-            os.unlink(written)
+            with contextlib.suppress(OSError):  # it may never have been made; what went wrong is to be told
+                os.unlink(written)
         raise
 
 
@@ -134,7 +138,7 @@ class _Json:
 
 
 class _Parquet:
-    """A Parquet file, written in parts."""
+    """A Parquet file of traffic, written in parts."""
 
     _ROWS = 65_536
 
@@ -161,13 +165,25 @@ class _Parquet:
             import pyarrow as pa
             import pyarrow.parquet
         if self._writer is None:
-            self._schema = pa.Table.from_pylist(rows).schema
+            # Rows would not tell: there may be none, or at first only such with None.
+            self._schema = schema()
             self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
         self._writer.write_table(pa.Table.from_pylist(rows, schema=self._schema))
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+
+def schema() -> pa.Schema:
+    """The columns of a Parquet file: those of `sbus.spark.traffic`."""
+    with needs("spark"):
+        import pyarrow as pa
+    return pa.schema([
+        ("time", pa.timestamp("us", tz="UTC")), ("prefix", pa.utf8()), ("messages", pa.int64()), ("bytes", pa.int64()),
+        ("rate", pa.float64()), ("keys", pa.int64()), ("p50", pa.int64()), ("p95", pa.int64()), ("p99", pa.int64()),
+        ("gaps", pa.int64()),
+    ])  # fmt: skip
 
 
 _KINDS: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": _Csv, ".json": _Json, ".parquet": _Parquet}

@@ -85,6 +85,10 @@ class Archive:
         try:
             self._checkpoint.mend()
             self._done = self._checkpoint.done()
+            if self._done >= 0:
+                # Spark has not asked the disk to keep it. Who trusts the report may delete rows for good, so it must
+                # not be that a power cut makes Spark plan them once more.
+                self._checkpoint.keep(self._done)
             self._report(journals, self._checkpoint.offsets(self._done))
             rows = (
                 self._spark.readStream.format("sbus")

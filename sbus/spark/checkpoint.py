@@ -64,9 +64,9 @@ class Checkpoint:
                     break
                 _remove(log / str(number))
             _remove_checksums(log)
-        planned = _numbers(self._offsets)
+        last = max(_numbers(self._offsets), default=-1)
         for number in _numbers(self._commits):
-            if planned and number > max(planned):
+            if number > last:  # Spark would take it for that of another job which writes here
                 _remove(self._commits / str(number))
         metadata = self._directory / "metadata"
         if metadata.exists() and not _objects([metadata.read_text(errors="replace")]):

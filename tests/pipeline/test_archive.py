@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,6 +145,43 @@ def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_
     journal.sync()
     put_away(spark, [journal.directory], lake, max_rows=25)
     assert archived(lake) == recorded(journal.directory)
+
+
+def logs(checkpoint: Path, **batches: dict[int, str]) -> None:
+    """Write what Spark would: for each log the lines of its batches."""
+    for log, lines in batches.items():
+        (checkpoint / log).mkdir(parents=True)
+        for batch, line in lines.items():
+            (checkpoint / log / str(batch)).write_text(f"v1\n{{}}\n{line}\n" if line else "")
+    (checkpoint / "metadata").write_text('{"id": "1"}')
+
+
+def test_commits_without_any_plan_are_removed(tmp_path):
+    """Spark would take them for another job's that writes here."""
+    logs(tmp_path, offsets={0: ""}, commits={0: "{}"})
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.mend()
+    assert checkpoint.done() == -1
+    assert list((tmp_path / "commits").iterdir()) == []
+
+
+def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_path):
+    """Spark has not asked for that: rows could be deleted that a power cut makes it plan once more."""
+    journal = new_journal()
+    journal.append(messages(3))
+    journal.sync()
+    lake = Lake(tmp_path / "lake")
+    logs(lake.checkpoint, offsets={0: json.dumps({journal.id: 3})}, commits={0: "{}"})
+    happened: list[object] = []
+    spark = mock.Mock()
+    spark.readStream.format.side_effect = SparkError("far enough")
+    with (
+        mock.patch.object(Checkpoint, "keep", lambda _, batch: happened.append(batch)),
+        mock.patch("sbus.spark.archive.advance", lambda _, consumer, seq: happened.append((consumer, seq))),
+        pytest.raises(SparkError, match="far enough"),
+    ):
+        Archive(spark, [journal.directory], lake).start()
+    assert happened == [0, ("archive", 3)]
 
 
 def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog):

@@ -226,6 +226,10 @@ def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None
         measure(rows, start=now, end=now - timedelta(hours=1))
     with pytest.raises(UsageError, match="time zone"):
         measure(rows, start=now.replace(tzinfo=None), end=now)
+    # There are rows before the last of these.
+    for start in (datetime(2020, 1, 1, tzinfo=UTC), datetime(2026, 3, 1, 14, tzinfo=UTC)):
+        with pytest.raises(UsageError, match=rf"no rows between .* {start:%Y, %H}:00 and .* UTC: name another period"):
+            measure(rows, start=start, end=start + timedelta(hours=1))
 
 
 def test_patterns_match_as_the_bus_does(spark: Any) -> None:

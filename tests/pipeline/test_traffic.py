@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from sbus.cli import spark_output
 from sbus.cli.main import cli
 from sbus.cli.spark_output import output_to
 from sbus.errors import UsageError
@@ -91,6 +92,8 @@ def test_windows_and_prefixes_are_counted(spark):
         *((300 * SECOND + n, "message", f"many/{n % 50}", n % 400) for n in range(800)),
     ]
     frame = as_frame(spark, rows)
+    # Parquet leaves out what it does not know.
+    assert traffic(frame).columns == spark_output.schema().names
     for window, depth in ((60.0, 1), (60.0, 2), (0.5, 0)):
         measured, expected = collected(traffic(frame, window=window, depth=depth)), by_hand(rows, window, depth)
         for place, values in expected.items():
@@ -184,7 +187,37 @@ def test_files_hold_what_was_measured(tmp_path):
         'time,prefix,messages,rate,p50\n2026-01-31T12:00:00Z,"a,\x1b",1234,20.5,\n2026-01-31T12:00:00.500Z,,1,0.0,3\n'
     )
     assert [json.loads(line)["messages"] for line in (tmp_path / "t.json").read_text().splitlines()] == [1234, 1]
-    assert pq.read_table(tmp_path / "t.parquet").to_pylist() == ROWS
+    found = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert [{name: row[name] for name in ROWS[0]} for row in found] == ROWS
+
+
+def test_a_parquet_file_has_its_columns_whatever_the_rows_are(tmp_path):
+    """Without any row, and where a whole part of them has gaps only and thus neither prefixes nor percentiles."""
+    import pyarrow.parquet as pq
+
+    gap = {"time": ROWS[0]["time"], "prefix": None, "messages": 0, "bytes": 0, "rate": 0.0, "keys": 0}
+    gap |= {"p50": None, "p95": None, "p99": None, "gaps": 1}
+    full = gap | {"prefix": "a", "messages": 1, "rate": 0.1, "p50": 3, "p95": 3, "p99": 3}
+    rows = [*[gap] * 65_536, full]
+    for name, some in (("none", []), ("gaps", rows)):
+        with output_to(str(tmp_path / f"{name}.parquet")) as writer:
+            assert writer.write(some) == len(some)
+    none, gaps = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("none", "gaps"))
+    assert none.column_names == list(gap)
+    assert none.schema == gaps.schema
+    assert none.num_rows == 0
+    assert gaps.slice(65_535).to_pylist() == [gap, full]
+
+
+def test_what_keeps_a_file_from_being_made_is_told(tmp_path, monkeypatch):
+    """That there is nothing to clean up then does not hide it."""
+
+    def refuse(*_):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(spark_output, "open", refuse, raising=False)
+    with pytest.raises(PermissionError, match="not yours"), output_to(str(tmp_path / "t.csv")):
+        pass
 
 
 def test_a_file_is_there_when_it_is_complete(tmp_path):

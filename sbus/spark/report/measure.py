@@ -17,6 +17,7 @@ from sbus.spark.report.figures import Figures, Totals
 from sbus.spark.report.gaps import find_gaps, find_journals, lost, recorded
 from sbus.spark.report.silences import find_silences
 from sbus.spark.report.spans import Span, length, nice_width
+from sbus.spark.report.wording import moment
 
 __all__ = ["measure"]
 
@@ -69,6 +70,12 @@ def measure(
     progress("gaps")
     journals = find_journals(within)
     extents = {journal: found.extent for journal, found in journals.items()}
+    if not any(extent.end >= period.start for extent in extents.values()):
+        # A page would say that all is calm.
+        raise UsageError(
+            f"there are no rows between {moment(period.start)} and {moment(period.end)} UTC: name another period, or "
+            "archive first what was recorded in it"
+        )
     gaps = find_gaps(within, journals, whole, 2 * windows.width)
     missing = lost(gaps)
 
