@@ -55,6 +55,10 @@ def wait(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
     return bool(ready)
 
 
+_AGAIN = 0.05
+"""Seconds until the signal comes again, as one that comes just before a system call does not break that off."""
+
+
 class _TooLate(BaseException):
     """Nobody but `at_most` is to catch this."""
 
@@ -73,12 +77,14 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
     is_running = True
 
     def too_late(*_: object) -> None:
+        nonlocal is_running
         if is_running:
+            is_running = False
             raise _TooLate
 
     before = signal.signal(signal.SIGALRM, too_late)
     try:
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), _AGAIN)
         yield
     except _TooLate:
         raise TimedOut(f"the time is up: {what} is not done after {seconds:g} seconds") from None

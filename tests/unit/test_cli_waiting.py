@@ -55,3 +55,18 @@ def test_no_time():
     """No time at all is too little."""
     with pytest.raises(TimedOut), at_most(0, "waiting"):
         select.select([], [], [])
+
+
+def test_signal_that_is_missed():
+    """A signal that came just before the system call, and so did not break it off, comes again."""
+
+    def wait_deafly() -> None:
+        with at_most(0.01, "waiting"):
+            # The first one is swallowed here, as if it had come too early.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+            assert signal.sigwait({signal.SIGALRM}) == signal.SIGALRM
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+            select.select([], [], [], 10)
+
+    with pytest.raises(TimedOut):
+        wait_deafly()
