@@ -152,7 +152,7 @@ def test_telemetry(bus: StartBus, start: Start, directory: Path) -> None:
     deadline = time.monotonic() + TIMEOUT
     while (text := (directory / "readings").read_text()).count("\n") < 3:
         assert time.monotonic() < deadline
-        time.sleep(0.01)  # who keeps them does not say so
+        time.sleep(0.01)  # between two looks: who keeps them does not say when
     kept = text.rpartition("\n")[0].splitlines()
     assert all(re.fullmatch(r"telemetry/host/load \d+\.\d{3} \d+\.\d\d", line) for line in kept)
 

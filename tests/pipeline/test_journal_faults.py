@@ -93,6 +93,17 @@ def test_closing_twice(tmp_path):
             assert messages(tmp_path) == [(b"k", b"1")]
 
 
+def lose(disk, journal):
+    """A sync fails, and of what was to be synced the kernel has dropped the last pages."""
+    disk.fail_from(0, 1, "fdatasync", error=errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.sync()
+    (segment,) = JournalReader(journal.directory).segments()
+    with open(segment.path(), "r+b") as file:
+        file.seek(-500, os.SEEK_END)
+        file.write(bytes(500))
+
+
 def test_lost_pages(tmp_path):
     """If the kernel has dropped what it could not write, a row tells how many rows are lost, and since when."""
     disk = FaultyDisk()
@@ -105,13 +116,7 @@ def test_lost_pages(tmp_path):
         for _ in range(2):
             journal.append([(b"k", b"2")] * 3)
         clock.time += 1_000_000
-        disk.fail_from(0, 1, "fdatasync", error=errno.EIO)
-        with pytest.raises(OSError, match="Input/output error"):
-            journal.sync()
-        (segment,) = JournalReader(tmp_path).segments()
-        with open(segment.path(), "r+b") as file:
-            file.seek(-500, os.SEEK_END)
-            file.write(bytes(500))
+        lose(disk, journal)
         journal.append([(b"k", b"3")])
         journal.sync()
         found = rows(tmp_path)
@@ -134,15 +139,6 @@ def test_lost_pages_again(tmp_path):
     disk = FaultyDisk()
     clock = Clock()
 
-    def lose():
-        disk.fail_from(0, 1, "fdatasync", error=errno.EIO)
-        with pytest.raises(OSError, match="Input/output error"):
-            journal.sync()
-        (segment,) = JournalReader(tmp_path).segments()
-        with open(segment.path(), "r+b") as file:
-            file.seek(-500, os.SEEK_END)
-            file.write(bytes(500))
-
     with disk():
         journal = Journal.open(tmp_path, clock=clock)
         journal.append([(b"k", b"1")])
@@ -152,8 +148,8 @@ def test_lost_pages_again(tmp_path):
             journal.append([(b"k", b"2")] * 3)
         came = clock.time
         clock.time += 500_000
-        lose()
-        lose()
+        lose(disk, journal)
+        lose(disk, journal)
         journal.append([(b"k", b"3")], came)
         journal.close()
     found = rows(tmp_path)
