@@ -1,6 +1,8 @@
-"""What all tests share: deadlines of property tests, and which tests run in one process of several."""
+"""What all tests share: deadlines of property tests, signals, and which tests run in one process of several."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from hypothesis import settings
@@ -10,6 +12,10 @@ from xdist.scheduler import LoadScopeScheduling
 # Other load on the machine is no failure.
 settings.register_profile("sbus", deadline=None)
 settings.load_profile("sbus")
+
+# What a shell starts in the background ignores it, and so would all that the tests start, and stop by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _ByFolder(LoadScopeScheduling):  # type: ignore[misc]
