@@ -1,3 +1,3 @@
-from sbus.runs import build_messages, next_messages, next_run
+from sbus.runs import build_messages, next_messages, next_run, total_size
 
-__all__ = ["build_messages", "next_messages", "next_run"]
+__all__ = ["build_messages", "next_messages", "next_run", "total_size"]

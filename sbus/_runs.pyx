@@ -133,3 +133,14 @@ def build_messages(list messages not None, Py_ssize_t start, Py_ssize_t longest)
         memcpy(into + 5 + length, PyBytes_AS_STRING(payload), <size_t>size)
         packets.append(packet)
     return packets
+
+
+def total_size(list packets not None):
+    """See `sbus.runs._total_size`."""
+    cdef object packet
+    cdef Py_ssize_t size = 0
+    for packet in packets:
+        if not PyBytes_Check(packet):
+            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+        size += PyBytes_GET_SIZE(packet)
+    return size

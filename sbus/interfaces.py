@@ -14,6 +14,7 @@ from zope.interface import Attribute, Interface
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sbus.bundles import Packed
     from sbus.errors import CloseReason, Violation
     from sbus.flood import SendQueue, Verdict
     from sbus.keys import PeerCredentials, SecretKey
@@ -183,9 +184,10 @@ class IPacketTransport(Interface):
     def flush() -> None:
         """Send now what the socket takes of what waits."""
 
-    def sendNow(packets: list[bytes]) -> int:
+    def sendNow(packets: list[bytes], packed: Packed | None = None) -> int:
         """Send packets now, past the queue, which must be empty.
 
+        :param packed: what transports have made of these packets, from one to the next of those that get them.
         :returns: how many, from the front, the socket took. It may well be none although a `flush` could
             send them: whoever calls writes the others to the queue, and `flush` finds out what is the matter.
         """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbus.compiled import is_wanted
 
-__all__ = ["build_messages", "next_messages", "next_run"]
+__all__ = ["build_messages", "next_messages", "next_run", "total_size"]
 
 S = TypeVar("S")
 M = TypeVar("M", bound=tuple[bytes, bytes])
@@ -80,10 +80,15 @@ def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longe
     return packets
 
 
+def _total_size(packets: list[bytes]) -> int:
+    """The bytes of all packets together."""
+    return sum(map(len, packets))
+
+
 if TYPE_CHECKING or not is_wanted():
-    build_messages, next_messages, next_run = _build_messages, _next_messages, _next_run
+    build_messages, next_messages, next_run, total_size = _build_messages, _next_messages, _next_run, _total_size
 else:
     try:
-        from sbus._runs import build_messages, next_messages, next_run
+        from sbus._runs import build_messages, next_messages, next_run, total_size
     except ImportError:
-        build_messages, next_messages, next_run = _build_messages, _next_messages, _next_run
+        build_messages, next_messages, next_run, total_size = _build_messages, _next_messages, _next_run, _total_size

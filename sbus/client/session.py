@@ -18,6 +18,7 @@ from sbus.client.dialing import find_address
 from sbus.client.outbox import Outbox
 from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.runs import total_size
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["HIGH_WATER", "QueuedSubscription", "Session"]
@@ -262,7 +263,7 @@ class Session(Calls[Sub]):
         self.outbox.extend(packets)
         if self._writes:
             self._writes += 1
-            self._put_off += sum(map(len, packets))
+            self._put_off += total_size(packets)
             if self._put_off >= LARGEST:  # as much as a bundle holds: nothing is won by waiting
                 self._put_off = 0
                 self._flush()

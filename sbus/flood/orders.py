@@ -55,40 +55,52 @@ ORDERS = (
 
 
 class Arrivals:
-    """Waiting packets in order of arrival, replies among them."""
+    """Waiting packets in order of arrival, replies among them.
 
-    __slots__ = ("_packets",)
+    A list, of which the front is empty: whole slices go in and out with one call, and what is out is
+    let go of at once.
+    """
+
+    __slots__ = ("_front", "_packets")
 
     def __init__(self, packets: Iterator[bytes]) -> None:
-        self._packets = deque(packets)
+        self._packets: list[Any] = list(packets)
+        self._front = 0
 
     def __len__(self) -> int:
-        return len(self._packets)
+        return len(self._packets) - self._front
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._packets)
+        return islice(self._packets, self._front, None)
 
     def pop_message(self) -> bytes | None:
         """Take the next message out, if there is one; replies stay."""
-        for i, packet in enumerate(self._packets):
+        for at in range(self._front, len(self._packets)):
+            packet: bytes = self._packets[at]
             if type(packet) is not Reply:
-                del self._packets[i]
+                # Those before it, most often none, move up.
+                self._packets[self._front + 1 : at + 1] = self._packets[self._front : at]
+                self.done(1)
                 return packet
         return None
 
     def push(self, packets: list[bytes]) -> None:
         """Add packets, in the order in which they have come."""
-        self._packets.extend(packets)
+        self._packets += packets
 
     def take(self, count: int) -> list[bytes]:
         """The next packets, at most `count`; call `done` before anything else."""
-        return list(islice(self._packets, count))
+        return self._packets[self._front : self._front + count]
 
     def done(self, sent: int) -> None:
         """Of what was taken so many are sent; the others wait on."""
-        pop = self._packets.popleft
-        for _ in range(sent):
-            pop()
+        front = self._front + sent
+        if front * 2 > len(self._packets):
+            del self._packets[:front]
+            front = 0
+        else:
+            self._packets[self._front : front] = [None] * sent
+        self._front = front
 
 
 class Ranked:

@@ -12,6 +12,7 @@ from sbus.flood.budget import QueueLimits, SharedBudget
 from sbus.flood.orders import ORDERS, Arrivals, Ranked, Reply
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Verdict
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
+from sbus.runs import total_size
 
 __all__ = ["Receiver", "SendQueue"]
 
@@ -144,7 +145,7 @@ class SendQueue:
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
         if self._soft.always is Verdict.KEEP and not self._reply_pending:
-            size = sum(map(len, packets))
+            size = total_size(packets)
             if not self._lacks_room(len(packets), size):
                 backlog.push(packets)
                 self._count(len(packets), size)
@@ -258,7 +259,7 @@ class SendQueue:
 
     def _sent(self, packets: list[bytes]) -> None:
         messages = len(packets)
-        size = sum(map(len, packets))
+        size = total_size(packets)
         if self.replies:
             replies = [p for p in packets if type(p) is Reply]
             self.replies -= len(replies)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from zope.interface import implementer
 
 from sbus.interfaces import IPacketQueue
+from sbus.runs import total_size
 
 __all__ = ["HIGH_WATER", "PlainQueue"]
 
@@ -40,7 +41,7 @@ class PlainQueue:
 
     def done(self, taken: list[bytes], sent: int) -> None:
         del self._packets[:sent]
-        self._size -= sum(map(len, taken[:sent]))
+        self._size -= total_size(taken[:sent])
 
     def refused(self, packet: bytes) -> bool:
         """A stream of packets with a hole in it would mislead: have the connection end."""

@@ -38,7 +38,7 @@ _READ_ROUNDS = range(8)
 """Reads in one turn at most, when no other socket is ready, until they make a batch."""
 _COMPANY = 64
 """For how many reads it is remembered that others had something to be read too."""
-_BUNDLES_READ = 8
+_BUNDLES_READ = 16
 """Packets in a batch from a peer that sends bundles."""
 
 

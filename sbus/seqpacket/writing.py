@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet import error, main
 from twisted.python.failure import Failure
 
-from sbus.bundles import pack
+from sbus.bundles import Packed, pack
 from sbus.interfaces import IPacketQueue
 from sbus.seqpacket.connection import Connection
 from sbus.seqpacket.hub import READ, WRITE
@@ -122,12 +122,21 @@ class WritingConnection(Connection):
             self._sock.shutdown(socket.SHUT_WR)
             self._lose_writing()
 
-    def sendNow(self, packets: list[bytes]) -> int:
+    def sendNow(self, packets: list[bytes], packed: Packed | None = None) -> int:
         """Send packets past the queue, which is empty; see `IPacketTransport`."""
-        if self._write_lost or self._aborting or (self._bundles and len(packets) > 1):
+        if self._write_lost or self._aborting:
             return 0
         try:
-            return send_packets(self._sock, packets)
+            if not self._bundles or len(packets) == 1:
+                return send_packets(self._sock, packets)
+            limit = self._bundle_size
+            if not limit:
+                return 0
+            packed = {} if packed is None else packed
+            if limit not in packed:
+                packed[limit] = pack(packets, limit, BATCH)
+            bundles, counts = packed[limit]
+            return sum(counts[: send_packets(self._sock, bundles)])
         except OSError:
             return 0
 

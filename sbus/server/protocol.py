@@ -164,12 +164,13 @@ class BusProtocol:
                         self.transport.share = max(_LEAST_SHARE, min(BATCH, _COPIES // (len(receivers) or 1)))
                     at = registry.deliver(packets, receivers, at_once=True)
             while at < total and self._goes_on():
-                end = min(at + _SLICE, total)
+                start, end = at, min(at + _SLICE, total)
                 while at < end and self._goes_on():
                     if self._plain:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
-                            at += registry.deliver(packets[at:until], receivers)
+                            is_all = at == start and until == end
+                            at += registry.deliver(packets[at:until], receivers, at_once=is_all)
                             continue
                     had_bundles = self._bundles
                     self._handle(packets[at])

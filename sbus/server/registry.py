@@ -10,6 +10,7 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from sbus.bundles import Packed
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue, SharedBudget
 from sbus.index import PatternIndex
@@ -275,8 +276,8 @@ class SubscriptionRegistry(Service):
     def deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...], at_once: bool = False) -> int:
         """Queue packets for their receivers; `flush` sends them.
 
-        :param at_once: these packets (of one batch of the transport's) are all that there is, so what
-            receivers with an empty queue take now need not go through it.
+        :param at_once: there is nothing else to be sent with these packets, so what receivers with an
+            empty queue take now need not go through it.
         :returns: how many packets, from the front, were dealt with: it stops where a receiver
             begins to hold the publisher back.
         """
@@ -292,6 +293,7 @@ class SubscriptionRegistry(Service):
         self.counters.routed += count * len(receivers)
         touched = self._touched
         at_once = at_once and not self._on_delivered
+        packed: Packed = {}
         for receiver in receivers:
             queue = receiver.queue
             if queue.is_congested:
@@ -303,7 +305,7 @@ class SubscriptionRegistry(Service):
                 queue.pending += packets
             else:
                 transport = receiver.transport
-                sent = transport.sendNow(packets) if at_once and transport is not None else 0
+                sent = transport.sendNow(packets, packed) if at_once and transport is not None else 0
                 if sent < count:
                     touched.append(receiver)
                     queue.pending += packets[sent:] if sent else packets

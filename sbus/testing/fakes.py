@@ -24,6 +24,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from sbus.bundles import Packed
 from sbus.interfaces import IPacketQueue, IPacketReceiver, IPacketTransport
 from sbus.keys import PeerCredentials
 from sbus.seqpacket.address import PacketAddress
@@ -158,7 +159,7 @@ class FakePacketTransport:
         if self.is_losing:
             self._close_soon(Failure(main.CONNECTION_DONE))
 
-    def sendNow(self, packets: list[bytes]) -> int:
+    def sendNow(self, packets: list[bytes], packed: Packed | None = None) -> int:
         """Send packets past the queue, which is empty: as many as the socket takes."""
         sent = 0
         if not (self._write_lost or self.is_aborted):

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbus.bundles import pack, unbundle
+from sbus.bundles import Packed, pack, unbundle
 from sbus.keys import PeerCredentials
 from sbus.server.limits import Limits
 from sbus.server.protocol import BusProtocol
@@ -41,7 +41,7 @@ class Socket(FakePacketTransport):
             if sent < len(taken) and len(self.queue):
                 return
 
-    def sendNow(self, packets: list[bytes]) -> int:
+    def sendNow(self, packets: list[bytes], packed: Packed | None = None) -> int:
         if self._write_lost or self.is_aborted:
             return 0
         return self.takes(packets)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from zope.interface import implementer
@@ -22,6 +23,7 @@ from sbus.flood import (
     SharedBudget,
     Verdict,
 )
+from sbus.flood.orders import Arrivals, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.costs import calls
 
@@ -628,6 +630,49 @@ def test_offers_cost_no_more_after_replies():
         assert connection.queue.is_congested
     many = [B] * 100
     assert calls(plain.queue.offer, many) == calls(asked.queue.offer, many) < 200
+
+
+def test_what_is_sent_costs_by_the_batch():
+    """To send a whole batch of messages that have waited takes as many calls as to send two of them."""
+    few, many = Connection(), Connection()
+    few.stall(*[A] * 20)
+    many.stall(*[A] * 200)
+    assert calls(few.flush, 2) == calls(many.flush, BATCH - 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "send", "pop"]), st.integers(0, 6)), max_size=60))
+def test_arrivals(steps):
+    """Packets in order of arrival are that, however they come and go; a message dropped leaves the replies."""
+    arrivals, expected, number = Arrivals(iter(())), [], 0
+    for step, count in steps:
+        if step == "push":
+            packets = [b"%d" % n if n % 3 else Reply(b"%d" % n) for n in range(number, number + count)]
+            number += count
+            arrivals.push(packets)
+            expected += packets
+        elif step == "send":
+            taken = arrivals.take(count + 1)
+            assert taken == expected[: count + 1]
+            sent = min(count, len(taken))
+            arrivals.done(sent)
+            del expected[:sent]
+        else:
+            message = next((packet for packet in expected if type(packet) is not Reply), None)
+            assert arrivals.pop_message() == message
+            if message is not None:
+                expected.remove(message)
+        assert len(arrivals) == len(expected)
+        assert list(arrivals) == expected
+
+
+def test_what_is_sent_is_let_go_of():
+    """A queue that is never empty keeps nothing of what was sent, so that its limit is one of memory too."""
+    arrivals = Arrivals(iter(()))
+    packets = [bytes(1000 + n) for n in range(10)]
+    arrivals.push(packets)
+    arrivals.done(4)
+    references = [sys.getrefcount(packet) for packet in packets]
+    assert references == [references[0]] * 4 + [references[0] + 1] * 6
 
 
 # --- replies -----------------------------------------------------------------------------------------------------

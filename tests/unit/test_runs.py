@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.client.core import Message
-from sbus.runs import _build_messages, _next_messages, _next_run
+from sbus.flood.orders import Reply
+from sbus.runs import _build_messages, _next_messages, _next_run, _total_size
 
 try:
     compiled_runs = importlib.import_module("sbus._runs")
     compiled, compiled_messages = compiled_runs.next_run, compiled_runs.next_messages
-    compiled_build = compiled_runs.build_messages
+    compiled_build, compiled_size = compiled_runs.build_messages, compiled_runs.total_size
 except ImportError:
-    compiled = compiled_messages = compiled_build = None
+    compiled = compiled_messages = compiled_build = compiled_size = None
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the compiled part was not built")
 
@@ -205,3 +206,12 @@ def test_the_compiled_twin_refuses_nonsense():
         compiled_build((("k", b""),), 0, 9)
     with pytest.raises(IndexError):
         compiled_build([("k", b"")], -1, 9)
+
+
+@pytest.mark.parametrize("total_size", [_total_size, pytest.param(compiled_size, marks=needs_compiled)])
+def test_total_size(total_size):
+    """It is the sum of the lengths, replies' too; the compiled function says so where something is no packet."""
+    assert total_size([]) == 0
+    assert total_size([b"", b"12", Reply(b"345")]) == 5
+    with pytest.raises(TypeError):
+        total_size([b"12", 5])

@@ -15,7 +15,7 @@ from twisted.internet import error
 from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from zope.interface.verify import verifyObject
 
-from sbus.bundles import LARGEST, unbundle
+from sbus.bundles import LARGEST, Packed, pack, unbundle
 from sbus.errors import CloseReason
 from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, Strategy
 from sbus.interfaces import IPacketQueue, IPacketTransport
@@ -490,16 +490,50 @@ def test_send_now(world):
 
 
 def test_send_now_where_bundles_are_sent(world):
-    """Who gets bundles gets what comes together through the queue, to be put together; a lone packet is no bundle."""
+    """Who gets bundles gets what comes together in bundles past the queue too, but not before the answer is sent."""
     recorder = Recorder()
     peer = world.connect(recorder)
-    recorder.transport.startBundling(65_536)
-    assert recorder.transport.sendNow(numbered(2)) == 0
-    assert recorder.transport.sendNow([b"alone"]) == 1
-    assert received(peer) == [b"alone"]
-    recorder.transport.stopBundling()
-    assert recorder.transport.sendNow(numbered(2)) == 2
+    transport = recorder.transport
+    transport.startBundling(1000)
+    assert transport.sendNow(numbered(2)) == 0
+    assert transport.sendNow([b"alone"]) == 1
+    transport.write(b"answer")
+    transport.flush()
+    assert received(peer) == [b"alone", b"answer"]
+    assert transport.sendNow(numbered(2)) == 2
+    assert received(peer) == pack(numbered(2), 1000, 1)[0]
+    assert transport.sendNow([b"alone"]) == 1
+    packets = [b"%0400d" % i for i in range(3000)]
+    sent = transport.sendNow(packets)
+    assert 2 < sent < 3000
+    assert sent % 2 == 0
+    assert unbundle(received(peer)) == [b"alone", *packets[:sent]]
+    transport.stopBundling()
+    assert transport.sendNow(numbered(2)) == 2
     assert received(peer) == numbered(2)
+
+
+def test_send_now_to_many_puts_together_once(world, monkeypatch):
+    """What goes to many is put together once for each size of bundle, and is the same for all."""
+    limits = []
+
+    def counted(packets, limit, most):
+        limits.append(limit)
+        return pack(packets, limit, most)
+
+    monkeypatch.setattr(module, "pack", counted)
+    packets = numbered(10)
+    packed: Packed = {}
+    for limit in (1000, 1000, 900, 1000, 900):
+        recorder = Recorder()
+        peer = world.connect(recorder)
+        recorder.transport.startBundling(limit)
+        recorder.transport.flush()
+        assert recorder.transport.sendNow(packets, packed) == 10
+        got = received(peer)
+        assert len(got) == 1
+        assert unbundle(got) == packets
+    assert limits == [1000, 900]
 
 
 def test_bounded_writing(world, monkeypatch):
