@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["BusProtocol"]
 
 _WHOAMI = b"!/cred/whoami"
-_COPIES = 128
+_COPIES = 48
 """Copies to make in one go, about, while other clients want to be read: they wait for so long."""
-_LEAST_SHARE = 8
+_LEAST_SHARE = 4
 """Packets to read in one go at least, however many copies of each are to be made."""
 _SLICE = 1024
 """Packets handled at most before they are sent on; bundles, and what was held, can be more."""
