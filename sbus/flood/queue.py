@@ -144,11 +144,14 @@ class SendQueue:
         """Messages have come for a receiver that is congested: keep what the strategies let in."""
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
-        if self._soft.always is Verdict.KEEP and not self._reply_pending:
-            size = total_size(packets)
-            if not self._lacks_room(len(packets), size):
+        if not self._reply_pending:
+            soft, size = self._soft.always, total_size(packets)
+            holds = soft is Verdict.BLOCK and self._receiver.mayBlock()
+            if holds or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
                 backlog.push(packets)
                 self._count(len(packets), size)
+                if holds:
+                    self._receiver.block(True)
                 return
         dropped = dropped_size = 0
         for packet in packets:
@@ -164,6 +167,20 @@ class SendQueue:
         if self._backlog is not None and not self._backlog:
             self._relax()  # nothing was kept, and a strategy has dropped what waited before
             self._receiver.moved(True, True)
+
+    def has_room(self, messages: int, size: int, copies: int) -> bool:
+        """Whether it is certain that so many messages will be kept without anybody being held back for it.
+
+        :param size: their bytes.
+        :param copies: the bytes of all their copies, as other receivers' count toward the limit of all too.
+        """
+        limits, budget = self._limits, self._budget
+        return (
+            self._soft.always is Verdict.KEEP
+            and self.messages + messages <= limits.messages
+            and self.size + size <= limits.bytes
+            and budget.bytes + copies <= budget.limit
+        )
 
     def drop_next(self) -> bool:
         """For strategies: drop the message that would be sent next, to make room. Whether there was one."""

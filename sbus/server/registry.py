@@ -18,6 +18,7 @@ from sbus.interfaces import ICredentials
 from sbus.keys import CURRENT, Dialect
 from sbus.packets import MSG, build
 from sbus.routes import RouteCache
+from sbus.runs import total_size
 from sbus.server.components import FloodControls
 from sbus.server.holdback import Holdback
 from sbus.server.limits import Limits, pattern_cost
@@ -281,13 +282,13 @@ class SubscriptionRegistry(Service):
         :returns: how many packets, from the front, were dealt with: it stops where a receiver
             begins to hold the publisher back.
         """
-        publisher = self.publisher
-        if self._holding and len(packets) > 1 and not self._holding.isdisjoint(receivers):
-            for done, packet in enumerate(packets, 1):
-                self.deliver([packet], receivers)
-                if publisher is not None and publisher.is_paused:
-                    return done
-            return len(packets)
+        if self._holding and len(packets) > 1 and not self._may_deliver(packets, receivers):
+            # Somewhere in the midst a receiver may begin to hold the publisher back: find out where.
+            half = len(packets) // 2
+            done = self.deliver(packets[:half], receivers)
+            if done < half or (self.publisher is not None and self.publisher.is_paused):
+                return done
+            return done + self.deliver(packets[half:], receivers)
         count = len(packets)
         self.counters.published += count
         self.counters.routed += count * len(receivers)
@@ -310,6 +311,15 @@ class SubscriptionRegistry(Service):
                     touched.append(receiver)
                     queue.pending += packets[sent:] if sent else packets
         return count
+
+    def _may_deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...]) -> bool:
+        """Whether it is certain that nobody holds the publisher back for any of these packets."""
+        holding = self._holding.intersection(receivers)
+        if not holding:
+            return True
+        messages, size = len(packets), total_size(packets)
+        copies = size * len(receivers)
+        return all(receiver.queue.has_room(messages, size, copies) for receiver in holding)
 
     def touch(self, client: BusProtocol) -> None:
         """A client has something in its queue that `flush` is to send."""

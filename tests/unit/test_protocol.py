@@ -13,6 +13,7 @@ from sbus.keys import EARLY
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
 from sbus.server.observers import LogObserver, Observer
+from tests.costs import calls
 from tests.unit.buses import Bus
 
 
@@ -234,6 +235,44 @@ def test_block_stops_the_publisher_inside_its_batch():
     assert got == [b"%d" % n for n in range(1, 10)]
     assert not publisher.transport.is_paused
     assert len(other.transport.written) > before
+
+
+@pytest.mark.parametrize("total", [None, 21])
+@pytest.mark.parametrize("batch", [1, 2, 3, 10, 40])
+def test_a_full_queue_stops_the_publisher_at_the_same_message(batch, total):
+    """Where a queue with hard/block fills up does not depend on how many messages come at a time."""
+    messages = [message("k", b"%02d" % n) for n in range(40)]
+    limits = {"total_queue_bytes": total * len(messages[0])} if total else {"queue_messages": 10}
+    bus = Bus(limits=Limits(**limits))
+    first, second, publisher = bus.connect(), bus.connect(), bus.connect()
+    for reader in (first, second):
+        reader.send(b"SUB k", b"CMSG blocking/hard/block")
+        reader.stall()
+    publisher.send(messages[0])
+    for at in range(1, 40, batch):
+        publisher.send(*messages[at : at + batch])
+    assert publisher.transport.is_paused
+    assert [reader.protocol.queue.messages for reader in (first, second)] == [11, 11]
+    for _ in range(10):
+        first.drain()
+        second.drain()
+    assert first.take() == second.take() == messages
+    assert not publisher.transport.is_paused
+
+
+def test_messages_for_who_may_hold_back_cost_by_the_batch():
+    """As long as there is room for a batch it costs what it costs for receivers that hold nobody back."""
+    costs = []
+    for count in (2, 60):
+        bus = Bus()
+        reader, publisher = bus.connect(), bus.connect()
+        reader.send(b"SUB k", b"CMSG blocking/hard/block")
+        reader.stall()
+        publisher.send(message("k"))
+        bus.registry.publisher = publisher.protocol
+        costs.append(calls(bus.registry.deliver, [message("k")] * count, bus.registry.route(b"k")))
+        assert reader.protocol.queue.messages == 1 + count
+    assert costs[0] == costs[1]
 
 
 def test_block_acts_as_queue_toward_other_users():
