@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from sbus.compiled import is_wanted
 
-__all__ = ["LARGEST", "SMALLEST_LIMIT", "Packed", "pack", "unbundle"]
+__all__ = ["LARGEST", "MAGIC", "SMALLEST_LIMIT", "Packed", "pack", "unbundle"]
 
 MAGIC = b"BNDL"
+"""What a bundle begins with, and no other packet."""
 
 LARGEST = 65_536
 """Bytes in the largest bundle that we send, and say that we take (we take any that fits a packet)."""

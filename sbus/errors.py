@@ -54,6 +54,7 @@ class ViolationReason(enum.Enum):
     """Which rule of the protocol a packet broke; the value is the sentence that is logged."""
 
     UNKNOWN_VERB = "the packet is none of the message types of this dialect"
+    BAD_BUNDLE = "a bundle from a client that has not asked for bundles, or one whose framing is wrong"
     KEY_NOT_ENDED = "MSG without a NUL after the routing key"
     PACKET_TOO_LONG = "the packet is longer than the limit"
     RESERVED_KEY = "'!' is reserved: it may only begin !/cred/<gid>/<uid>/<pid>/"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sbus.bundles import MAGIC
 from sbus.errors import Violation, ViolationReason
 
 __all__ = ["CMSG", "DEFAULT_MAX_PACKET", "MSG", "SUB", "UNSUB", "Packet", "build", "parse"]
@@ -32,12 +33,14 @@ class Packet(NamedTuple):
 def parse(packet: bytes) -> Packet:
     """Take a packet apart.
 
-    :raises Violation: on an unknown verb, on ``MSG`` without a NUL, and on the empty packet, which
+    :raises Violation: on an unknown verb, on a bundle, on ``MSG`` without a NUL, and on the empty packet, which
         stands for one that was too long to be received whole (no peer can send an empty packet:
         it reads as end-of-file).
     """
     verb, space, _ = packet[:6].partition(b" ")
     if not space or verb not in (MSG, SUB, UNSUB, CMSG):
+        if packet.startswith(MAGIC):  # a good one from who has asked is taken apart before
+            raise Violation(ViolationReason.BAD_BUNDLE)
         raise Violation(ViolationReason.UNKNOWN_VERB if packet else ViolationReason.PACKET_TOO_LONG)
     key, nul, payload = packet[len(verb) + 1 :].partition(b"\0")
     if verb == MSG and not nul:

@@ -27,7 +27,7 @@ BAD_PACKETS = [
     (b"UNSUB", "none of the message types"),
     (b"CMSG", "none of the message types"),
     (b"XMSG key\0", "none of the message types"),
-    (b"BNDL\x09\0\0\0MSG key\0x", ""),
+    (b"BNDL\x09\0\0\0MSG key\0x", "a bundle from a client that has not asked for bundles"),
     (b"MSG key", "MSG without a NUL"),
     (b"MSG ", "MSG without a NUL"),
     (b"MSG !/x\0", "'!' is reserved"),

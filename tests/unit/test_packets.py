@@ -58,7 +58,6 @@ def test_parse(packet, parsed):
         b"UN SUB a",
         b"PUB a\0b",
         b"\xff\xff",
-        b"BNDL\x05\0\0\0SUB a",
     ],
 )
 def test_unknown_verb(packet):
@@ -66,6 +65,14 @@ def test_unknown_verb(packet):
     with pytest.raises(Violation) as caught:
         parse(packet)
     assert caught.value.reason is ViolationReason.UNKNOWN_VERB
+
+
+@pytest.mark.parametrize("packet", [b"BNDL\x05\0\0\0SUB a", b"BNDL", b"BNDL "])
+def test_bundle(packet):
+    """A bundle is no packet of the protocol's; the violation says what it is."""
+    with pytest.raises(Violation) as caught:
+        parse(packet)
+    assert caught.value.reason is ViolationReason.BAD_BUNDLE
 
 
 @pytest.mark.parametrize("packet", [b"MSG ", b"MSG a", b"MSG a/b payload"])
