@@ -11,8 +11,10 @@ from contextlib import suppress
 import pytest
 
 from sbus.errors import JournalError
+from sbus.journal.layout import Segment
 from sbus.journal.reading import JournalReader, Slice, read
 from sbus.journal.schema import Kind
+from sbus.journal.segments import SegmentWriter
 from sbus.journal.verifying import verify
 from sbus.journal.writing import Journal
 from tests.pipeline.faults import Crash, FaultyDisk, let_go
@@ -300,6 +302,26 @@ def test_nothing_but_a_segment_without_rows(tmp_path):
     (found,) = rows(tmp_path)
     assert found["seq"] == 5
     assert JournalReader(tmp_path).segments()[0].first_time >= newest.first_time
+
+
+def test_a_segment_without_rows_that_is_left_is_no_problem(tmp_path):
+    """Whoever could not remove it goes on at the same row, and says nothing is wrong; the next who opens removes it."""
+    clock, disk = Clock(), FaultyDisk()
+    with Journal.open(tmp_path, clock=clock) as journal:
+        empty = Segment(journal.directory, 0, clock.time, closed=False)
+        SegmentWriter.create(empty, journal.id, 0o600).abandon()
+    clock.time += 1_000_000
+    with disk():
+        disk.fail_from(0, 100, "unlink")
+        with Journal.open(tmp_path, clock=clock) as journal:
+            journal.append([(b"key", b"1")])
+            journal.sync()
+            disk.work_again()
+            assert len(JournalReader(tmp_path).segments()) == 2
+            assert [found.problems for found in verify(tmp_path, pytest.fail)] == [[], []]
+    Journal.open(tmp_path).close()
+    assert messages(tmp_path) == [(b"key", b"1")]
+    assert len(JournalReader(tmp_path).segments()) == 1
 
 
 def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):

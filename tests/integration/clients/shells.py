@@ -478,15 +478,17 @@ class FakeServer:
         self._open.append(sock)
         return FakePeer(sock)
 
-    def fill(self) -> socket.socket:
-        """Take the backlog's last place; `accept` gives it free."""
+    def fill(self) -> int:
+        """Take the backlog's places; `accept` gives one free. Returns how many it took."""
+        taken = 0
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
             self._open.append(sock)
             try:
                 sock.connect(str(self.address))
             except BlockingIOError:
-                return sock
+                return taken
+            taken += 1
 
 
 class FakePeer:
