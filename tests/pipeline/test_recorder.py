@@ -265,10 +265,11 @@ def test_full_disk(
         process.wait_log("can be written again")
         found = wait_rows(journal, ends_with(published[-1]))
         assert packets(found) == published
-    assert [kind for kind in kinds(found) if kind != "message"] == ["start", "full", "full"]
-    assert {details(row)["reason"] for row in found if row["kind"] == "full"} == {"No space left on device"}
     assert process.stop() == 0
-    assert packets(rows(journal)) == published
+    found = rows(journal)
+    assert packets(found) == published
+    assert [kind for kind in kinds(found) if kind != "message"] == ["start", "full", "full", "stop"]
+    assert {details(row)["reason"] for row in found if row["kind"] == "full"} == {"No space left on device"}
 
 
 def fill(ballast: Path) -> None:
