@@ -1,4 +1,4 @@
-"""Parse, match, route and queue: the steps without input and output."""
+"""Parse, bundle, match, route and queue: the steps without input and output."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sbus.bundles import LARGEST, pack, unbundle
 from sbus.errors import CloseReason
 from sbus.flood import ORDERS, QueueLimits, SendQueue, SharedBudget
 from sbus.index import PatternIndex
@@ -60,6 +61,24 @@ def test_run_of_many_keys(benchmark: Any) -> None:
     keys = [b"sensors/%d" % i for i in range(BATCH)]
     packets = [build(b"MSG", key, b"x" * 64) for key in keys]
     assert benchmark(next_run, packets, 0, BATCH, dict.fromkeys(keys, receivers)) == (receivers, BATCH)
+
+
+# --- bundles --------------------------------------------------------------------------------------
+
+
+def test_pack(benchmark: Any) -> None:
+    """As many messages as one bundle holds are put together."""
+    messages = [MESSAGE] * (LARGEST // (len(MESSAGE) + 4))
+    bundles, counts = benchmark(pack, messages, LARGEST, BATCH)
+    assert counts == [len(messages)]
+    assert len(bundles) == 1
+
+
+def test_unbundle(benchmark: Any) -> None:
+    """A bundle is taken apart."""
+    messages = [MESSAGE] * (LARGEST // (len(MESSAGE) + 4))
+    bundles, _ = pack(messages, LARGEST, BATCH)
+    assert benchmark(unbundle, bundles) == messages
 
 
 # --- match ----------------------------------------------------------------------------------------
