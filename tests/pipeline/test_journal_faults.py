@@ -106,17 +106,23 @@ def lose(disk, journal):
         file.write(bytes(500))
 
 
+def half_safe(directory, clock):
+    """A journal with a row that is safe, and two batches of three that are not, a second apart."""
+    journal = Journal.open(directory, clock=clock)
+    journal.append([(b"k", b"1")])
+    journal.sync()
+    for _ in range(2):
+        clock.time += 1_000_000
+        journal.append([(b"k", b"2")] * 3)
+    return journal
+
+
 def test_lost_pages(tmp_path):
     """If the kernel has dropped what it could not write, a row tells how many rows are lost, and since when."""
     disk = FaultyDisk()
     clock = Clock()
     with disk():
-        journal = Journal.open(tmp_path, clock=clock)
-        journal.append([(b"k", b"1")])
-        journal.sync()
-        clock.time += 1_000_000
-        for _ in range(2):
-            journal.append([(b"k", b"2")] * 3)
+        journal = half_safe(tmp_path, clock)
         clock.time += 1_000_000
         lose(disk, journal)
         journal.append([(b"k", b"3")])
@@ -140,14 +146,8 @@ def test_lost_pages_again(tmp_path):
     """If more is lost before that could be told, the row tells of all of it; and times do not go back behind it."""
     disk = FaultyDisk()
     clock = Clock()
-
     with disk():
-        journal = Journal.open(tmp_path, clock=clock)
-        journal.append([(b"k", b"1")])
-        journal.sync()
-        for _ in range(2):
-            clock.time += 1_000_000
-            journal.append([(b"k", b"2")] * 3)
+        journal = half_safe(tmp_path, clock)
         came = clock.time
         clock.time += 500_000
         lose(disk, journal)
