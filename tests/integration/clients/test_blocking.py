@@ -16,6 +16,7 @@ import pytest
 
 import sbus
 from sbus.client import blocking, sending
+from sbus.client.core import Message
 from sbus.client.dialing import Backoff
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls import batch
@@ -54,6 +55,26 @@ def test_iterating_over_the_bus(client: blocking.Bus) -> None:
         if len(got) == 4:
             client.close()
     assert got == [b"a/1", b"b", b"a/2", b"a/1/2"]
+
+
+def test_what_callbacks_raised_is_told_one_by_one(directory: Path) -> None:
+    """Failures of one batch are raised by the next calls that read, before they read; nothing is lost meanwhile."""
+    got: list[bytes] = []
+
+    def callback(message: Message) -> None:
+        got.append(message.payload)
+        if len(got) in (1, 3):
+            raise ZeroDivisionError(len(got))
+
+    with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as client:
+        client.subscribe("k", callback)
+        client.subscribe("k")
+        server.accept_now().send(*(b"MSG k\0%d" % i for i in range(4)))
+        for count in (1, 3):
+            with pytest.raises(ZeroDivisionError, match=str(count)):
+                client.get_ready()
+            assert got == [b"0", b"1", b"2", b"3"]
+        assert [m.payload for m in client.get_ready()] == got
 
 
 def test_iterating_over_a_subscription(client: blocking.Bus) -> None:

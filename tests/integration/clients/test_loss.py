@@ -485,10 +485,9 @@ async def test_callbacks_that_fail_harm_nobody_else(shell: Shell, shared: Bus) -
     sub = await client.subscribe("k")
     await client.publish_many([("k", b"%d" % i) for i in range(100)])
     if isinstance(shell, BlockingShell):
-        with pytest.raises(ZeroDivisionError):
-            await client.fence()
-        with pytest.raises(ZeroDivisionError):
-            await client.do(client.raw.get_ready)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await client.fence()
     await client.fence()
     assert got == [b"%d" % i for i in range(100)]
     left = [m.payload for m in await sub.get_ready()]
