@@ -267,7 +267,7 @@ def _serve(
     services.startService()
     reactor.addSystemEventTrigger("before", "shutdown", services.stopService)
     reactor.callWhenRunning(is_serving)
-    reactor.run(installSignalHandlers=False)  # type: ignore[call-arg]
+    reactor.run()
 
 
 def _log_to_standard_error() -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,51 @@ def test_path(start: Start, directory: Path, number: int) -> None:
     assert output_of(process) == ""
     with use(directory / "bus"):
         stop(process, number)
+    assert list(directory.iterdir()) == []
+
+
+ABOUT_TO_SLEEP = """
+import ctypes, operator, os, select, sys
+from functools import partial
+
+poller = select.epoll
+
+class Poll:
+    def __init__(self, *size):
+        self.poller = poller(*size)
+
+    def __getattr__(self, name):
+        return getattr(self.poller, name)
+
+    def poll(self, timeout, most):
+        if 0 <= timeout < 1:
+            return self.poller.poll(timeout, most)
+        # From one call to the next without a step of the interpreter, in which it would see to signals.
+        calls = [partial(ctypes.CDLL(None).kill, os.getpid(), {number}), partial(self.poller.poll, timeout, most)]
+        return list(map(operator.call, calls))[1]
+
+select.epoll = Poll
+from {module} import {function}
+sys.exit({function}())
+"""
+"""A program in which a signal comes whenever the reactor is about to wait long."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("module", "function", "arguments"),
+    [
+        ("sbus.cli.sbusd", "main", ["-fa", "bus"]),
+        ("twisted.scripts.twistd", "run", ["-n", "--pidfile=", "sbus", "--socket=bus"]),
+    ],
+    ids=["sbusd", "twistd"],
+)
+def test_signal_at_the_last_moment(
+    directory: Path, number: int, module: str, function: str, arguments: list[str]
+) -> None:
+    """A signal between the reactor's last step and its sleep ends the process as any other does."""
+    program = ABOUT_TO_SLEEP.format(number=int(number), module=module, function=function)
+    subprocess.run([sys.executable, "-c", program, *arguments], cwd=directory, check=True, timeout=TIMEOUT)
     assert list(directory.iterdir()) == []
 
 
