@@ -1,4 +1,4 @@
-"""When old segments are deleted: at the start, when a segment was closed, now and then, and while the disk is full."""
+"""When old segments are deleted: at the start, when a segment was closed, now and then, and when the disk is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from sbus.recorder.settings import Settings
 if TYPE_CHECKING:
     from sbus.journal.writing import Journal
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "delete_old"]
+
+_log = Logger()
 
 _INTERVAL = 60.0
 
@@ -26,13 +28,10 @@ class Keeper:
         be deleted then.
     """
 
-    _log = Logger()
-
     def __init__(self, journal: Journal, settings: Settings, interval: float = _INTERVAL) -> None:
         self._journal = journal
         self._settings = settings
         self._interval = interval
-        self._is_limited = settings.keep_bytes is not None or settings.keep_days is not None
         self._closed = -1
         self._looked = 0.0
 
@@ -41,31 +40,37 @@ class Keeper:
 
         :param in_need: there is no space on the disk.
         """
-        if not self._is_limited:
+        if self._settings.keeps_all:
             return
         now = time.monotonic()
         if not in_need and self._journal.closed == self._closed and now - self._looked < self._interval:
             return
         self._closed, self._looked = self._journal.closed, now
-        settings = self._settings
-        try:
-            deleted = retain(
-                self._journal.directory,
-                keep_bytes=settings.keep_bytes,
-                keep_days=settings.keep_days,
-                force=settings.force,
-                warn=lambda text: self._log.warn("{text}", text=text),
-            )
-        except (OSError, JournalError) as error:
-            self._log.warn(
-                "old segments of {journal} cannot be deleted: {why}", journal=self._journal.directory, why=error
-            )
-            return
-        if deleted:
-            self._log.info(
-                "deleted {count} old segments of {journal}: {first} to {last}",
-                count=len(deleted),
-                journal=self._journal.directory,
-                first=deleted[0],
-                last=deleted[-1],
-            )
+        delete_old(self._journal.directory, self._settings)
+
+
+def delete_old(directory: str, settings: Settings) -> bool:
+    """Delete what a journal need not keep any more; the log tells of it, and of what is in the way.
+
+    :returns: whether anything was deleted.
+    """
+    try:
+        deleted = retain(
+            directory,
+            keep_bytes=settings.keep_bytes,
+            keep_days=settings.keep_days,
+            force=settings.force,
+            warn=lambda text: _log.warn("{text}", text=text),
+        )
+    except (OSError, JournalError) as error:
+        _log.warn("old segments of {journal} cannot be deleted: {why}", journal=directory, why=error)
+        return False
+    if deleted:
+        _log.info(
+            "deleted {count} old segments of {journal}: {first} to {last}",
+            count=len(deleted),
+            journal=directory,
+            first=deleted[0],
+            last=deleted[-1],
+        )
+    return bool(deleted)

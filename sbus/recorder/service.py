@@ -14,12 +14,14 @@ from sbus.client.dialing import Backoff, find_address
 from sbus.errors import JournalError
 from sbus.journal.writing import Journal
 from sbus.recorder.recording import Counters, Recording
+from sbus.recorder.retention import delete_old
 from sbus.recorder.settings import Settings
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 
 __all__ = ["RecorderService", "open_journal"]
 
 _log = Logger()
+_FULL = (ENOSPC, EDQUOT)
 
 
 def open_journal(directory: str, settings: Settings) -> Journal:
@@ -29,20 +31,30 @@ def open_journal(directory: str, settings: Settings) -> Journal:
     :raises sbus.errors.JournalError: if it cannot be written, with the reason and the remedy.
     """
     try:
-        return Journal.open(
-            directory,
-            segment_bytes=settings.segment_bytes,
-            segment_seconds=settings.segment_age,
-            directory_mode=settings.directory_mode,
-            file_mode=settings.mode,
-            warn=lambda text: _log.warn("{text}", text=text),
-        )
+        try:
+            return _open(directory, settings)
+        except OSError as error:
+            # What is to be put right after a crash needs space, and what need not be kept any more may take it.
+            if error.errno not in _FULL or settings.keeps_all or not delete_old(directory, settings):
+                raise
+            return _open(directory, settings)
     except OSError as error:
-        if error.errno in (ENOSPC, EDQUOT):
+        if error.errno in _FULL:
             remedy = "free space on that file system, then start again"
         else:
             remedy = "name another directory (--journal), or let this user write there"
         raise JournalError(f"the journal {directory} cannot be written: {error.strerror}: {remedy}") from error
+
+
+def _open(directory: str, settings: Settings) -> Journal:
+    return Journal.open(
+        directory,
+        segment_bytes=settings.segment_bytes,
+        segment_seconds=settings.segment_age,
+        directory_mode=settings.directory_mode,
+        file_mode=settings.mode,
+        warn=lambda text: _log.warn("{text}", text=text),
+    )
 
 
 class RecorderService(Service):

@@ -74,6 +74,11 @@ class Settings:
             raise UsageError(f"--mode={self.mode:04o}: the owner must be able to read and write, as with 0600 and 0640")
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is ever deleted."""
+        return self.keep_bytes is None and self.keep_days is None
+
+    @property
     def directory_mode(self) -> int:
         """Permissions of the journal's directory: whoever may read its files may list and enter it."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2

@@ -30,6 +30,7 @@ from sbus.recorder.retention import Keeper
 from sbus.recorder.service import open_journal
 from sbus.recorder.settings import Settings
 from sbus.recorder.thread import Job, JournalThread
+from tests.pipeline.faults import let_go
 from tests.pipeline.journals import rows
 
 TIMEOUT = 10.0
@@ -641,6 +642,40 @@ def test_no_space_to_begin(tmp_path: Path, faulty: Disk, error: int) -> None:
     faulty.errors["write"] = error
     with pytest.raises(JournalError, match=r"free space on that file system, then start again$"):
         open_journal(str(tmp_path / "journal"), Settings())
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [(Settings(keep_bytes=1, force=True), ["3"]), (Settings(keep_bytes=1), None), (Settings(), None)],
+    ids=["may go", "is needed", "keeps all"],
+)
+def test_no_space_to_go_on_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, left: list[str] | None
+) -> None:
+    """What need not be kept any more makes room for putting right what a crash has left; nothing else does."""
+    directory = str(tmp_path / "journal")
+    journal = open_journal(directory, settings)
+    for number in range(3):
+        journal.append([(b"key", b"%d" % number)])
+        journal.roll()
+    journal.append([(b"key", b"3")])
+    journal.sync()
+    let_go(directory)
+    segments, replace = len(list_segments(directory)), disk.replace
+
+    def full(*args: Any) -> None:
+        if len(list_segments(directory)) == segments:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*args)
+
+    monkeypatch.setattr(disk, "replace", full)
+    if left is None:
+        with pytest.raises(JournalError, match="free space on that file system, then start again"):
+            open_journal(directory, settings)
+        assert len(list_segments(directory)) == segments
+    else:
+        open_journal(directory, settings).close()
+        assert shown(rows(directory)) == left
 
 
 def test_old_segments_are_deleted_when_one_is_closed(tmp_path: Path) -> None:
