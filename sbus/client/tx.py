@@ -12,36 +12,30 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
-from twisted.application.service import Service
 from twisted.internet import defer, error
 from twisted.internet.endpoints import clientFromString
-from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import classImplements, implementer
 
 from sbus.client.calls import Inbox
 from sbus.client.core import Message
-from sbus.client.dialing import CLOSED, Backoff, find_address, overloaded, remedy
-from sbus.client.outbox import Outbox
+from sbus.client.dialing import Backoff, find_address, overloaded, remedy
 from sbus.client.pace import Pace
+from sbus.client.protocol import BusFactory, BusProtocol
 from sbus.client.session import QueuedSubscription, Session
 from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
-from sbus.interfaces import IPacketQueue, IPacketReceiver
 from sbus.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.hub import Hub
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.sockets import raise_send_buffer, sendable
 
-__all__ = ["Bus", "BusClientService", "Subscription", "connect"]
+__all__ = ["Bus", "Subscription", "connect"]
 
 T = TypeVar("T")
-
-classImplements(Outbox, IPacketQueue)  # not in its own module, as only here zope.interface is to be imported
 
 
 class _Waiter:
@@ -97,69 +91,6 @@ class Subscription(QueuedSubscription):
             return self._next() or await self._get()
         except Closed:
             raise StopAsyncIteration from None
-
-
-@implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
-class _Protocol:
-    """One connection of a `Bus`.
-
-    :ivar waiting: who waits until it is gone.
-    """
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self.transport: PacketTransport | None = None
-        self.waiting: list[_Waiter] = []
-
-    def makeConnection(self, transport: PacketTransport) -> None:  # type: ignore[override]
-        """It is there (`IProtocol`)."""
-        if not isinstance(transport, PacketTransport):
-            transport.loseConnection()  # `Bus._open` says why
-            return
-        self.transport = transport
-        transport.queue = self._bus.outbox
-        self._bus._connected(self, transport)
-
-    def connectionMade(self) -> None:
-        """Nothing more to do (`IProtocol`)."""
-
-    def dataReceived(self, data: bytes) -> None:
-        """A packet has arrived (`IProtocol`)."""
-        self.packetsReceived([data])
-
-    def packetsReceived(self, packets: list[bytes]) -> int:
-        """A batch has arrived (`IPacketReceiver`); what is not read is kept by the subscriptions."""
-        self._bus._received(packets)
-        return len(packets)
-
-    def readConnectionLost(self) -> None:
-        """The server closed; all it has sent is read (`IHalfCloseableProtocol`)."""
-        self._bus._connection_lost(self, CLOSED)
-
-    def writeConnectionLost(self) -> None:
-        """The server is gone: read what it has sent, wanted just now or not (`IHalfCloseableProtocol`)."""
-        if self.transport is not None:
-            self.transport.resumeProducing()
-
-    def connectionLost(self, reason: Failure) -> None:
-        """It is gone (`IProtocol`)."""
-        self.transport = None
-        done = reason.check(error.ConnectionDone)
-        self._bus._connection_lost(self, CLOSED if done else f"the connection broke: {reason.getErrorMessage()}")
-        for waiter in self.waiting:
-            waiter.succeed(b"")
-
-
-class _Factory(Factory):
-    """Makes the connections of one `Bus`, one after the other."""
-
-    noisy = False
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-
-    def buildProtocol(self, addr: Any) -> Any:
-        return _Protocol(self._bus)
 
 
 def connect(
@@ -223,7 +154,7 @@ class Bus(Session[Subscription]):
             text, endpoint = str(address), address
         super().__init__(text, settings)
         self._endpoint = endpoint
-        self._protocol: _Protocol | None = None  # the newest, which may be gone
+        self._protocol: BusProtocol | None = None  # the newest, which may be gone
         self._attached = False
         self._pause: defer.Deferred[Any] | None = None  # what `_come_back` waits for
         self._gone: list[defer.Deferred[None]] = []
@@ -381,7 +312,7 @@ class Bus(Session[Subscription]):
 
     async def _open(self) -> None:
         try:
-            self._pause = self._endpoint.connect(_Factory(self))
+            self._pause = self._endpoint.connect(BusFactory(self))
             await self._pause
         except error.TimeoutError as e:
             raise ConnectError(overloaded(self.address)) from e
@@ -391,7 +322,7 @@ class Bus(Session[Subscription]):
             raise UsageError(f"{self.address} does not keep packets apart: give a seqpacket endpoint")
         self._flush()
 
-    def _connected(self, protocol: _Protocol, transport: PacketTransport) -> None:
+    def _connected(self, protocol: BusProtocol, transport: PacketTransport) -> None:
         self._protocol = protocol
         self._attached = True
         sock = transport.getHandle()
@@ -443,7 +374,7 @@ class Bus(Session[Subscription]):
         if self._producer is not None:
             self._producer.flushed()
 
-    def _connection_lost(self, protocol: _Protocol, why: str) -> None:
+    def _connection_lost(self, protocol: BusProtocol, why: str) -> None:
         if protocol is self._protocol and self._attached:
             self._disconnected(why)
 
@@ -472,94 +403,3 @@ class Bus(Session[Subscription]):
                 deferred.callback(None)
             else:
                 deferred.errback(error)
-
-
-class BusClientService(Service):
-    """A connection to a bus that is kept up for as long as the service runs.
-
-    It connects when it is started, again whenever the connection is lost, with growing pauses, and
-    subscribes again to what was subscribed to.
-
-    :param address: as for `connect`; ``settings`` too, but for ``reconnect``.
-    :param setup: called with the `Bus` when it is connected for the first time: subscribe here. It may return a
-        Deferred or be a coroutine function. If it fails, that is logged, and done again with a new connection.
-    """
-
-    def __init__(
-        self,
-        reactor: Any,
-        address: str | IStreamClientEndpoint | None = None,
-        *,
-        setup: Callable[[Bus], Any] | None = None,
-        backoff: Backoff | None = None,
-        **settings: Any,
-    ) -> None:
-        self._reactor = reactor
-        self._address = address
-        self._setup = setup
-        self._backoff = backoff or Backoff()
-        self._settings = Settings(**settings, reconnect=self._backoff)
-        self._newest: Bus | None = None
-        self._setting_up: defer.Deferred[Any] | None = None
-        self._bus: Bus | None = None  # the newest, when it is set up
-        self._waiting: list[defer.Deferred[Bus]] = []
-
-    def startService(self) -> None:
-        """Begin to connect."""
-        super().startService()  # type: ignore[no-untyped-call]
-        connecting = defer.Deferred.fromCoroutine(self._connect())
-        connecting.addErrback(lambda failure: failure.trap(defer.CancelledError))
-
-    async def _connect(self) -> None:
-        for delay in self._backoff.delays():
-            bus = self._newest = Bus(self._reactor, self._address, self._settings)
-            await bus._sleep(delay)
-            await bus._come_back(tell=False)
-            if await self._set_up(bus):
-                break
-            if self._newest is not bus:
-                return
-        self._bus = bus
-        waiting, self._waiting = self._waiting, []
-        for deferred in waiting:
-            if not deferred.called:
-                deferred.callback(bus)
-
-    async def _set_up(self, bus: Bus) -> bool:
-        """Have the application subscribe; whether the bus is ready then."""
-        try:
-            if self._setup is not None and self._newest is bus:
-                self._setting_up = defer.maybeDeferred(self._setup, bus)
-                await self._setting_up
-        except Exception as e:
-            if self._newest is bus:
-                bus.callback_failed(e)
-                await bus.close()
-            return False
-        finally:
-            self._setting_up = None
-        return self._newest is bus
-
-    def whenConnected(self) -> defer.Deferred[Bus]:
-        """Fires with the `Bus` when it has been connected for the first time (it stays the same one)."""
-        if self._bus is not None:
-            return defer.succeed(self._bus)
-        deferred: defer.Deferred[Bus] = defer.Deferred()
-        self._waiting.append(deferred)
-        return deferred
-
-    def stopService(self) -> defer.Deferred[None]:
-        """Send what waits, and disconnect."""
-        super().stopService()  # type: ignore[no-untyped-call]
-        return defer.Deferred.fromCoroutine(self._stop())
-
-    async def _stop(self) -> None:
-        bus, self._newest, self._bus = self._newest, None, None
-        waiting, self._waiting = self._waiting, []
-        if self._setting_up is not None:
-            self._setting_up.cancel()
-        for deferred in waiting:
-            if not deferred.called:
-                deferred.errback(Closed("the service was stopped before it was connected"))
-        if bus is not None:
-            await bus.close()

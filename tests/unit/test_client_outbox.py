@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zope.interface.verify import verifyObject
 
-from sbus.client import tx
+from sbus.client import protocol
 from sbus.client.outbox import Outbox
 from sbus.interfaces import IPacketQueue
 
@@ -129,7 +129,7 @@ def test_waiters_may_add_packets_and_wait_again() -> None:
 def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
     """It is a packet transport's queue, which survives the transport; a packet that does not fit ends that."""
     outbox = Outbox()
-    assert tx.__name__  # it says that an outbox is a queue
+    assert protocol.__name__  # it says that an outbox is a queue
     assert verifyObject(IPacketQueue, outbox)
     outbox.write(b"MSG k\0")
     outbox.abandon(outbox.take(1))

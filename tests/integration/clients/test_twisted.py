@@ -17,6 +17,7 @@ from twisted.internet.endpoints import UNIXClientEndpoint
 
 from sbus.client import tx
 from sbus.client.dialing import Backoff
+from sbus.client.service import BusClientService
 from sbus.errors import Closed, ConnectError, Disconnected, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.syscalls.batch import BATCH
@@ -326,7 +327,7 @@ async def test_service_connects_when_the_server_is_there(twisted: TwistedShell, 
         connected.subscribe("k")
         await connected.fence()
 
-    service = tx.BusClientService(twisted.reactor, str(directory / "bus"), setup=setup, backoff=QUICK)
+    service = BusClientService(twisted.reactor, str(directory / "bus"), setup=setup, backoff=QUICK)
     waiting = [service.whenConnected() for _ in range(3)]
     waiting[1].addErrback(lambda failure: failure.trap(defer.CancelledError))
     service.startService()
@@ -348,7 +349,7 @@ async def test_service_keeps_the_connection_up(twisted: TwistedShell, bus: Start
     server = bus()
     gaps = Gaps()
     got: list[bytes] = []
-    service = tx.BusClientService(
+    service = BusClientService(
         twisted.reactor,
         str(server.address),
         setup=lambda connected: connected.subscribe("k", lambda message: got.append(message.payload)),
@@ -372,9 +373,9 @@ async def test_service_keeps_the_connection_up(twisted: TwistedShell, bus: Start
 async def test_service_that_is_stopped_while_it_connects(twisted: TwistedShell, directory: Path) -> None:
     """It ends at once, whatever it waits for; who waits for the connection is told, and it can be started again."""
     with FakeServer(directory / "fake") as server:
-        service = tx.BusClientService(twisted.reactor, str(directory / "none"), backoff=Backoff(first=60.0))
-        full = tx.BusClientService(twisted.reactor, str(server.address))
-        silent = tx.BusClientService(twisted.reactor, str(server.address))
+        service = BusClientService(twisted.reactor, str(directory / "none"), backoff=Backoff(first=60.0))
+        full = BusClientService(twisted.reactor, str(server.address))
+        silent = BusClientService(twisted.reactor, str(server.address))
         for which in (service, silent, full):
             for _ in range(2):
                 if which is full:
@@ -401,7 +402,7 @@ async def test_setup_that_fails_is_done_again(twisted: TwistedShell, shared: Bus
         if len(buses) < 3:
             raise ZeroDivisionError
 
-    service = tx.BusClientService(twisted.reactor, str(shared.address), setup=setup, backoff=QUICK)
+    service = BusClientService(twisted.reactor, str(shared.address), setup=setup, backoff=QUICK)
     service.startService()
     assert await done(service.whenConnected()) is buses[2]
     assert [type(error) for error in twisted.take_failures()] == [ZeroDivisionError] * 2
@@ -414,7 +415,7 @@ async def test_setup_that_fails_is_done_again(twisted: TwistedShell, shared: Bus
 async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedShell, shared: Bus) -> None:
     """The setup's Deferred is cancelled; a setup that stops the service itself ends it too."""
     forever: defer.Deferred[None] = defer.Deferred()
-    service = tx.BusClientService(twisted.reactor, str(shared.address), setup=lambda connected: forever)
+    service = BusClientService(twisted.reactor, str(shared.address), setup=lambda connected: forever)
     service.startService()
     waiting = service.whenConnected()
     while service._setting_up is None:
@@ -425,7 +426,7 @@ async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedShell,
         await done(waiting)
 
     stopping: list[defer.Deferred[None]] = []
-    own = tx.BusClientService(
+    own = BusClientService(
         twisted.reactor, str(shared.address), setup=lambda connected: stopping.append(own.stopService())
     )
     own.startService()
@@ -458,6 +459,7 @@ from twisted.internet import defer, reactor
 from twisted.trial.unittest import TestCase
 
 from sbus.client import tx
+from sbus.client.service import BusClientService
 from sbus.errors import Disconnected
 
 ADDRESS = {address!r}
@@ -483,13 +485,13 @@ class Tests(TestCase):
         await bus.close()
 
     async def test_service(self):
-        service = tx.BusClientService(reactor, ADDRESS, setup=lambda bus: bus.subscribe("k"))
+        service = BusClientService(reactor, ADDRESS, setup=lambda bus: bus.subscribe("k"))
         service.startService()
         await (await service.whenConnected()).fence()
         await service.stopService()
 
     async def test_service_without_a_server(self):
-        service = tx.BusClientService(reactor, ADDRESS + ".none")
+        service = BusClientService(reactor, ADDRESS + ".none")
         service.startService()
         await service.stopService()
 """
