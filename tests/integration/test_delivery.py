@@ -463,5 +463,5 @@ class TestFairness:
                     slowest = max(slowest, time.monotonic() - began)
             finally:
                 flood.kill()
-        assert slowest < 1.0
+        assert slowest < 3.0
         assert not client.has_input()

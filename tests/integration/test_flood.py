@@ -516,7 +516,7 @@ class TestTimeout:
 
     def test_slow_reader(self, lease):
         """A receiver that takes a little now and then is left alone, however long it takes in all."""
-        started = lease(SMALL, "--block-timeout=1")
+        started = lease(SMALL, "--block-timeout=2")
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
         reader.sync()
@@ -525,8 +525,8 @@ class TestTimeout:
             publisher.send(packet)
         got: list[bytes] = []
         began = time.monotonic()
-        while (lasted := time.monotonic() - began) < 1.5:
-            if len(got) < lasted / 1.5 * 120:
+        while (lasted := time.monotonic() - began) < 2.5:
+            if len(got) < lasted / 2.5 * 120:
                 got += reader.receive(10)
             else:
                 time.sleep(0.02)
