@@ -46,6 +46,11 @@ cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
     return True
 
 
+cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
+    """Whether behind this packet there are no more bundles."""
+    return size >= 15 and memcmp(data, b"CMSG bundle/off", 15) == 0 and (size == 15 or data[15] == 0)
+
+
 def unbundle(list packets not None):
     """See `sbus.bundles._unbundle`."""
     cdef Py_ssize_t at, size
@@ -53,7 +58,7 @@ def unbundle(list packets not None):
     cdef const char *data
     cdef object packet
     cdef list plain = []
-    cdef bint found = False
+    cdef bint found = False, ended = False
     for packet in packets:
         if _is_bundle(packet):
             found = True
@@ -61,15 +66,17 @@ def unbundle(list packets not None):
     if not found:
         return packets
     for packet in packets:
-        if not _is_bundle(packet) or not _is_framed(PyBytes_AS_STRING(packet), PyBytes_GET_SIZE(packet)):
-            plain.append(packet)
-            continue
+        size = _size(packet)
         data = PyBytes_AS_STRING(packet)
-        size = PyBytes_GET_SIZE(packet)
+        if ended or not _is_bundle(packet) or not _is_framed(data, size):
+            plain.append(packet)
+            ended = ended or _is_end(data, size)
+            continue
         at = 4
         while at < size:
             length = _get(<const unsigned char *>data + at)
             plain.append(PyBytes_FromStringAndSize(data + at + 4, length))
+            ended = ended or _is_end(data + at + 4, length)
             at += 4 + <Py_ssize_t>length
     return plain
 

@@ -26,6 +26,7 @@ Packed = dict[int, tuple[list[bytes], list[int]]]
 """What `pack` made of the same packets, by the limit."""
 
 _LENGTH = struct.Struct("<I")
+_END = b"CMSG bundle/off"
 
 
 def _unbundle(packets: list[bytes]) -> list[bytes]:
@@ -33,17 +34,21 @@ def _unbundle(packets: list[bytes]) -> list[bytes]:
 
     A bundle whose framing is wrong (a length that does not fit, an empty packet, another bundle
     within, nothing in it) stays as it is: as a packet it is none of the protocol's, so that whoever
-    handles it finds the violation in its place.
+    handles it finds the violation in its place. So does a bundle behind the control message that ends them.
     """
     if not any(packet[:4] == MAGIC for packet in packets):
         return packets
     plain: list[bytes] = []
-    for packet in packets:
-        if packet[:4] == MAGIC:
-            plain += _split(packet) or [packet]
-        else:
-            plain.append(packet)
+    for at, packet in enumerate(packets):
+        parts = (packet[:4] == MAGIC and _split(packet)) or [packet]
+        plain += parts
+        if _END in packet and any(map(_is_end, parts)):
+            return plain + packets[at + 1 :]
     return plain
+
+
+def _is_end(packet: bytes) -> bool:
+    return packet.startswith(_END) and packet[len(_END) : len(_END) + 1] in (b"", b"\0")
 
 
 def _split(bundle: bytes) -> list[bytes]:

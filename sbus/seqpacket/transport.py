@@ -172,7 +172,7 @@ class PacketTransport(WritingConnection):
                 packets, self._ended = [], True
             if not packets:
                 break
-            held += unbundle(packets) if self._bundles else packets
+            held = unbundle(held + packets) if self._bundles else held + packets
         self._held = held
         if self._ended:
             self._unwatch()

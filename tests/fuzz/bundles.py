@@ -115,10 +115,11 @@ def _check_twins(packets: list[bytes]) -> None:
 
 
 def _check_framing(packets: list[bytes]) -> None:
-    """What is whole comes out again; what is left as it is has a framing that is wrong."""
+    """What is whole comes out again; what is left as it is has a framing that is wrong, or is behind the end."""
     plain = bundles.unbundle(list(packets))
-    assert all(bundles._split(packet) == [] for packet in plain if packet[:4] == b"BNDL")
-    whole = [packet for packet in plain if packet and packet[:4] != b"BNDL"]
+    end = next((at for at, packet in enumerate(plain) if bundles._is_end(packet)), len(plain))
+    assert all(bundles._split(packet) == [] for packet in plain[:end] if packet[:4] == b"BNDL")
+    whole = [packet for packet in plain if packet and packet[:4] != b"BNDL" and not bundles._is_end(packet)]
     for limit in (16, 64, 65_536):
         sent, counts = bundles.pack(whole, limit, 1 << 20)
         assert bundles.unbundle(sent) == whole

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbus.bundles import _pack, _unbundle
+from tests.integration.clients.shells import paused
 from tests.integration.harness import WHOAMI, Client, goes_on, numbered
 
 ON = b"CMSG bundle/on"
@@ -54,6 +55,29 @@ def test_on_and_off(shared):
     assert a.receive(100) == sent
     a.send(bundle(b"MSG x\x003", b"MSG x\x004"))
     assert a.has_ended()
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in a bundle", "plain"])
+def test_no_bundle_is_taken_behind_the_end(shared, together):
+    """Off and then a bundle is a violation, also if the server reads both at once; what came before holds."""
+    reader, a = shared.client(b"x"), bundling(shared)
+    end = (b"MSG x\x001", b"CMSG bundle/off")
+    with paused(shared):
+        for packet in [bundle(*end)] if together else end:
+            a.send(packet)
+        a.send(bundle(b"MSG x\x002", b"MSG x\x003"))
+    assert a.has_ended()
+    assert reader.sync() == [b"MSG x\x001"]
+
+
+def test_bundles_may_be_asked_for_again(shared):
+    """Off and on again at once: the bundle behind that is taken."""
+    a = bundling(shared, b"x")
+    with paused(shared):
+        for packet in (b"CMSG bundle/off", ON, bundle(b"MSG x\x001", b"MSG x\x002")):
+            a.send(packet)
+    assert [a.recv(), a.recv()] == [b"CMSG bundle/off\0", ANSWER]
+    assert messages(a, 2) == [b"MSG x\x001", b"MSG x\x002"]
 
 
 def test_who_has_not_asked_never_sees_one(shared):

@@ -50,6 +50,26 @@ def test_without_a_bundle_nothing_is_copied(twin):
     assert twin.unbundle(packets) is packets
 
 
+@pytest.mark.parametrize("off", [b"CMSG bundle/off", b"CMSG bundle/off\0", b"CMSG bundle/off\0for good"])
+def test_behind_the_end_of_bundles_there_are_none(twin, off):
+    """What is in one bundle with it was allowed; a bundle behind it is not, and stays as it is."""
+    last = bundle(b"MSG c\0")
+    assert twin.unbundle([bundle(b"MSG a\0", off, b"MSG b\0"), b"SUB x", last]) == [
+        b"MSG a\0",
+        off,
+        b"MSG b\0",
+        b"SUB x",
+        last,
+    ]
+    assert twin.unbundle([off, last]) == [off, last]
+
+
+@pytest.mark.parametrize("like", [b"CMSG bundle/of", b"CMSG bundle/offer", b"MSG bundle/off\0", b"CMSG bundle/on"])
+def test_bundles_do_not_end_with_anything_else(twin, like):
+    """Only that control message ends them."""
+    assert twin.unbundle([like, bundle(b"MSG a\0", b"MSG b\0")]) == [like, b"MSG a\0", b"MSG b\0"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
