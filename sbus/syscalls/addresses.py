@@ -277,7 +277,8 @@ def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
     if not stat.S_ISSOCK(found.st_mode):
         raise ListenError(f"{text} exists and is not a socket: remove it yourself, or choose another --socket")
     try:
-        connect(address).close()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.connect(address.name)  # of another type: whoever lives there does not notice
     except ConnectionRefusedError:
         if not reuse:
             raise ListenError(

@@ -372,6 +372,15 @@ class TestAutoClose:
         client.send(b"nonsense")
         assert started.wait() == 0
 
+    @pytest.mark.parametrize("flags", [[], ["--reuse"]], ids=["", "reuse"])
+    def test_second_server_is_no_client(self, bus, directory, flags):
+        """A server that finds the socket in use leaves no trace there: the bus waits for its first client."""
+        started = bus("--auto-close")
+        assert "is in use by a server that is running" in refusal(directory, *flags)
+        started.client().close()
+        assert started.wait() == 0
+        assert len(started.wait_log("client . connected")) == 1
+
     def test_refused_clients_do_not_count(self, as_root, bus):
         """A client that was never let in does not stop the bus by leaving."""
         started = bus("--auto-close", "--mode=0777", "--credentials=own-user")

@@ -238,6 +238,17 @@ def test_auto_close(start: Start, directory: Path) -> None:
     assert not (directory / "bus").exists()
 
 
+def test_second_daemon_is_no_client(start: Start, directory: Path) -> None:
+    """One that finds the address in use does not end, by leaving, the one that waits for its first client."""
+    process = start("-fca", "bus")
+    assert output_of(process) == ""
+    second = start("-fca", "bus")
+    assert second.wait(TIMEOUT) == 1
+    assert "is in use by a server that is running" in errors_of(second)
+    Client(directory / "bus").close()
+    assert process.wait(TIMEOUT) == 0
+
+
 def test_signals_while_stopping(start: Start, directory: Path) -> None:
     """The last client's end and further signals while it stops change nothing."""
     process = start("-fca", "bus")
