@@ -1,7 +1,8 @@
 """Many patterns at once: who is subscribed to a key?
 
 Patterns are cut at the separator and kept in a trie, so that routing a key costs by the key's
-depth, however many patterns and subscribers there are. Within a segment a ``*`` can only be
+depth, and by the beginnings of patterns that match one of the key, however many others there are.
+Within a segment a ``*`` can only be
 followed by the segment's end (there is no backtracking, so anything else matches nothing): a
 segment is a literal or a prefix. The prefixes of a node are found by their lengths, of which
 there are few.

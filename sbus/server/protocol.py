@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.bundles import LARGEST, SMALLEST_LIMIT, unbundle
+from sbus.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue
 from sbus.interfaces import IPacketReceiver, IPacketTransport
@@ -172,12 +172,15 @@ class BusProtocol:
                             is_all = at == start and until == end
                             at += registry.deliver(packets[at:until], receivers, at_once=is_all)
                             continue
-                    had_bundles = self._bundles
+                    if self._bundles and packets[at][:4] == MAGIC:  # read before it was asked for
+                        parts = unbundle(packets[at : at + 1])
+                        if parts[0] is not packets[at]:
+                            packets[at : at + 1] = parts
+                            total = len(packets)
+                            end = min(start + _SLICE, total)
+                            continue
                     self._handle(packets[at])
                     at += 1
-                    if self._bundles and not had_bundles:
-                        packets[at:] = unbundle(packets[at:])
-                        end = total = len(packets)
                 registry.flush()
         finally:
             registry.flush()

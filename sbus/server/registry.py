@@ -91,6 +91,7 @@ class SubscriptionRegistry(Service):
         self.routes = self._cache.routes
         self._queue_limits = self.limits.queue
         self._touched: list[BusProtocol] = []
+        self._flushing = False
         self._holding: set[BusProtocol] = set()
         self._last_number = 0
         self._attending: set[int] = set()
@@ -270,9 +271,14 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if it is a key that nobody may publish with.
         """
-        self.deliver([build(MSG, key, payload)], self.route(key))
-        if self.publisher is None:
+        receivers = self.route(key)
+        self.flush()  # what a client's batch has brought until now, in that client's name
+        publisher, self.publisher = self.publisher, None
+        try:
+            self.deliver([build(MSG, key, payload)], receivers)
             self.flush()
+        finally:
+            self.publisher = publisher
 
     def deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...], at_once: bool = False) -> int:
         """Queue packets for their receivers; `flush` sends them.
@@ -292,7 +298,6 @@ class SubscriptionRegistry(Service):
         count = len(packets)
         self.counters.published += count
         self.counters.routed += count * len(receivers)
-        touched = self._touched
         at_once = at_once and not self._on_delivered
         packed: Packed = {}
         for receiver in receivers:
@@ -308,7 +313,7 @@ class SubscriptionRegistry(Service):
                 transport = receiver.transport
                 sent = transport.sendNow(packets, packed) if at_once and transport is not None else 0
                 if sent < count:
-                    touched.append(receiver)
+                    self._touched.append(receiver)  # another list if an observer has published meanwhile
                     queue.pending += packets[sent:] if sent else packets
         return count
 
@@ -326,18 +331,30 @@ class SubscriptionRegistry(Service):
         self._touched.append(client)
 
     def flush(self) -> None:
-        """Send what the batch in hand has brought, each receiver's share with one call."""
-        if not self._touched:
+        """Send what the batch in hand has brought, each receiver's share with one call.
+
+        What is published meanwhile, as by an observer of deliveries, is sent before it returns.
+        """
+        if self._flushing or not self._touched:
             return
-        touched, self._touched = self._touched, []
-        for client in touched:
-            if client.transport is None:
-                client.queue.abandon()
-                continue
-            try:
-                client.transport.flush()
-            except Exception:
-                self._failed(client)
+        self._flushing = True
+        try:
+            while self._touched:
+                touched, self._touched = self._touched, []
+                for client in touched:
+                    transport, queue = client.transport, client.queue
+                    if transport is None:
+                        queue.abandon()
+                        continue
+                    try:
+                        transport.flush()
+                        # Where a socket takes more than goes in one turn, flood control would never hear of the rest.
+                        while queue.pending and not queue.is_congested:
+                            transport.flush()
+                    except Exception:
+                        self._failed(client)
+        finally:
+            self._flushing = False
 
     def _failed(self, client: BusProtocol) -> None:
         """A component that a client has chosen failed: its own trouble, not the publisher's or another receiver's."""

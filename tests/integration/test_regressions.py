@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import socket
+import struct
 
 import pytest
 
@@ -158,3 +159,30 @@ def test_socket_file(bus, directory):
     assert "in use" in refusal(directory)
     assert started.stop(signal.SIGTERM) == 0
     assert not (directory / "bus").exists()
+
+
+@pytest.mark.parametrize("mode", [b"blocking/soft/queue", b"blocking/soft/error"])
+def test_bundle_that_is_read_with_the_question_for_bundles(lease, mode):
+    """It is no way past flood control: of what comes behind it, as much waits as may, and who chose so is told."""
+    started = lease("--queue-messages=100", "--queue-bytes=100000")
+    reader, publisher = started.client(b"k"), started.client()
+    reader.cmsg(mode)
+    reader.sync()
+    many = b"".join(struct.pack("<I", 6) + b"MSG k\0" for _ in range(3000))
+    started.kill(signal.SIGSTOP)
+    publisher.msg(b"other")  # which is read alone, as nobody has sent more than one packet at a time; the rest together
+    publisher.send(b"CMSG bundle/on")
+    publisher.send(b"BNDL" + many)
+    started.kill(signal.SIGCONT)
+    for _ in range(300):
+        publisher.send(b"MSG k\0" + bytes(10_000))
+    publisher.send(b"CMSG bundle/off")
+    while publisher.recv() != b"CMSG bundle/off\0":
+        pass
+    if mode == b"blocking/soft/error":
+        started.wait_log(f"client {started.nth(1)} disconnected: ")
+        reader.rest()
+        assert reader.has_ended()
+    else:
+        started.wait_log(rf"dropped \d+ messages .* for client {started.nth(1)},")
+        assert len(reader.sync()) < 3300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from twisted.logger import globalLogPublisher
 
 from sbus.errors import CloseReason
 from sbus.keys import EARLY
+from sbus.server import protocol
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
 from sbus.server.observers import LogObserver, Observer
@@ -641,3 +643,156 @@ def test_violations_are_logged_in_sums():
         assert clock.getDelayedCalls() == []
     finally:
         globalLogPublisher.removeObserver(observer)
+
+
+# --- what is published meanwhile -------------------------------------------------------------------
+
+
+def telling_bus(event: str, key: bytes = b"told", most: int = 1, **settings: Any) -> Bus:
+    """A bus whose program publishes a message for each event of one kind that client 1 has part in, up to so many."""
+    left = most
+
+    def tell(self, client, *_):
+        nonlocal left
+        if left and client.number == 1:
+            left -= 1
+            bus.registry.publish(key, b"")
+
+    bus = Bus(observers=(type("Telling", (Observer,), {event: tell})(),), **settings)
+    return bus
+
+
+def test_what_the_program_publishes_from_an_observer_holds_nobody_back():
+    """Not the client whose message is in hand either, and it costs nobody the connection."""
+    bus = telling_bus("published", most=5)
+    publisher, reader = bus.connect(), bus.connect()
+    reader.send(b"SUB told", b"CMSG blocking/soft/block")
+    reader.stall()
+    publisher.send(*[b"MSG k\0"] * 5)
+    assert not publisher.protocol.is_paused
+    bus.clock.advance(60)
+    bus.settle()
+    assert reader.is_connected
+    reader.drain()
+    assert reader.take() == [b"MSG told\0"] * 5
+
+
+def test_what_a_client_has_published_before_that_is_still_its_own():
+    """A publisher is held back for its own messages, whatever the program publishes between them."""
+    bus = telling_bus("published")
+    publisher, reader = bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"SUB told", b"CMSG blocking/soft/block")
+    reader.stall()
+    publisher.send(b"MSG k\x001", b"MSG k\x002")
+    assert publisher.protocol.is_paused
+    reader.drain()
+    assert not publisher.protocol.is_paused
+    assert sorted(reader.take()) == [b"MSG k\x001", b"MSG k\x002", b"MSG told\0"]
+
+
+@pytest.mark.parametrize("by", ["a client", "the program"])
+@pytest.mark.parametrize("capacity", range(5))
+def test_publishing_when_something_was_delivered(by, capacity):
+    """It is sent at once, or waits with the rest; nothing is lost, and the accounts are right."""
+    bus = telling_bus("delivered", most=3)
+    reader, other, publisher = bus.connect(), bus.connect(), bus.connect()
+    for client in (reader, other):
+        client.send(b"SUB k", b"SUB told")
+    reader.transport.capacity = capacity
+    packets = [message("k", b"%d" % n) for n in range(4)]
+    for n, packet in enumerate(packets):
+        if by == "a client":
+            publisher.send(packet)
+        else:
+            bus.registry.publish(b"k", b"%d" % n)
+        assert reader.protocol.queue.pending == []
+        assert packet in other.take()
+    reader.drain()
+    got = reader.take()
+    assert [packet for packet in got if packet != b"MSG told\0"] == packets
+    assert got.count(b"MSG told\0") == 3
+    assert (reader.protocol.queue.messages, reader.protocol.queue.size) == (0, 0)
+    assert (bus.registry.budget.bytes, bus.registry.counters.dropped) == (0, 0)
+
+
+def test_publishing_when_something_was_dropped():
+    """The receivers behind the one that has lost a message get it all the same."""
+    bus = telling_bus("dropped", limits=Limits(queue_messages=1))
+    stalled, *others = (bus.connect() for _ in range(4))
+    publisher = bus.connect()
+    for reader in (stalled, *others):
+        reader.send(b"SUB k", b"SUB told")
+    stalled.stall()
+    publisher.send(message("k"))
+    for _ in range(3):
+        publisher.send(message("k"), message("k"))
+    for reader in others:
+        got = reader.take()
+        assert (got.count(message("k")), got.count(b"MSG told\0")) == (7, 1)
+
+
+def test_flood_control_hears_of_what_a_socket_did_not_take_in_one_turn():
+    """However little of its queue a transport sends at a time, what its socket does not take counts as waiting."""
+    bus = Bus(limits=Limits(queue_messages=2))
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k")
+    taken_in_all = 0
+
+    def flush():
+        nonlocal taken_in_all
+        taken = reader.protocol.queue.take(2)
+        sent = min(len(taken), 5 - taken_in_all)
+        taken_in_all += sent
+        reader.protocol.queue.done(taken, sent)
+
+    reader.transport.flush = flush
+    publisher.send(*[b"MSG k\0"] * 9, b"SUB else")
+    assert taken_in_all == 5
+    assert (reader.protocol.queue.messages, bus.registry.counters.dropped) == (2, 2)
+
+
+# --- bundles ---------------------------------------------------------------------------------------
+
+
+def bundle(*packets: bytes) -> bytes:
+    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
+
+
+def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
+    """However much is read with the question, what it brings is sent on before it is more than a slice."""
+    monkeypatch.setattr(protocol, "_SLICE", 10)
+    bus = Bus(limits=Limits(queue_messages=3))
+    reader, publisher = bus.connect(capacity=0), bus.connect()
+    reader.send(b"SUB k")
+    longest = 0
+
+    def watched(packets, *more):
+        nonlocal longest
+        longest = max(longest, len(packets))
+        return deliver(packets, *more)
+
+    deliver = bus.registry.deliver
+    monkeypatch.setattr(bus.registry, "deliver", lambda packets, receivers, at_once=False: watched(packets, receivers))
+    publisher.send(b"MSG k\0", b"CMSG bundle/on", bundle(*[b"MSG k\0"] * 95))
+    assert longest <= 10
+    assert (reader.protocol.queue.messages, bus.registry.counters.dropped) == (3, 93)
+
+
+def test_asking_for_bundles_again_and_again_costs_no_more_each_time(monkeypatch):
+    """What is behind the question is looked at when its turn comes, and not at every question."""
+    looked_at = 0
+
+    def counted(packets):
+        nonlocal looked_at
+        looked_at += len(packets)
+        return unbundle(packets)
+
+    unbundle = protocol.unbundle
+    monkeypatch.setattr(protocol, "unbundle", counted)
+    bus = Bus()
+    client = bus.connect()
+    pairs = [b"CMSG bundle/on", b"CMSG bundle/off"] * 100
+    client.send(*pairs, b"CMSG bundle/on", bundle(*pairs, b"MSG a\0"), b"SUB x", b"MSG x\0")
+    assert client.is_connected
+    assert client.take()[-1] == b"MSG x\0"
+    assert looked_at <= 2
