@@ -1,11 +1,10 @@
 """Many patterns at once: who is subscribed to a key?
 
 Patterns are cut at the separator and kept in a trie, so that routing a key costs by the key's
-depth, and by the beginnings of patterns that match one of the key, however many others there are.
-Within a segment a ``*`` can only be
-followed by the segment's end (there is no backtracking, so anything else matches nothing): a
-segment is a literal or a prefix. The prefixes of a node are found by their lengths, of which
-there are few.
+depth, and by the beginnings of patterns that match its own, however many others there are. Within a
+segment a ``*`` can only be followed by the segment's end (there is no backtracking, so anything
+else matches nothing): a segment is a literal or a prefix. The prefixes of a node are found by their
+lengths, of which there are few.
 
 Secret patterns live in tries of their own, one for each ``<gid>/<uid>/<pid>`` that they read from.
 An open pattern is not in them, so that no mistake in matching can ever show it a secret.

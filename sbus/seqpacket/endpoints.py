@@ -271,7 +271,7 @@ class ServerParser:
             reactor,
             address,
             mode=_mode(mode),
-            group=int(group) if group and group.isdigit() else group,
+            group=group,
             reuse=_flag(reuse),
             max_packet=_bytes(max_packet),
         )

@@ -13,6 +13,7 @@ __all__ = ["MAX_REPLIES", "Limits", "pattern_cost"]
 MAX_REPLIES = 64
 """Replies that may wait for a client before it is not read from."""
 
+_LARGEST_PACKET = 1 << 30
 _FREE_SEGMENTS = 16
 _SEGMENT_COST = 256
 
@@ -55,6 +56,10 @@ class Limits:
                 raise UsageError(f"{field.name} is {getattr(self, field.name)}: it must be more than 0")
         if self.max_packet < 64:
             raise UsageError(f"max_packet is {self.max_packet}: replies of the server take up to 64 bytes")
+        if self.max_packet > _LARGEST_PACKET:
+            raise UsageError(
+                f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
+            )
 
     @property
     def queue(self) -> QueueLimits:

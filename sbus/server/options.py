@@ -29,7 +29,7 @@ _DEFAULTS = Limits()
 
 
 def _uid(text: str) -> int:
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         if int(text) > 2**32 - 2:
             raise UsageError(f"--allow-user={text}: a UID is less than 2^32 - 1")
         return int(text)
@@ -211,12 +211,11 @@ class Options(CommandLine):
 def _endpoint(options: Options) -> SeqpacketServerEndpoint:
     from twisted.internet import reactor
 
-    group: str | None = options["group"]
     return SeqpacketServerEndpoint(
         reactor,
         options["socket"],
         mode=options["mode"],
-        group=int(group) if group is not None and group.isdigit() else group,
+        group=options["group"],
         reuse=bool(options["reuse"]),
         max_packet=options.limits.max_packet,
     )

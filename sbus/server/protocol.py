@@ -52,6 +52,7 @@ class BusProtocol:
         "_echo",
         "_held_by",
         "_holdback",
+        "_is_deaf",
         "_linger",
         "_plain",
         "_registry",
@@ -83,6 +84,7 @@ class BusProtocol:
         self._held_by: set[Any] | None = None
         self._holdback: Holdback | None = None
         self._linger: Any = None
+        self._is_deaf = False
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -117,6 +119,7 @@ class BusProtocol:
 
     def writeConnectionLost(self) -> None:
         """It receives no more; what it has sent still counts (`IHalfCloseableProtocol`)."""
+        self._is_deaf = True
         self._registry.leave(self)
         self._release()
         self._go_on()
@@ -198,7 +201,8 @@ class BusProtocol:
             if verb == MSG:
                 self._publish(packet, key, payload)
             elif verb == SUB:
-                self._registry.subscribe(self, key)
+                if not self._is_deaf:
+                    self._registry.subscribe(self, key)
             elif verb == UNSUB:
                 self._registry.unsubscribe(self, key)
             else:

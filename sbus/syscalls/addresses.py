@@ -230,13 +230,21 @@ def _listen_on_path(
         made = os.lstat(path)
         bound.path, bound.inode = os.path.abspath(path), (made.st_dev, made.st_ino)
         if group is not None:
-            try:
-                gid = grp.getgrnam(group).gr_gid if isinstance(group, str) else group
-            except KeyError:
-                raise ListenError(f"no group is called {group!r}: name one of getent group") from None
-            os.chown(path, -1, gid)
+            os.chown(path, -1, _gid(group))
         os.chmod(path, mode)
         bound.sock.listen(backlog)
+
+
+def _gid(group: str | int) -> int:
+    if isinstance(group, str) and not (group.isascii() and group.isdigit()):
+        try:
+            return grp.getgrnam(group).gr_gid
+        except KeyError:
+            raise ListenError(f"no group is called {group!r}: name one of getent group") from None
+    gid = int(group)
+    if not 0 <= gid < 2**32 - 1:  # which chown(2) would take for none at all
+        raise ListenError(f"{gid} is no group: a GID is less than 2^32 - 1")
+    return gid
 
 
 @contextlib.contextmanager

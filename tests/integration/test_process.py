@@ -125,6 +125,8 @@ class TestWrongOptions:
             ("--total-queue-bytes=", "a number of bytes above 0"),
             ("--max-packet=many", "a number of bytes above 0"),
             ("--max-packet=63", "64"),
+            ("--max-packet=1000000000000000", "no socket sends more than"),
+            ("--allow-user=²", "there is no such user"),
             ("--max-clients=0", "a number of clients above 0"),
             ("--max-patterns=0", "a number of patterns above 0"),
             ("--max-pattern-bytes=0", "a number of bytes above 0"),

@@ -361,9 +361,9 @@ def test_group(path):
     """The path is given to a group by its number or its name."""
     gid = os.getegid()
     groups = [gid] if os.geteuid() else [gid, 12_345]
-    for number in groups:
+    for number in [*groups, str(gid)]:
         with on(path, group=number, mode=0o770):
-            assert os.lstat(path).st_gid == number
+            assert os.lstat(path).st_gid == int(number)
             assert mode(path) == 0o770
     with on(path, group=grp.getgrgid(gid).gr_name):
         assert os.lstat(path).st_gid == gid
@@ -373,6 +373,11 @@ def test_unknown_group(path):
     """A group that does not exist is named, and nothing is left behind."""
     with pytest.raises(ListenError, match=r"no group is called 'no-such-group': name one of getent group"):
         listen(parse(str(path)), group="no-such-group")
+    with pytest.raises(ListenError, match="no group is called '²'"):
+        listen(parse(str(path)), group="²")
+    for number in (2**32 - 1, "4294967295", 99_999_999_999, -1):
+        with pytest.raises(ListenError, match="is no group: a GID is less than"):
+            listen(parse(str(path)), group=number)
     assert not os.path.lexists(path)
 
 

@@ -270,7 +270,7 @@ def test_all_options(world):
     client: Any = clientFromString(world.reactor, f"seqpacket:{world.path}:timeout=2.5:max_packet=5000")
     assert (client.address.text, client.timeout, client.max_packet) == (world.path, 2.5, 5000)
     server = serverFromString(world.reactor, f"seqpacket:{world.path}:group=12:reuse=0")
-    assert (server.group, server.reuse, server.mode) == (12, False, 0o700)
+    assert (server.group, server.reuse, server.mode) == ("12", False, 0o700)
 
 
 def test_escaped_colons(world):

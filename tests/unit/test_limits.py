@@ -54,6 +54,9 @@ def test_replies_fit_a_packet():
     assert Limits(max_packet=64).max_packet == 64
     with pytest.raises(UsageError, match="max_packet is 63"):
         Limits(max_packet=63)
+    assert Limits(max_packet=1 << 30).max_packet == 1 << 30
+    with pytest.raises(UsageError, match="no socket sends more than 1073741824 bytes"):
+        Limits(max_packet=(1 << 30) + 1)
 
 
 @pytest.mark.parametrize(

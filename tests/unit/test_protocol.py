@@ -427,6 +427,20 @@ def test_a_publisher_that_leaves_is_heard_to_the_end():
     assert not publisher.is_connected
 
 
+def test_a_client_that_receives_no_more_is_subscribed_to_nothing():
+    """Not even if it subscribes again; what it publishes still counts."""
+    bus = Bus()
+    deaf, other = bus.connect(), bus.connect()
+    deaf.send(b"SUB k")
+    other.send(b"SUB k")
+    deaf.transport.breakDown()
+    bus.settle()
+    deaf.send(b"SUB k", b"MSG k\x001")
+    other.send(b"MSG k\x002")
+    assert other.take() == [b"MSG k\x001", b"MSG k\x002"]
+    assert (deaf.protocol.patterns, bus.registry.counters.routed, bus.registry.counters.dropped) == ({}, 2, 0)
+
+
 def test_a_client_that_breaks_down_while_its_replies_wait_is_let_go():
     """A dead client that was paused for its replies is closed, not kept for ever."""
     bus = Bus()
