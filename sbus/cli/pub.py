@@ -126,6 +126,10 @@ def _too_long(what: str, remedy: str) -> PacketTooLong:
     )
 
 
+_CATCH_UP = 0.1
+"""Seconds: by so much the next messages may come too fast, to make up for one that came late."""
+
+
 class _Pace:
     """Keeps to so many messages a second."""
 
@@ -135,7 +139,7 @@ class _Pace:
         self._next = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until it is time for the next message; whoever is late catches up.
+        """Wait until it is time for the next message; whoever is a little late catches up.
 
         :raises sbus.errors.Disconnected: if the connection is lost meanwhile.
         """
@@ -144,4 +148,4 @@ class _Pace:
         while (early := self._next - time.monotonic()) > 0:
             if wait(self._bus, early):
                 self._bus.get_ready()
-        self._next += self._between
+        self._next = max(self._next, time.monotonic() - _CATCH_UP) + self._between

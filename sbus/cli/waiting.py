@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 from sbus.client.blocking import Bus
+from sbus.client.connection import LONGEST_POLL
 from sbus.errors import TimedOut
 
 __all__ = ["Deadline", "at_most", "wait"]
@@ -49,7 +50,7 @@ def wait(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
     if output is not None:
         poll.register(output, 0)  # an error or a hang-up is always told
     left = deadline.left
-    ready = poll.poll(None if left is None else left * 1000)
+    ready = poll.poll(None if left is None else min(left * 1000, LONGEST_POLL))
     if any(fd == output for fd, _ in ready):
         raise BrokenPipeError
     return bool(ready)
@@ -68,6 +69,8 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
     """Let something take so long, whatever it waits for.
 
     :param what: it, for the text of the error.
+    One may be within another: the time of that goes on.
+
     :raises sbus.errors.TimedOut: if it was broken off.
     """
     if seconds is None:
@@ -83,8 +86,9 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
             raise _TooLate
 
     before = signal.signal(signal.SIGALRM, too_late)
+    began, outer = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)[0]
     try:
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), LONGEST_POLL), _AGAIN)
         yield
     except _TooLate:
         raise TimedOut(f"the time is up: {what} is not done after {seconds:g} seconds") from None
@@ -92,3 +96,5 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
         is_running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if outer:
+            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - began), 1e-6), _AGAIN)

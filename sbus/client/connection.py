@@ -21,9 +21,12 @@ from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import sendable
 
-__all__ = ["WaitingConnection", "deadline_in"]
+__all__ = ["LONGEST_POLL", "WaitingConnection", "deadline_in"]
 
 T = TypeVar("T")
+
+LONGEST_POLL = 2**31 - 1
+"""Milliseconds that poll(2) can wait for at once."""
 
 _ANSWER = b"CMSG bundle/on\0"
 _LATE = 16
@@ -402,5 +405,11 @@ def _poll(sock: socket.socket, events: int, deadline: float | None) -> bool:
     """Wait for a socket; False if the deadline has passed first."""
     poll = select.poll()
     poll.register(sock, events)
-    wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-    return bool(poll.poll(wait))
+    if deadline is None:
+        return bool(poll.poll())
+    while True:
+        left = max(0.0, deadline - time.monotonic()) * 1000
+        if poll.poll(min(left, LONGEST_POLL)):
+            return True
+        if left <= LONGEST_POLL:
+            return False

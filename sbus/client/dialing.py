@@ -57,7 +57,7 @@ class Backoff:
     def delays(self) -> Iterator[float]:
         """Seconds to wait before each attempt, without end."""
         yield 0.0
-        delay = self.first
+        delay = min(self.first, self.longest)
         while True:
             yield delay * (1 - self.spread * random.random())
             delay = min(delay * self.factor, self.longest)

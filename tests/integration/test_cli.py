@@ -183,6 +183,12 @@ def test_pub_rate(shared: Bus, subscriber: Client) -> None:
         assert time.monotonic() - start >= 5 / 5
 
 
+def test_pub_timeout_holds_beside_the_rate(shared: Bus) -> None:
+    """Waiting for the next message's time does not take --timeout away."""
+    errors = failure(shared, "pub", "--repeat=0", "--rate=20", "--timeout=0.5", "t/r", "x", status=124)
+    assert "the time is up" in errors
+
+
 def test_pub_until_stopped(shared: Bus, subscriber: Client) -> None:
     """--repeat=0 goes on until Ctrl-C, which ends it quietly and by the signal."""
     subscriber.sub(b"flood")

@@ -41,6 +41,7 @@ def test_pauses_grow_to_a_limit_and_differ() -> None:
     """The first attempt is made at once; each pause is longer than the last, up to a limit, less a random part."""
     exact = Backoff(first=1.0, factor=2.0, longest=5.0, spread=0.0)
     assert list(islice(exact.delays(), 6)) == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert list(islice(Backoff(first=20.0, longest=15.0, spread=0.0).delays(), 3)) == [0.0, 15.0, 15.0]
     spread = Backoff(first=1.0, factor=1.0, longest=1.0, spread=0.5)
     delays = list(islice(spread.delays(), 1, 200))
     assert all(0.5 <= delay <= 1.0 for delay in delays)
