@@ -93,6 +93,9 @@ class Violation(SbusError):
         super().__init__(reason.value)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[Violation], tuple[ViolationReason]]:
+        return Violation, (self.reason,)
+
 
 class UsageError(SbusError):
     """A caller asked for something that the bus does not offer; the text says what to do instead."""

@@ -128,6 +128,8 @@ class Bus(Session[Subscription]):
     Whatever waits may be cancelled; what was to be sent by then is sent all the same.
     """
 
+    _failures = (Exception, asyncio.CancelledError)
+
     def __init__(self, address: str | None, settings: Settings) -> None:
         super().__init__(address, settings)
         self._loop = asyncio.get_running_loop()
@@ -199,7 +201,7 @@ class Bus(Session[Subscription]):
             return False
 
     async def close(self) -> None:
-        """Send what waits, close, and end everything that waits for us."""
+        """Send what waits, close, and end everything that waits for us; if it is cancelled, nothing is closed."""
         await self._finish()
         if self._task is not None:
             self._task.cancel()
@@ -225,7 +227,13 @@ class Bus(Session[Subscription]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        if kind is not None and not issubclass(kind, Exception):  # cancelled: nobody is to wait for the server then
+            self._close_now()
+        try:
+            await self.close()
+        except asyncio.CancelledError:
+            self._close_now()
+            raise
 
     # --- what the session needs --------------------------------------------------------------
 
@@ -233,7 +241,7 @@ class Bus(Session[Subscription]):
         """See `sbus.client.calls.Calls.waiter`."""
         return _Waiter()
 
-    def callback_failed(self, error: Exception) -> None:
+    def callback_failed(self, error: BaseException) -> None:
         """See `sbus.client.session.Session`."""
         self._loop.call_exception_handler({"message": "an sbus callback failed", "exception": error})
 

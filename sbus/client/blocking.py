@@ -120,17 +120,26 @@ class Subscription:
             except Closed:
                 return
 
+    @property
+    def pending(self) -> int:
+        """Messages in memory, its own and unsorted ones, which a poll of the socket does not tell of."""
+        return len(self._own or ()) + len(self._bus._batch)
+
     def close(self) -> None:
         """Unsubscribe; who iterates comes to the end."""
+        self._leave(None)
+
+    def _leave(self, deadline: float | None) -> None:
         if not self._closed:
             self._closed = True
-            self._bus._unsubscribe(self)
+            self._bus._unsubscribe(self, deadline)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Who is interrupted, or in trouble, is not to wait for the socket: the rest goes with what is sent next.
+        self._leave(None if kind is None else deadline_in(0.0))
 
 
 def connect(
@@ -265,7 +274,10 @@ class Bus(WaitingConnection[Subscription]):
 
     @property
     def pending(self) -> int:
-        """Messages that are in memory already, which a poll of the socket does not tell of."""
+        """Messages that are in memory already, which a poll of the socket does not tell of.
+
+        Not those of subscriptions that are read themselves (inboxes always are), which have a `pending` of their own.
+        """
         return len(self._messages) + len(self._batch)
 
     # --- what takes a round trip -------------------------------------------------------------
@@ -365,11 +377,11 @@ class Bus(WaitingConnection[Subscription]):
             self._kept = messages
             self._messages.extend(messages)
 
-    def _unsubscribe(self, subscription: Subscription) -> None:
+    def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
         if self._error is None:
             self._outbox.extend(self.core.unsubscribe(subscription))
             if self._gap is None:
                 try:
-                    self._drain(None)
-                except Disconnected:
-                    pass  # then it is over all the same
+                    self._drain(deadline)
+                except (Disconnected, TimedOut):
+                    pass  # it is over all the same

@@ -184,9 +184,14 @@ class Calls(ABC, Generic[Sub]):
         return self.respond(await self._whoami() + _PROOF, lambda request: request.payload)
 
     async def _verify(self, peer: bytes | str) -> bool:
-        nonce = os.urandom(32)
+        key, nonce = as_bytes(peer) + _PROOF, os.urandom(32)
         try:
-            return await self._request(as_bytes(peer) + _PROOF, nonce) == nonce
+            name = self.core.dialect.check(key)
+            if self.core.dialect.control and (name is None or not all(name[:3])):
+                return False  # others could read that too, and answer
+            return await self._request(key, nonce) == nonce
+        except Violation:
+            return False
         except RequestFailed:
             return False
 

@@ -89,7 +89,7 @@ class Batch:
 
 def as_bytes(text: bytes | str) -> bytes:
     """Bytes as they are; text as UTF-8."""
-    return text.encode() if isinstance(text, str) else bytes(text)
+    return text.encode() if isinstance(text, str) else bytes(memoryview(text))
 
 
 def find_dialect(name: str) -> Dialect:
@@ -101,6 +101,11 @@ def find_dialect(name: str) -> Dialect:
         if dialect.name == name:
             return dialect
     raise UsageError(f"dialect={name!r}: say 'current' or 'early'")
+
+
+def _own_ids() -> tuple[int, int, int]:
+    """GID, UID and PID, as in our private keys, as far as we know ourselves."""
+    return os.getegid(), os.geteuid(), os.getpid()
 
 
 class ClientCore:
@@ -135,6 +140,7 @@ class ClientCore:
             self._settings[b"bundle"] = _BUNDLES
         self._waiting: deque[Waiter | None] = deque()  # for answers to whoami; None: asked with `control`
         self._fences: dict[bytes, Waiter] = {}
+        self._ids = _own_ids()  # when it was connected
 
     # --- what to send ------------------------------------------------------------------------
 
@@ -146,8 +152,7 @@ class ClientCore:
         """
         if packets := build_messages([(key, payload)], 0, self.max_packet):
             return packets[0]
-        if isinstance(key, str):
-            key = key.encode()
+        key = as_bytes(key)
         if b"!" in key or b"\0" in key:
             self._check(key, "routing key")
         return self._sized(b"MSG %b\0%b" % (key, payload))
@@ -172,7 +177,8 @@ class ClientCore:
         """
         pattern = sink.pattern = as_bytes(pattern)
         secret = self._check(pattern, "pattern")
-        packet = self._sized(build(SUB, pattern))
+        packet = build(SUB, pattern)
+        self._sized(build(UNSUB, pattern))  # which is longer
         sinks = self._sinks.setdefault(pattern, [])
         sinks.append(sink)
         if secret:
@@ -256,10 +262,18 @@ class ClientCore:
     def connected(self, sendable: int) -> None:
         """There is a connection, whose socket can send packets of so many bytes."""
         self._sendable = sendable
+        self._ids = _own_ids()
         self.max_packet = min(self._longest, sendable)
 
     def greeting(self) -> list[bytes]:
-        """What to send first on each connection, to be where the old one was: the settings and the subscriptions."""
+        """What to send first on each connection, to be where the old one was: the settings and the subscriptions.
+
+        Not those to private keys of who we are no longer, as after a fork: nobody may subscribe to what is not his.
+        """
+        changed = [field for field, (was, now) in enumerate(zip(self._ids, _own_ids(), strict=True)) if was != now]
+        for pattern in [p for p, secret in self._secret.items() if any(secret[field] for field in changed)]:
+            for sink in tuple(self._sinks[pattern]):
+                self.unsubscribe(sink)
         settings = [build(CMSG, key) for key in self._settings.values()]
         return settings + [build(SUB, pattern) for pattern in self._sinks]
 

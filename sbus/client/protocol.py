@@ -29,12 +29,14 @@ class BusProtocol:
     """One connection of a `Bus`.
 
     :ivar waiting: who waits until it is gone.
+    :ivar is_ending: the server takes no more, so what it has sent is read to the end, wanted just now or not.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.transport: PacketTransport | None = None
         self.waiting: list[Waiter] = []
+        self.is_ending = False
 
     def makeConnection(self, transport: PacketTransport) -> None:  # type: ignore[override]
         """It is there (`IProtocol`)."""
@@ -62,7 +64,8 @@ class BusProtocol:
         self._bus._connection_lost(self, CLOSED)
 
     def writeConnectionLost(self) -> None:
-        """The server is gone: read what it has sent, wanted just now or not (`IHalfCloseableProtocol`)."""
+        """The server is gone, and the end of what it has sent will tell (`IHalfCloseableProtocol`)."""
+        self.is_ending = True
         if self.transport is not None:
             self.transport.resumeProducing()
 

@@ -16,6 +16,8 @@ from sbus.errors import Closed
 
 __all__ = ["BusClientService"]
 
+_PATIENCE = 10.0
+
 
 class BusClientService(Service):
     """A connection to a bus that is kept up for as long as the service runs.
@@ -92,7 +94,7 @@ class BusClientService(Service):
         return deferred
 
     def stopService(self) -> defer.Deferred[None]:
-        """Send what waits, and disconnect."""
+        """Send what waits, for ten seconds at most, and disconnect."""
         super().stopService()  # type: ignore[no-untyped-call]
         return defer.Deferred.fromCoroutine(self._stop())
 
@@ -105,4 +107,7 @@ class BusClientService(Service):
             if not deferred.called:
                 deferred.errback(Closed("the service was stopped before it was connected"))
         if bus is not None:
-            await bus.close()
+            try:
+                await bus.close().addTimeout(_PATIENCE, self._reactor)
+            except defer.TimeoutError:
+                bus._close_now()  # the server stands still

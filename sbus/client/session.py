@@ -133,6 +133,8 @@ class Session(Calls[Sub]):
     the connection is lost, and `_arrived` with what has come.
     """
 
+    _failures: tuple[type[BaseException], ...] = (Exception,)  # of callbacks
+
     def __init__(self, address: str | None, settings: Settings) -> None:
         super().__init__()
         self.address = find_address(address)
@@ -154,7 +156,7 @@ class Session(Calls[Sub]):
     # --- what a shell does -------------------------------------------------------------------
 
     @abstractmethod
-    def callback_failed(self, error: Exception) -> None:
+    def callback_failed(self, error: BaseException) -> None:
         """A callback of the application's has raised an exception: log it."""
 
     @abstractmethod
@@ -215,7 +217,7 @@ class Session(Calls[Sub]):
         """Call the application; an exception of its must not harm the connection."""
         try:
             callback(*args)
-        except Exception as error:
+        except self._failures as error:
             self.callback_failed(error)
 
     # --- what users do -----------------------------------------------------------------------
@@ -364,6 +366,10 @@ class Session(Calls[Sub]):
                 pass
             finally:
                 self._closing = False
+        self._close_now()
+
+    def _close_now(self) -> None:
+        """End, whatever waits to be sent."""
         self._end(Closed("the connection to the bus was closed here"))
 
     def _end(self, error: Exception) -> None:

@@ -290,7 +290,7 @@ class Bus(Session[Subscription]):
         """See `sbus.client.calls.Calls.waiter`."""
         return _Waiter()
 
-    def callback_failed(self, error: Exception | Failure) -> None:
+    def callback_failed(self, error: BaseException | Failure) -> None:
         """See `sbus.client.session.Session`."""
         failure = error if isinstance(error, Failure) else Failure(error)
         self._log.failure("an sbus callback failed", failure=failure)
@@ -316,7 +316,7 @@ class Bus(Session[Subscription]):
             await self._pause
         except error.TimeoutError as e:
             raise ConnectError(overloaded(self.address)) from e
-        except error.ConnectError as e:
+        except (error.ConnectError, OSError) as e:
             raise ConnectError(remedy(self.address, e)) from e
         if not self._attached:
             raise UsageError(f"{self.address} does not keep packets apart: give a seqpacket endpoint")
@@ -353,7 +353,7 @@ class Bus(Session[Subscription]):
     def _set_reading(self, reading: bool) -> None:
         transport = self._transport
         if transport is not None:
-            if reading:
+            if reading or (self._protocol is not None and self._protocol.is_ending):
                 transport.resumeProducing()
             else:
                 transport.pauseProducing()
@@ -377,6 +377,8 @@ class Bus(Session[Subscription]):
     def _connection_lost(self, protocol: BusProtocol, why: str) -> None:
         if protocol is self._protocol and self._attached:
             self._disconnected(why)
+            if self._producer is not None:
+                self._producer.flushed()  # what is to be said on the next connection waits already
 
     def _detach(self) -> None:
         transport = self._transport

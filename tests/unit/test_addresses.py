@@ -361,9 +361,9 @@ def test_group(path):
     """The path is given to a group by its number or its name."""
     gid = os.getegid()
     groups = [gid] if os.geteuid() else [gid, 12_345]
-    for number in [*groups, str(gid)]:
+    for number in (*groups, str(gid)):
         with on(path, group=number, mode=0o770):
-            assert os.lstat(path).st_gid == int(number)
+            assert os.lstat(path).st_gid == int(str(number))
             assert mode(path) == 0o770
     with on(path, group=grp.getgrgid(gid).gr_name):
         assert os.lstat(path).st_gid == gid

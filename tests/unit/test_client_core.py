@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections import Counter
@@ -172,12 +173,12 @@ def test_packets_over_the_limit_are_refused() -> None:
     """The limit is of whole packets, for all kinds of them; a setting that is refused is not remembered."""
     core = ClientCore(max_packet=20)
     assert len(core.publish("k", bytes(14))) == 20
-    assert core.subscribe(b"k" * 16, Sink()) == [b"SUB " + b"k" * 16]
+    assert core.subscribe(b"k" * 14, Sink()) == [b"SUB " + b"k" * 14]
     core.control("order/" + "o" * 9)
     greeting = core.greeting()
     for call in (
         lambda: core.publish("k", bytes(15)),
-        lambda: core.subscribe(b"k" * 17, Sink()),
+        lambda: core.subscribe(b"k" * 15, Sink()),
         lambda: core.control("order/" + "o" * 10),
     ):
         with pytest.raises(PacketTooLong, match="21 bytes, and the limit is 20"):
@@ -473,3 +474,41 @@ def test_text_and_names() -> None:
     assert (find_dialect("current"), find_dialect("early")) == (CURRENT, EARLY)
     with pytest.raises(UsageError, match="say 'current' or 'early'"):
         find_dialect("latest")
+
+
+def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fork a pattern with the old PID would have every new connection ended; one without it stays."""
+    core = ClientCore()
+    old, own, open_ = Sink(), Sink(), Sink()
+    core.subscribe(b"!/cred///%d/letters" % os.getpid(), old)
+    core.subscribe("!/cred////letters", own)
+    core.subscribe("open", open_)
+    core.connected(1000)
+    assert len(core.greeting()) == 3
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    for _ in range(2):
+        core.lost()
+        assert core.greeting() == [b"SUB !/cred////letters", b"SUB open"]
+        core.connected(1000)
+    assert list(core.sinks()) == [own, open_]
+
+
+@pytest.mark.parametrize("key", [b"!/x", b"k\0x"])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_keys_are_checked_whatever_they_are_kept_in(kind: Any, key: bytes) -> None:
+    """A view of bytes is as good as bytes, and no way round the rules."""
+    core = ClientCore()
+    with pytest.raises(InvalidKey):
+        core.publish(kind(key), b"")
+    assert core.publish(kind(b"k"), b"x") == b"MSG k\0x"
+
+
+def test_pattern_that_can_be_subscribed_to_can_be_given_back() -> None:
+    """UNSUB is longer than SUB, and has to fit a packet too."""
+    core, sink = ClientCore(max_packet=100), Sink()
+    for size in (95, 96):
+        with pytest.raises(PacketTooLong):
+            core.subscribe(b"k" * size, sink)
+    assert core.subscribe(b"k" * 94, sink) == [b"SUB " + b"k" * 94]
+    assert [len(packet) for packet in core.unsubscribe(sink)] == [100]

@@ -90,7 +90,7 @@ class FakeSession(Session[Sub]):
         self.room: int | None = None
         self.answers: deque[Any] = deque()
         self.naps: list[tuple[float, Waiter]] = []
-        self.failures: list[Exception] = []
+        self.failures: list[BaseException] = []
         self.ends: list[Exception] = []
         self.attempts: list[Running] = []
 
@@ -119,7 +119,7 @@ class FakeSession(Session[Sub]):
     def waiter(self) -> Waiter:
         return Waiter()
 
-    def callback_failed(self, error: Exception) -> None:
+    def callback_failed(self, error: BaseException) -> None:
         self.failures.append(error)
 
     def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Sub:

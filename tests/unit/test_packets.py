@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -138,3 +140,10 @@ def test_core_does_no_io(module):
     )
     result = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.split() == []
+
+
+def test_violations_travel():
+    """They can be copied and pickled, as from a worker to who started it, and stay what they are."""
+    violation = Violation(ViolationReason.BAD_ID)
+    for other in (copy.copy(violation), pickle.loads(pickle.dumps(violation))):
+        assert (type(other), other.reason, str(other)) == (Violation, ViolationReason.BAD_ID, str(violation))

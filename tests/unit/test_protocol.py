@@ -9,6 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 
+from sbus import bundles
 from sbus.errors import CloseReason
 from sbus.keys import EARLY
 from sbus.server import protocol
@@ -745,7 +746,7 @@ def test_publishing_when_something_was_dropped():
         assert (got.count(message("k")), got.count(b"MSG told\0")) == (7, 1)
 
 
-def test_flood_control_hears_of_what_a_socket_did_not_take_in_one_turn():
+def test_flood_control_hears_of_what_a_socket_did_not_take_in_one_turn(monkeypatch):
     """However little of its queue a transport sends at a time, what its socket does not take counts as waiting."""
     bus = Bus(limits=Limits(queue_messages=2))
     reader, publisher = bus.connect(), bus.connect()
@@ -759,7 +760,7 @@ def test_flood_control_hears_of_what_a_socket_did_not_take_in_one_turn():
         taken_in_all += sent
         reader.protocol.queue.done(taken, sent)
 
-    reader.transport.flush = flush
+    monkeypatch.setattr(reader.transport, "flush", flush)
     publisher.send(*[b"MSG k\0"] * 9, b"SUB else")
     assert taken_in_all == 5
     assert (reader.protocol.queue.messages, bus.registry.counters.dropped) == (2, 2)
@@ -801,7 +802,7 @@ def test_asking_for_bundles_again_and_again_costs_no_more_each_time(monkeypatch)
         looked_at += len(packets)
         return unbundle(packets)
 
-    unbundle = protocol.unbundle
+    unbundle = bundles.unbundle
     monkeypatch.setattr(protocol, "unbundle", counted)
     bus = Bus()
     client = bus.connect()

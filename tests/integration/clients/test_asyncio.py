@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from sbus.client import aio, sending
+from sbus.client.core import Message
 from sbus.client.session import HIGH_WATER
-from sbus.errors import Disconnected
+from sbus.errors import Closed, Disconnected
 from sbus.syscalls import batch
-from tests.integration.clients.shells import AsyncioShell, FakeServer, unread, wait_stuck
+from tests.integration.clients.shells import AsyncioShell, FakeServer, paused, turn, unread, wait_stuck
+from tests.integration.conftest import StartBus
 from tests.integration.harness import TIMEOUT, Bus
 
 
@@ -103,3 +105,69 @@ async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, m
         await client.publish("k", b"1")
     assert await sub.take(1) == [b"1"]
     assert failures == []
+
+
+async def stuck(native: AsyncioShell, server: Bus) -> tuple[aio.Bus, asyncio.Task[None]]:
+    """A client that has something to send which its server, as it stands still, does not take; and who publishes."""
+    bus: aio.Bus = (await native.connect(server.address)).raw
+
+    async def publish() -> None:
+        while True:
+            await bus.publish("k", bytes(50_000))
+
+    publishing = asyncio.ensure_future(publish())
+    while not len(bus.outbox):
+        await turn()
+    return bus, publishing
+
+
+async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioShell, bus: StartBus) -> None:
+    """Who does not wait there until all is sent has a closed connection all the same."""
+    server = bus()
+    with paused(server):
+        client, publishing = await stuck(native, server)
+        receiving = asyncio.ensure_future(client.subscribe("k").get())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02), client:
+                pass
+        await client.wait_closed()
+        for ended in (receiving, publishing):
+            with pytest.raises(Closed):
+                await ended
+
+
+async def test_who_is_cancelled_does_not_wait_for_the_server(native: AsyncioShell, bus: StartBus) -> None:
+    """`async with` that is left by a cancellation, as Ctrl-C is one, closes at once."""
+    server = bus()
+    with paused(server):
+        client, publishing = await stuck(native, server)
+
+        async def use() -> None:
+            async with client:
+                await asyncio.Event().wait()
+
+        using = asyncio.ensure_future(use())
+        await turn()
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(using, TIMEOUT)
+        await client.wait_closed()
+        with pytest.raises(Closed):
+            await publishing
+
+
+async def test_callback_that_raises_a_cancellation(native: AsyncioShell, shared: Bus) -> None:
+    """It is logged as any other exception of a callback's, and what is behind it is not lost."""
+    client = await native.connect(shared.address)
+    got: list[bytes] = []
+
+    def callback(message: Message) -> None:
+        got.append(message.payload)
+        raise asyncio.CancelledError
+
+    await client.subscribe("k", callback)
+    await client.publish_many([("k", b"%d" % i) for i in range(20)])
+    await client.fence()
+    assert got == [b"%d" % i for i in range(20)]
+    failures: list[BaseException] = [*native.take_failures()]
+    assert [type(error) for error in failures] == [asyncio.CancelledError] * 20

@@ -350,7 +350,7 @@ def test_time_out_bounds_connecting_again(bus: StartBus) -> None:
         with pytest.raises(BlockingIOError):
             client.publish("k", b"lost", flags=socket.MSG_DONTWAIT)
         assert (client.get_ready(), sub.get_ready()) == ([], [])
-        assert client.verify("!/cred////", timeout=0.02) is False
+        assert client.verify("!/cred/1/2/3", timeout=0.02) is False
         assert time.monotonic() - began < 5
         bus("--reuse")
         client.publish("k", b"kept", timeout=TIMEOUT)
@@ -435,3 +435,38 @@ def test_lack_of_memory_is_waited_out(client: blocking.Bus, monkeypatch: pytest.
     client.publish("k", b"1")
     assert sub.get(TIMEOUT).payload == b"1"
     assert failures == []
+
+
+def test_who_is_interrupted_does_not_wait_for_a_full_socket(client: blocking.Bus, shared: Bus) -> None:
+    """A subscription that is left by an exception is over at once; the server hears of it with what is sent next."""
+
+    def use() -> None:
+        with client.subscribe("k"):
+            while True:
+                client.publish("x", bytes(10_000), flags=socket.MSG_DONTWAIT)
+
+    with paused(shared), pytest.raises(BlockingIOError):
+        use()
+    client.publish("k", b"nobody's")
+    client.fence()
+    assert client.get_ready() == []
+
+
+def test_pending_messages_of_a_subscription(client: blocking.Bus) -> None:
+    """What has come for it while somebody else read the bus is in memory, and no poll tells of it."""
+    key, inbox = client.inbox("letters")
+    client.subscribe("open")
+    client.publish_many([("open", b"1"), (key, b"2"), (key, b"3")])
+    client.fence()
+    assert (client.pending, inbox.pending) == (1, 2)
+    assert len(inbox.get_ready()) == 2
+    assert inbox.pending == 0
+
+
+def test_time_out_beyond_what_a_poll_can_wait(client: blocking.Bus) -> None:
+    """A year is as good as any other time."""
+    client.subscribe("k")
+    client.publish("k", b"1")
+    assert client.receive(timeout=365 * 86_400).payload == b"1"
+    client.publish("k", b"2", timeout=float("inf"))
+    assert client.receive(timeout=float("inf")).payload == b"2"

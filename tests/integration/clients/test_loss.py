@@ -51,7 +51,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "fence": lambda client: client.fence(),
     "inbox": lambda client: client.inbox("x"),
     "request": lambda client: client.request("nobody"),
-    "verify": lambda client: client.verify("!/cred////"),
+    "verify": lambda client: client.verify("!/cred/1/2/3"),
     "answer_proofs": lambda client: client.answer_proofs(),
     "publish": publish_without_end,
 }

@@ -165,7 +165,7 @@ CALLS: list[Callable[[Client], Any]] = [
     lambda client: client.fence(),
     lambda client: client.inbox("x"),
     lambda client: client.request("nobody"),
-    lambda client: client.verify("!/cred////"),
+    lambda client: client.verify("!/cred/1/2/3"),
     lambda client: client.answer_proofs(),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from sbus.errors import InvalidKey, PacketTooLong, RequestFailed, TimedOut
 from tests.integration.clients.shells import Client, Shell, paused
 from tests.integration.conftest import StartBus
-from tests.integration.harness import OTHER_USER, Bus
+from tests.integration.harness import OTHER_USER, TIMEOUT, Bus
 
 
 def upper(request: Any) -> bytes:
@@ -207,6 +207,17 @@ async def test_impostor_is_not_verified(shell: Shell, shared: Bus) -> None:
     async with impostor.serving():
         assert await bus.verify(claimed, timeout=0.1) is False
         assert await bus.verify(claimed.decode(), timeout=0.1) is False
+
+
+@pytest.mark.parametrize("peer", ["", "somebody", "!/cred///", "!/cred//1000/", "!/cred/1/2/3!", "!/nobody"])
+async def test_name_that_is_not_private_proves_nothing(shell: Shell, shared: Bus, peer: str) -> None:
+    """Where others may read the question, whoever answers it is not proved to be anybody."""
+    bus, impostor = await shell.connect(shared.address), await shell.connect(shared.address)
+    for pattern in ("", "!/cred////sbus/proof"):
+        await impostor.respond(pattern, lambda request: request.payload)
+    await impostor.fence()
+    async with impostor.serving():
+        assert await bus.verify(peer, timeout=TIMEOUT) is False
 
 
 @pytest.mark.parametrize("answer", [b"+wrong", b"-error", b"", b"nonsense"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -14,14 +15,28 @@ from typing import Any
 import pytest
 from twisted.internet import defer
 from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
+from zope.interface import implementer
 
 from sbus.client import tx
 from sbus.client.dialing import Backoff
 from sbus.client.service import BusClientService
+from sbus.client.session import HIGH_WATER
 from sbus.errors import Closed, ConnectError, Disconnected, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.syscalls.batch import BATCH
-from tests.integration.clients.shells import Client, FakeServer, Gaps, TwistedShell, paused, turn, wait_quiet
+from tests.integration.clients.shells import (
+    Client,
+    FakePeer,
+    FakeServer,
+    Gaps,
+    TwistedShell,
+    paused,
+    turn,
+    unread,
+    wait_quiet,
+    wait_stuck,
+)
 from tests.integration.conftest import StartBus
 from tests.integration.harness import TIMEOUT, Bus
 
@@ -450,6 +465,106 @@ async def test_gap_in_which_the_application_closes(twisted: TwistedShell, direct
         peer.send(WHOAMI + b"\0!/cred/1/2/3")
         assert await peer.receive() == b""
         await done(closing[0])
+
+
+async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedShell, bus: StartBus) -> None:
+    """Who finds out by sending is told, however much is unread; and the end is told to all who wait."""
+    server = bus()
+    client, publisher = await twisted.connect(server.address), await twisted.connect(server.address)
+    sub = await client.subscribe("p")
+    await client.fence()
+    await publisher.publish_many([("p", b"%d " % i + bytes(100)) for i in range(3 * HIGH_WATER)])
+    await wait_stuck(lambda: unread(client), publisher)
+    closed = client.raw.whenClosed()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    with pytest.raises(Disconnected):
+        await done(client.raw.publish("x", b"1"))
+    for ending in (closed, client.raw.fence()):
+        with pytest.raises(Disconnected):
+            await done(ending)
+    await done(client.raw.close())
+    got = [int(message.payload.split()[0]) for message in await sub.get_ready()]
+    assert len(got) >= HIGH_WATER
+    assert got == list(range(len(got)))
+
+
+async def test_push_producer_is_paused_while_there_is_no_connection(twisted: TwistedShell, directory: Path) -> None:
+    """Also one that was waiting for nothing when the connection was lost; it goes on when there is one again."""
+    with FakeServer(directory / "fake") as server:
+        client = await twisted.connect(server.address, reconnect=QUICK)
+        await client.subscribe("k")
+        peer = await server.accept()
+        producer = Push(client)
+        client.raw.registerProducer(producer, True)
+        assert producer.told == []
+        server.vanish()
+        peer.close()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        assert producer.told == ["pause"]
+        server.listen()
+        peer = await server.accept()
+        assert (await answer(peer))[0] == b"SUB k"
+        while producer.told[:2] != ["pause", "resume"]:
+            await turn()
+        producer.stop()
+        client.raw.unregisterProducer()
+
+
+async def answer(peer: FakePeer) -> list[bytes]:
+    """Answer the next question; the packets before it."""
+    packets = await peer.receive_until(WHOAMI)
+    peer.send(WHOAMI + b"\0!/cred/1/2/3")
+    return packets[:-1]
+
+
+@implementer(IStreamClientEndpoint)
+class Faltering:
+    """An endpoint that fails in odd ways before it connects again."""
+
+    def __init__(self, reactor: Any, address: str, *failures: Exception) -> None:
+        self._real = SeqpacketClientEndpoint(reactor, address)
+        self._failures: list[Exception | None] = [None, *failures]
+
+    def connect(self, factory: Any) -> Any:
+        failure = self._failures.pop(0) if self._failures else None
+        return self._real.connect(factory) if failure is None else defer.fail(failure)
+
+
+async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
+    twisted: TwistedShell, directory: Path
+) -> None:
+    """Whatever the system says to an attempt to connect again, another one follows."""
+    with FakeServer(directory / "fake") as server:
+        failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))] * 2
+        endpoint = Faltering(twisted.reactor, str(server.address), *failures)
+        bus = await done(tx.connect(twisted.reactor, endpoint, reconnect=QUICK))
+        (await server.accept()).close()
+        with pytest.raises(Disconnected):
+            await done(bus.fence())
+        fence = bus.fence()
+        await answer(await server.accept())
+        await done(fence)
+        await done(bus.close())
+
+
+async def test_service_stops_beside_a_server_that_stands_still(
+    twisted: TwistedShell, bus: StartBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits a while for what is to be sent, and no longer."""
+    monkeypatch.setattr("sbus.client.service._PATIENCE", 0.05)
+    server = bus()
+    service = BusClientService(twisted.reactor, str(server.address))
+    service.startService()
+    connected = await done(service.whenConnected())
+    with paused(server):
+        while len(connected.outbox) < 10:
+            connected.publish("k", bytes(50_000)).addErrback(lambda failure: failure.trap(Closed))
+            await turn()
+        await done(service.stopService())
+    with pytest.raises(Closed):
+        connected.publish("k")
 
 
 # --- the reactor -----------------------------------------------------------------------------
