@@ -10,7 +10,9 @@ from __future__ import annotations
 import bisect
 import contextlib
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -33,6 +35,7 @@ MAX_ROWS = 10_000_000
 """Rows in the largest batch."""
 
 _HOUR = 3_600_000_000  # µs
+_AGAIN = 10.0  # seconds until a journal that could not be told is told again
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +76,8 @@ class Archive:
         self._query: StreamingQuery | None = None
         self._done = -1
         self._reported: Offsets = {}
-        self._unwritable: set[str] = set()
+        self._unwritable: set[str] = set()  # the directories of journals of which that was said
+        self._tell_again = math.inf
 
     def start(self) -> None:
         """Begin.
@@ -163,9 +167,10 @@ class Archive:
     def _settle(self) -> None:
         """Take note of the batches that are done by now."""
         done = self._checkpoint.done()
-        if done <= self._done:
+        if done <= self._done and time.monotonic() < self._tell_again:
             return
-        self._checkpoint.keep(done)
+        if done > self._done:
+            self._checkpoint.keep(done)
         before = self._checkpoint.offsets(self._done)
         for batch in range(self._done + 1, done + 1):
             offsets = self._checkpoint.offsets(batch) or before
@@ -178,20 +183,25 @@ class Archive:
 
     def _report(self, journals: Mapping[str, JournalReader], offsets: Offsets) -> None:
         """Tell the journals up to where their rows are safe."""
+        self._tell_again = math.inf
         for journal_id, journal in journals.items():
             following = offsets.get(journal_id, 0)
-            if self._reported.get(journal_id) == following or journal.directory in self._unwritable:
+            if self._reported.get(journal_id) == following:
                 continue
             try:
                 advance(journal.directory, self._consumer, following)
             except OSError as e:
-                self._unwritable.add(journal.directory)
-                _log.warning(
-                    "%s: what is archived cannot be written down there (%s), so its retention does not learn of it",
-                    journal.directory,
-                    os.strerror(e.errno or 0),
-                )
-            self._reported[journal_id] = following
+                self._tell_again = time.monotonic() + _AGAIN
+                if journal.directory not in self._unwritable:
+                    self._unwritable.add(journal.directory)
+                    _log.warning(
+                        "%s: what is archived cannot be written down there (%s), so its retention does not learn of it",
+                        journal.directory,
+                        os.strerror(e.errno or 0),
+                    )
+            else:
+                self._reported[journal_id] = following
+                self._unwritable.discard(journal.directory)
 
 
 def _hours(journal: JournalReader, start: int, end: int) -> set[int]:

@@ -195,6 +195,22 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
     assert "its retention does not learn of it" in caplog.text
 
 
+def test_a_journal_that_could_not_be_written_is_told_when_it_can_be(spark, new_journal, tmp_path, caplog, monkeypatch):
+    """Also if nothing was recorded since; that it could not be is said once."""
+    monkeypatch.setattr("sbus.spark.archive._AGAIN", 0.0)
+    journal = new_journal()
+    journal.append(messages(10))
+    journal.sync()
+    (Path(journal.directory) / "consumers").write_text("in the way")
+    with Archive(spark, [journal.directory], Lake(tmp_path / "lake"), every=0.1) as archive:
+        while not archive.rows:
+            assert not archive.wait(0.05)
+        assert caplog.text.count("its retention does not learn of it") == 1
+        (Path(journal.directory) / "consumers").unlink()
+        archive.wait(0.05)
+        assert consumers(journal.directory) == {"archive": 10}
+
+
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
     """With more than one task the rows of an hour meet in one of them, and are in order."""
     journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]
