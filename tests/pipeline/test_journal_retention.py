@@ -254,7 +254,23 @@ class TestConsumers:
         assert consumers(journal.directory) == {"archive": 7, "b.c": 1}
         with open(f"{journal.directory}/consumers/archive.json") as file:
             assert json.load(file) == {"next": 7}
-        assert stat.S_IMODE(os.stat(f"{journal.directory}/consumers").st_mode) == 0o700
+
+    def test_of_another_user(self, journal):
+        """The recorder can read what is taken, whoever has taken it; the journal's own mode protects both."""
+        advance(journal.directory, "archive", 5)
+        assert stat.S_IMODE(os.stat(journal.directory).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(f"{journal.directory}/consumers").st_mode) == 0o755
+        assert stat.S_IMODE(os.stat(f"{journal.directory}/consumers/archive.json").st_mode) == 0o644
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_of_root(self, journal):
+        """What root writes belongs to whom the journal belongs to."""
+        os.chown(journal.directory, 65534, 65533)
+        for following in (1, 2):
+            advance(journal.directory, "archive", following)
+            for name in ("", "archive.json"):
+                found = os.stat(f"{journal.directory}/consumers/{name}")
+                assert (found.st_uid, found.st_gid) == (65534, 65533)
 
     def test_full_disk(self, journal):
         """A number that is there is raised without new space; a new file has to wait for some."""
