@@ -49,6 +49,7 @@ class Archive:
     :param every: seconds from one batch to the next; None: what is there when it starts is archived, and it ends.
     :param max_rows: rows in the largest batch, at most.
     :param consumer: under which name the journals are told what is safe. Two lakes of one journal need two.
+    :param fail_on_data_loss: whether it fails if rows are gone that are not archived; else it goes on without them.
     :ivar rows: how many rows have got into the lake since the start.
     :ivar batches: in how many batches.
     """
@@ -62,6 +63,7 @@ class Archive:
         every: float | None = None,
         max_rows: int = MAX_ROWS,
         consumer: str = CONSUMER,
+        fail_on_data_loss: bool = True,
     ) -> None:
         self.rows = 0
         self.batches = 0
@@ -71,6 +73,7 @@ class Archive:
         self._every = every
         self._max_rows = max_rows
         self._consumer = consumer
+        self._fail_on_data_loss = fail_on_data_loss
         self._checkpoint = Checkpoint(lake.checkpoint)
         self._writing = lake.writing()
         self._query: StreamingQuery | None = None
@@ -98,6 +101,7 @@ class Archive:
                 self._spark.readStream.format("sbus")
                 .option("journal", "\n".join(self._journals))
                 .option("maxRowsPerTrigger", self._max_rows)
+                .option("failOnDataLoss", self._fail_on_data_loss)
                 .load()
             )
             writer = rows.writeStream.queryName("archive").option("checkpointLocation", str(self._lake.checkpoint))
