@@ -69,7 +69,9 @@ def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: 
         with end_by_signals() as stop, running:
             progress = Progress()
             try:
-                while not running.wait(_LOOK) and not (stop.is_wanted and not running.is_busy):
+                while not running.wait(_LOOK):
+                    if stop.is_due(is_busy=running.is_busy, done=running.batches):
+                        break
                     progress.show(_told(running, began))
             except SparkError:
                 # Who stops a service often sends the signal to all of its processes, so Spark may be gone before us.
