@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from sbus.cli.main import cli
 from sbus.journal.consumers import advance
 from sbus.journal.layout import list_segments
+from sbus.journal.reading import read
 from sbus.journal.schema import Kind
 from sbus.journal.writing import Journal
 from tests.pipeline.journals import Clock
@@ -145,6 +146,25 @@ class TestCat:
 
 
 class TestTail:
+    def test_reads_little(self, tmp_path, monkeypatch):
+        """For the last row, not many are read; for all that match, each once."""
+        with Journal.open(tmp_path) as journal:
+            for number in range(100):
+                journal.append([(b"a" if number in (3, 50) else b"b", b"%d" % number)] * 20)
+        seen: list[int] = []
+
+        def spy(*args):
+            for batch in read(*args):
+                seen.append(batch.num_rows)
+                yield batch
+
+        monkeypatch.setattr("sbus.cli.journal_rows.read", spy)
+        assert sbus("tail", "--no-follow", "-n", 1, "--format=%p", tmp_path) == "99\n"
+        assert sum(seen) <= 100
+        seen.clear()
+        assert sbus("tail", "--no-follow", "-n", 30, "--pattern=a", "--format=%p", tmp_path) == "3\n" * 10 + "50\n" * 20
+        assert sum(seen) <= 2000
+
     def test_last(self, recorded):
         """The last rows that are wanted are printed, from whatever segment."""
         assert sbus("tail", "--no-follow", "-n", 2, "--format=%n", recorded) == "7\n8\n"
