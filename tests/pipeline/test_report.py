@@ -30,6 +30,7 @@ from sbus.spark.report.html import el, shown
 from sbus.spark.report.spans import Span, merged, nice_width, overlap, without
 from sbus.spark.report.wording import amount, change, duration, number, rate, ticks, time_ticks
 from sbus.spark.rows import matching, recorded
+from tests.pipeline.conftest import NewJournal
 
 _SECOND = 1_000_000
 _MINUTE = 60 * _SECOND
@@ -188,6 +189,21 @@ def test_silences_are_told_from_loss_and_from_habit(figures: Figures) -> None:
     assert pauses.longest_before == 10 * _SECOND
     assert hall.keys == 2
     assert len(hall.activity) == len(figures.traffic.messages[0])
+
+
+def test_a_key_may_end_as_a_prefix_does(spark: Any, new_journal: NewJournal) -> None:
+    """It is counted without the keys that begin like it, and is silent where they are not."""
+    journal = new_journal()
+    for at in range(0, 7200, 10):
+        keys = [b"a/", b"a/b"] if at < 4000 else [b"a/b"]
+        journal.append([(key, b"") for key in keys], _START + at * _SECOND)
+    journal.sync()
+    found = measure(recorded(spark, journals=[journal.directory]))
+    assert {top.key: (top.messages, sum(top.shape)) for top in found.top_messages} == {
+        "a/": (400, 400),
+        "a/b": (720, 720),
+    }
+    assert [(s.scope, s.is_prefix, sum(s.activity)) for s in found.silences] == [("a/", False, 400)]
 
 
 def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Figures) -> None:

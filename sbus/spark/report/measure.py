@@ -99,7 +99,8 @@ def measure(
         progress("silences")
         heard = {journal: min(period.end, extent.end) for journal, extent in extents.items()}
         silences, silence_count = find_silences(cube, windows, missing, heard, top)
-        scopes = [*(key for key, _, _ in top_messages + top_bytes), *(s.scope for s in silences)]
+        scopes = [(key, False) for key, _, _ in top_messages + top_bytes]
+        scopes += [(silence.scope, silence.is_prefix) for silence in silences]
         shapes = cubes.shapes(cube, windows, scopes)
         progress("changes")
         changes = compare(keys, (before, period), missing, depth, top, (new, vanished)) if has_before else None
@@ -115,11 +116,11 @@ def measure(
         Totals(*now_total, length(recorded(period, extents, missing))),
         Totals(*before_total, length(recorded(before, extents, missing))) if has_before else None,
         traffic,
-        [cubes.with_shape(found, shapes[found[0]]) for found in top_messages],
-        [cubes.with_shape(found, shapes[found[0]]) for found in top_bytes],
+        [cubes.with_shape(found, shapes[found[0], False]) for found in top_messages],
+        [cubes.with_shape(found, shapes[found[0], False]) for found in top_bytes],
         sizes,
         histogram,
-        [replace(silence, activity=shapes[silence.scope]) for silence in silences],
+        [replace(silence, activity=shapes[silence.scope, silence.is_prefix]) for silence in silences],
         silence_count,
         extents,
         gaps,
