@@ -150,7 +150,10 @@ class Time(click.ParamType[datetime]):
             time = datetime.fromisoformat(value)
         except ValueError:
             self.fail(f"{value!r} is no time: write it as in 2026-01-31 or 2026-01-31T12:00:00", param, ctx)
-        return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+        try:
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        except OverflowError:
+            self.fail(f"{value!r} is no time: in UTC it is not in the years 1 to 9999", param, ctx)
 
 
 class Progress:

@@ -39,7 +39,7 @@ Examples:
 )
 @click.option(
     "--depth",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**31 - 1),
     metavar="N",
     default=1,
     show_default=True,

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
 
+from sbus.cli.main import cli
 from sbus.cli.spark_report import report
 from sbus.errors import UsageError
 from sbus.journal.text import as_text
@@ -384,6 +385,16 @@ def test_command_writes_the_page(made: _Made) -> None:
     assert "plant/stops fell silent" in "".join(_Structure(made.path.read_text("utf-8")).said)
     told = CliRunner().invoke(report, ["--since=2026-01-01", "--last=1h"])
     assert isinstance(told.exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    "period", [["--since=0001-01-01", "--until=2027-01-01"], ["--until=2027-01-01", "--last=1000000d"]]
+)
+def test_a_period_that_no_calendar_holds_is_refused(period: list[str]) -> None:
+    """In a line, before Spark is started."""
+    told = CliRunner().invoke(cli, ["spark", "report", "--lake=x", *period])
+    assert (told.exit_code, told.output.count("\n")) == (2, 1)
+    assert "before the year 1" in told.output
 
 
 def test_page_without_a_period_before(figures: Figures) -> None:
