@@ -89,7 +89,9 @@ class TestLs:
     def test_empty(self, tmp_path):
         """A journal without rows can be listed, printed and checked."""
         Journal.open(tmp_path).close()
-        assert "first row" in sbus("ls", tmp_path)
+        first, header = sbus("ls", tmp_path).splitlines()
+        assert first.endswith(", no rows")
+        assert header.startswith("first row")
         assert sbus("cat", tmp_path) == ""
         assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: all is well\n")
 
@@ -231,6 +233,16 @@ class TestVerify:
         assert re.search(r"\d problems?", output)
         found = [json.loads(line) for line in sbus("verify", "--json", tmp_path / "j", status=1).splitlines()]
         assert any(problem for told in found for problem in told["problems"])
+
+    def test_missing_file(self, tmp_path):
+        """Which file of a segment is missing is said by whoever needs it, also where there is no other segment."""
+        with Journal.open(tmp_path) as journal:
+            journal.append([(b"k", b"")])
+        path = list_segments(str(tmp_path))[0].path(".idx")
+        os.unlink(path)
+        missing = f"{path}: it is missing: restore it from a copy"
+        assert sbus("cat", tmp_path, status=1) == f"sbus: {missing}\n"
+        assert missing in sbus("verify", tmp_path, status=1)
 
     def test_missing_segment(self, recorded, tmp_path):
         """A segment that is missing between others is noticed."""
