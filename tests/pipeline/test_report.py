@@ -241,6 +241,8 @@ def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None
         measure(rows.where("false"))
     with pytest.raises(UsageError, match="swapped"):
         measure(rows, start=now, end=now - timedelta(hours=1))
+    with pytest.raises(UsageError, match="before the year 1"):
+        measure(rows, start=datetime(1, 1, 1, tzinfo=UTC))
     with pytest.raises(UsageError, match="time zone"):
         measure(rows, start=now.replace(tzinfo=None), end=now)
     # There are rows before the last of these.

@@ -22,6 +22,8 @@ from sbus.spark.report.wording import moment
 __all__ = ["measure"]
 
 _WINDOWS = 300
+_EARLIEST = -62_135_596_800_000_000
+"""When the year 1 begins, µs: Python knows no earlier time."""
 
 
 def measure(
@@ -142,6 +144,10 @@ def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most:
             first = max(row[0], last - round(most.total_seconds() * 1_000_000))
     if last <= first:
         raise UsageError("the period ends before it begins: nothing was recorded in it, or its two ends are swapped")
+    if 2 * first - last < _EARLIEST:
+        raise UsageError(
+            "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
+        )
     return Span(first, last)
 
 
