@@ -30,7 +30,8 @@ def as_json(directory: str) -> str:
 def as_text(directory: str) -> str:
     """A journal as a table of its segments, and a line for each consumer."""
     told = _told(directory)
-    lines = [f"{directory}: journal {told['id']}, rows {told['start']} to {told['end'] - 1}"]
+    rows = f"rows {told['start']} to {told['end'] - 1}" if told["start"] < told["end"] else "no rows"
+    lines = [f"{directory}: journal {told['id']}, {rows}"]
     table = [["first row", "rows", "bytes", "from (UTC)", "to (UTC)", "gaps", ""]]
     for segment in told["segments"]:
         gaps = ", ".join(f"{count} {kind}" for kind, count in segment["gaps"].items())

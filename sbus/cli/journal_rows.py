@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+from collections import deque
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import BinaryIO, NamedTuple, NoReturn
@@ -19,7 +20,8 @@ from sbus.keys import matches_open
 __all__ = ["Rows"]
 
 _INTERVAL = 0.05  # seconds between two looks for new rows
-_STEP = 100_000  # rows that are looked for at once
+_STEP = 100_000  # rows that are looked for at once, at most
+_FIRST_STEP = 100  # as many at first: the rows that are wanted are often the last ones
 _COLUMNS = ("seq", "time", "kind", "key", "payload")
 
 
@@ -104,11 +106,12 @@ class Rows:
     def _last(self, count: int, end: int) -> list[_Row]:
         found: list[_Row] = []
         first = self._reader.start()
+        step = _FIRST_STEP
         while len(found) < count and end > first:
-            start = max(first, end - _STEP)
-            found = [*self._wanted(start, end), *found][-count:]
-            end = start
-        return found if count else []
+            start = max(first, end - step)
+            found[:0] = deque(self._wanted(start, end), maxlen=count - len(found))
+            end, step = start, min(2 * step, _STEP)
+        return found
 
     def _wanted(self, start: int, end: int) -> Iterator[_Row]:
         for part in self._reader.plan(start, end, kinds=self._kinds):

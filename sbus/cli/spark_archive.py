@@ -39,9 +39,10 @@ Examples:
     metavar="NAME",
     help="Under which name the journals are told what may be deleted: two lakes of one need two.  [default: archive]",
 )
+@click.option("--allow-loss", is_flag=True, help="Go on without journals and rows that are gone and not archived yet.")
 @to_run
 @with_job
-def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: str | None) -> None:
+def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: str | None, allow_loss: bool) -> None:
     """Put what the journals hold into the lake, and go on with what is recorded.
 
     Every row gets there exactly once, whatever is killed meanwhile: the same command takes up where it was. The
@@ -63,11 +64,14 @@ def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: 
             every=None if once else every,
             max_rows=max_rows or MAX_ROWS,
             consumer=consumer or CONSUMER,
+            fail_on_data_loss=not allow_loss,
         )
         with end_by_signals() as stop, running:
             progress = Progress()
             try:
-                while not running.wait(_LOOK) and not (stop.is_wanted and not running.is_busy):
+                while not running.wait(_LOOK):
+                    if stop.is_due(is_busy=running.is_busy, done=running.batches):
+                        break
                     progress.show(_told(running, began))
             except SparkError:
                 # Who stops a service often sends the signal to all of its processes, so Spark may be gone before us.

@@ -150,7 +150,10 @@ class Time(click.ParamType[datetime]):
             time = datetime.fromisoformat(value)
         except ValueError:
             self.fail(f"{value!r} is no time: write it as in 2026-01-31 or 2026-01-31T12:00:00", param, ctx)
-        return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+        try:
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        except OverflowError:
+            self.fail(f"{value!r} is no time: in UTC it is not in the years 1 to 9999", param, ctx)
 
 
 class Progress:
@@ -196,9 +199,28 @@ def watched(spark: SparkSession) -> Iterator[None]:
 
 
 class Stop:
-    """Whether somebody wants this process to end."""
+    """Whether somebody wants this process to end.
 
-    is_wanted = False
+    :ivar is_wanted: true from the first signal on.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self._done = 0
+
+    def is_due(self, *, is_busy: bool, done: int) -> bool:
+        """Whether to end now, as no batch is in hand, or the one is done that was when the end was wanted.
+
+        To be called now and then from the start on. While there is much to do, one batch follows another at once, and
+        a moment between them is hardly ever seen.
+
+        :param is_busy: whether a batch is in hand.
+        :param done: how many batches are done.
+        """
+        if not self.is_wanted:
+            self._done = done
+            return False
+        return not is_busy or done > self._done
 
 
 @contextlib.contextmanager

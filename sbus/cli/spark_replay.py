@@ -27,8 +27,8 @@ class _Speed(click.ParamType[float]):
         try:
             speed = float(value)
         except ValueError:
-            speed = -1.0
-        if not 0 <= speed <= 1e6:
+            speed = 0.0
+        if not 0 < speed <= 1e6:
             self.fail(f"{value!r} is no speed: 1 is the original rhythm, 2 twice as fast, max as fast as possible")
         return speed
 

@@ -34,7 +34,7 @@ Examples:
 @click.option("--pattern", metavar="PATTERN", default="", help="Only messages that this would be subscribed to.")
 @click.option(
     "--depth",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 2**31 - 1),
     metavar="N",
     help="Segments of the key that make a prefix.  [default: as many as tell keys apart]",
 )
@@ -64,22 +64,28 @@ def report(
     """
     if since is not None and last is not None:
         raise UsageError("say --since or --last, not both: each tells where the period begins")
-    if since is None and until is not None:
-        since = until - timedelta(seconds=86400 if last is None else last)
+    try:
+        most = timedelta(seconds=86400 if last is None else last)
+        if since is None and until is not None:
+            since = until - most
+        # The period before belongs to it, too.
+        first = since - (until - since) if since is not None and until is not None else None
+    except OverflowError:
+        raise UsageError(
+            "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
+        ) from None
     with job.session("report") as spark:
         from sbus.spark.report import measure, render
         from sbus.spark.rows import matching, recorded
 
         began = time.monotonic()
-        # The period before belongs to it, too.
-        first = since - (until - since) if since is not None and until is not None else None
         rows = recorded(spark, journals=job.journal, lake=job.lake, since=first, until=until)
         progress = Progress()
         figures = measure(
             rows,
             start=since,
             end=until,
-            last=timedelta(days=1) if last is None else timedelta(seconds=last),
+            last=most,
             wanted=matching(pattern),
             pattern=pattern,
             depth=depth,

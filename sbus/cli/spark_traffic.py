@@ -39,7 +39,7 @@ Examples:
 )
 @click.option(
     "--depth",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**31 - 1),
     metavar="N",
     default=1,
     show_default=True,
@@ -131,13 +131,16 @@ def _live(
         .load()
     )
     measured = measure(rows, window=window, depth=depth, watermark=late)
-    count = 0
+    count = batches = 0
     progress = Progress()
 
     def put(rows: DataFrame, batch: int) -> None:
-        nonlocal count
+        nonlocal count, batches
+        if stop.is_due(is_busy=True, done=batches):
+            return  # it would be interrupted half way
         progress.clear()
         count += writer.write(_plain(rows.orderBy("time", "prefix")))
+        batches += 1
 
     with tempfile.TemporaryDirectory(prefix="sbus-traffic-", ignore_cleanup_errors=True) as state:
         stream = measured.writeStream.outputMode("append").foreachBatch(put)
@@ -148,7 +151,7 @@ def _live(
             query = stream.trigger(processingTime=f"{every * 1000:.0f} milliseconds").start()
             try:
                 while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
-                    if stop.is_wanted and not query.status["isTriggerActive"]:
+                    if stop.is_due(is_busy=query.status["isTriggerActive"], done=batches):
                         break
                     progress.show("waiting for the first window to be over" if not count else "")
                 progress.clear()

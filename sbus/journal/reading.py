@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal.index import Index, Record, last_sync, read_index
-from sbus.journal.layout import ARROWS, Segment, identity, is_journal, list_segments
+from sbus.journal.layout import ARROWS, CLOSED, INDEX, Segment, identity, is_journal, list_segments
 from sbus.journal.schema import decode, read_header, schema
 from sbus.journal.summary import Summary, read_summary
 
@@ -271,7 +271,9 @@ def _gone(segment: Segment) -> NoReturn:
     segments = list_segments(segment.directory)
     if not segments or segment.first_seq < segments[0].first_seq:
         raise JournalError(f"{segment.path()}: was deleted by retention: it began with row {segment.first_seq}")
-    raise JournalError(f"{segment.path()}: it is missing, though older ones are there: restore it from a copy")
+    suffixes = (ARROWS, INDEX, CLOSED) if segment.closed else (ARROWS, INDEX)
+    missing = next((path for path in map(segment.path, suffixes) if not os.path.exists(path)), segment.path())
+    raise JournalError(f"{missing}: it is missing: restore it from a copy")
 
 
 def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, Self
 
 from sbus.errors import JournalError, JournalLocked
@@ -74,6 +75,7 @@ class Journal:
         self._last_time = 0
         self._is_behind = False
         self._segment: SegmentWriter | None = None
+        self._begun = 0.0  # when that was made, on the clock that nobody sets
         self._owed: dict[str, Any] | None = None  # of a gap that is still to be told of
 
     @classmethod
@@ -91,7 +93,7 @@ class Journal:
         """Open a journal for writing, and make it if it is not there; what a crash has left is put right.
 
         :param segment_bytes: a segment is closed before it gets longer (one batch may be longer by itself).
-        :param segment_seconds: a segment is closed when its first row is so old.
+        :param segment_seconds: a segment is closed when its first row is so old, also if the clock was set back since.
         :param directory_mode: of a directory that is made.
         :param file_mode: of all files that are made.
         :param clock: tells the time in µs since 1970.
@@ -210,6 +212,7 @@ class Journal:
         if not self._segment:
             segment = Segment(self.directory, self.next_seq, first, closed=False)
             self._segment = SegmentWriter.create(segment, self.id, self._file_mode)
+            self._begun = monotonic()
         self._segment.add(kind, len(keys), data, first, last)
         self.next_seq = self._segment.next_seq
         self._last_time = last
@@ -229,7 +232,11 @@ class Journal:
         return list(itertools.accumulate(times, max, initial=self._last_time))[1:]
 
     def _is_old(self, time: int) -> bool:
-        return self._segment is not None and time - self._segment.segment.first_time >= self._segment_time
+        if self._segment is None:
+            return False
+        # The clock may have been ahead when the segment was begun: by it, that would not get old for as long.
+        age = max(time - self._segment.segment.first_time, (monotonic() - self._begun) * 1_000_000)
+        return age >= self._segment_time
 
     def sync(self) -> None:
         """Get what was appended onto the disk for good, and let readers see it.

@@ -10,7 +10,9 @@ from __future__ import annotations
 import bisect
 import contextlib
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -33,6 +35,7 @@ MAX_ROWS = 10_000_000
 """Rows in the largest batch."""
 
 _HOUR = 3_600_000_000  # µs
+_AGAIN = 10.0  # seconds until a journal that could not be told is told again
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class Archive:
     :param every: seconds from one batch to the next; None: what is there when it starts is archived, and it ends.
     :param max_rows: rows in the largest batch, at most.
     :param consumer: under which name the journals are told what is safe. Two lakes of one journal need two.
+    :param fail_on_data_loss: whether it fails if rows are gone that are not archived; else it goes on without them.
     :ivar rows: how many rows have got into the lake since the start.
     :ivar batches: in how many batches.
     """
@@ -59,6 +63,7 @@ class Archive:
         every: float | None = None,
         max_rows: int = MAX_ROWS,
         consumer: str = CONSUMER,
+        fail_on_data_loss: bool = True,
     ) -> None:
         self.rows = 0
         self.batches = 0
@@ -68,12 +73,14 @@ class Archive:
         self._every = every
         self._max_rows = max_rows
         self._consumer = consumer
+        self._fail_on_data_loss = fail_on_data_loss
         self._checkpoint = Checkpoint(lake.checkpoint)
         self._writing = lake.writing()
         self._query: StreamingQuery | None = None
         self._done = -1
         self._reported: Offsets = {}
-        self._unwritable: set[str] = set()
+        self._unwritable: set[str] = set()  # the directories of journals of which that was said
+        self._tell_again = math.inf
 
     def start(self) -> None:
         """Begin.
@@ -94,6 +101,7 @@ class Archive:
                 self._spark.readStream.format("sbus")
                 .option("journal", "\n".join(self._journals))
                 .option("maxRowsPerTrigger", self._max_rows)
+                .option("failOnDataLoss", self._fail_on_data_loss)
                 .load()
             )
             writer = rows.writeStream.queryName("archive").option("checkpointLocation", str(self._lake.checkpoint))
@@ -163,9 +171,10 @@ class Archive:
     def _settle(self) -> None:
         """Take note of the batches that are done by now."""
         done = self._checkpoint.done()
-        if done <= self._done:
+        if done <= self._done and time.monotonic() < self._tell_again:
             return
-        self._checkpoint.keep(done)
+        if done > self._done:
+            self._checkpoint.keep(done)
         before = self._checkpoint.offsets(self._done)
         for batch in range(self._done + 1, done + 1):
             offsets = self._checkpoint.offsets(batch) or before
@@ -178,20 +187,25 @@ class Archive:
 
     def _report(self, journals: Mapping[str, JournalReader], offsets: Offsets) -> None:
         """Tell the journals up to where their rows are safe."""
+        self._tell_again = math.inf
         for journal_id, journal in journals.items():
             following = offsets.get(journal_id, 0)
-            if self._reported.get(journal_id) == following or journal.directory in self._unwritable:
+            if self._reported.get(journal_id) == following:
                 continue
             try:
                 advance(journal.directory, self._consumer, following)
             except OSError as e:
-                self._unwritable.add(journal.directory)
-                _log.warning(
-                    "%s: what is archived cannot be written down there (%s), so its retention does not learn of it",
-                    journal.directory,
-                    os.strerror(e.errno or 0),
-                )
-            self._reported[journal_id] = following
+                self._tell_again = time.monotonic() + _AGAIN
+                if journal.directory not in self._unwritable:
+                    self._unwritable.add(journal.directory)
+                    _log.warning(
+                        "%s: what is archived cannot be written down there (%s), so its retention does not learn of it",
+                        journal.directory,
+                        os.strerror(e.errno or 0),
+                    )
+            else:
+                self._reported[journal_id] = following
+                self._unwritable.discard(journal.directory)
 
 
 def _hours(journal: JournalReader, start: int, end: int) -> set[int]:

@@ -16,8 +16,12 @@ __all__ = ["translate", "translated"]
 
 # Where an exception of ours was raised in a Python process of Spark's, its traceback is part of the text.
 _OURS = re.compile(r"^(?:\w+(?:\.\w+)*: )*sbus\.errors\.(\w+): (.*)$", re.MULTILINE)
-_TRACEBACK_END = re.compile(r"^([\w.]+(?:Error|Exception|Exit|Interrupt)): (.*)$", re.MULTILINE)
-_CAUSE = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+: .*)$", re.MULTILINE)
+# These only say that something has failed in the other language; what it was comes further down.
+_NO_WRAPPER = r"(?![\w.]*(?:Py4JJavaError|PythonException): )"
+_TRACEBACK_END = re.compile(
+    rf"^{_NO_WRAPPER}((?:\w+\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt)): (.*)$", re.MULTILINE
+)
+_CAUSE = re.compile(rf"^(?:Caused by)?: {_NO_WRAPPER}(?:[\w$]+\.)*([\w$]+: .*)$", re.MULTILINE)
 
 
 @contextmanager

@@ -34,6 +34,8 @@ _SMALL = 4 << 20
 """Bytes in a batch from which it is left alone, however few rows it has."""
 _LARGE = 16 << 20
 """Bytes in a batch above which it is cut: Spark needs memory for a whole one, several times."""
+_JOURNALS = 127
+"""Journals in a batch, at most: which it is stands in one byte of each row (see `sbus.journal.schema`)."""
 
 
 def schema(*, raw_keys: bool) -> StructType:
@@ -181,12 +183,14 @@ def _size(segment: Segment) -> int:
 def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of a good size: small ones are joined, and large ones cut."""
     waiting: list[pa.RecordBatch] = []
+    journals: set[str] = set()
     rows = size = 0
     for batch in batches:
         more = batch.nbytes
-        if rows and (rows + batch.num_rows > 4 * _FEW or size + more > _LARGE):
+        journals |= _journals(batch)
+        if rows and (rows + batch.num_rows > 4 * _FEW or size + more > _LARGE or len(journals) > _JOURNALS):
             yield pa.concat_batches(waiting)
-            waiting, rows, size = [], 0, 0
+            waiting, journals, rows, size = [], _journals(batch), 0, 0
         if not rows and (batch.num_rows >= _FEW or more >= _SMALL):
             step = -(-batch.num_rows // -(-more // _LARGE))
             for start in range(0, batch.num_rows, step):
@@ -197,9 +201,14 @@ def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         size += more
         if rows >= _FEW or size >= _SMALL:
             yield pa.concat_batches(waiting)
-            waiting, rows, size = [], 0, 0
+            waiting, journals, rows, size = [], set(), 0, 0
     if rows:
         yield pa.concat_batches(waiting)
+
+
+def _journals(batch: pa.RecordBatch) -> set[str]:
+    """The ids in the column of a batch, if that is read."""
+    return set(batch.column("journal").dictionary.to_pylist()) if "journal" in batch.schema.names else set()
 
 
 def _check(wanted: StructType, there: StructType) -> None:

@@ -148,8 +148,8 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report_loss(self, what: str) -> None:
         if self.options.fail_on_data_loss:
             raise JournalError(
-                f"{what}: put them back, or go on without them with the option failOnDataLoss=false; to keep rows "
-                "until they are read, see --keep-bytes and --keep-days of the recorder"
+                f"{what}: put them back, or go on without them with the option failOnDataLoss=false (--allow-loss of "
+                "the archive); to keep rows until they are read, see --keep-bytes and --keep-days of the recorder"
             )
         if what not in self._told:
             self._told.add(what)

@@ -39,8 +39,8 @@ def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark:
     """
     if not 0.001 <= window <= 366 * 86400:
         raise UsageError(f"a window of {window:g} seconds: use 1 ms to 366 days")
-    if depth < 0:
-        raise UsageError(f"a depth of {depth}: use 0 or more")
+    if not 0 <= depth < 2**31:
+        raise UsageError(f"a depth of {depth}: use 0 or more, and less than 2^31")
     length = f"{round(window * 1_000_000)} microseconds"
     if watermark is not None:
         rows = rows.withWatermark("time", f"{round(watermark * 1_000_000)} microseconds")

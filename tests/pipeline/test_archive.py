@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -193,6 +194,51 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
     put_away(spark, [journal.directory], tmp_path / "lake")
     assert archived(tmp_path / "lake") == recorded(journal.directory)
     assert "its retention does not learn of it" in caplog.text
+
+
+def test_a_journal_that_could_not_be_written_is_told_when_it_can_be(spark, new_journal, tmp_path, caplog, monkeypatch):
+    """Also if nothing was recorded since; that it could not be is said once."""
+    monkeypatch.setattr("sbus.spark.archive._AGAIN", 0.0)
+    journal = new_journal()
+    journal.append(messages(10))
+    journal.sync()
+    (Path(journal.directory) / "consumers").write_text("in the way")
+    with Archive(spark, [journal.directory], Lake(tmp_path / "lake"), every=0.1) as archive:
+        while not archive.rows:
+            assert not archive.wait(0.05)
+        assert caplog.text.count("its retention does not learn of it") == 1
+        (Path(journal.directory) / "consumers").unlink()
+        archive.wait(0.05)
+        assert consumers(journal.directory) == {"archive": 10}
+
+
+def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_path):
+    """A journal of a host that is no more, and rows that were deleted by force; the error names the option."""
+    lake = tmp_path / "lake"
+    journals = [new_journal(name, segment_bytes=1) for name in ("one", "two")]
+    for journal in journals:
+        journal.append(messages(5))
+        journal.sync()
+    put_away(spark, [tmp_path / "*"], lake)
+    left, gone = journals
+    gone.close()
+    shutil.rmtree(gone.directory)
+    with pytest.raises(JournalError, match=f"{gone.id}.* is gone: .*--allow-loss"):
+        put_away(spark, [tmp_path / "*"], lake)
+    left.append(messages(3))
+    left.append(messages(2))
+    left.sync()
+    retain(left.directory, keep_bytes=1, force=True)
+    put_away(spark, [tmp_path / "*"], lake, fail_on_data_loss=False)
+    assert [row["seq"] for row in archived(lake) if row["journal"] == left.id] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        8,
+        9,
+    ]
 
 
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):

@@ -26,16 +26,32 @@ def test_an_error_of_ours_stays_what_it_is():
     assert (type(error), str(error)) == (JournalError, "/j/0-0.arrows: it is damaged: restore it from a copy")
 
 
+CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling o156.parquet."
+WORKER = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("[NOT_FOUND] There is no /x.\n\nJVM stacktrace:\nat a.b", "Spark: [NOT_FOUND] There is no /x."),
         ("failed\nTraceback (most recent call last):\nValueError: no\n", "Spark: ValueError: no"),
         ("failed\nCaused by: java.io.IOException: No space left\n\tat a", "Spark: IOException: No space left"),
+        (
+            f"failed\n{CALLED}\n: org.a.SparkException: Job aborted.\n\tat a\nCaused by: java.io.IOException: full\n",
+            "Spark: IOException: full",
+        ),
+        (
+            f"failed\n{CALLED}\n: java.lang.IllegalStateException: stopped\n\tat a",
+            "Spark: IllegalStateException: stopped",
+        ),
+        (
+            f"failed\n{WORKER}\n  File x\npyarrow.lib.ArrowInvalid: no\n\n\tat a\nCaused by: {WORKER}\n  File x\n",
+            "Spark: pyarrow.lib.ArrowInvalid: no",
+        ),
     ],
 )
 def test_any_other_is_told_in_the_line_that_says_most(text, line):
-    """The last cause, else the first line."""
+    """The last cause, whichever language it is of, and not that the other has failed; else the first line."""
     with pytest.raises(SparkError) as caught, translated():
         raise PySparkException(text)
     assert str(caught.value) == line

@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sbus.cli.main import cli
+from sbus.cli.spark_common import Job, end_by_signals
 from sbus.journal.consumers import consumers
 from sbus.journal.reading import JournalReader
 from sbus.journal.writing import Journal
@@ -107,3 +110,50 @@ def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
     assert archived(lake) == recorded(journal)
     assert len(files(lake)) > before > LIVES
     assert consumers(journal) == {"archive": JournalReader(journal).end()}
+
+
+def test_a_signal_ends_it_behind_the_batch_in_hand():
+    """Also where the next one begins at once; and without one, at once."""
+    with end_by_signals() as stop:
+        assert not stop.is_due(is_busy=False, done=0)
+        assert not stop.is_due(is_busy=True, done=3)
+        signal.raise_signal(signal.SIGTERM)
+        assert not stop.is_due(is_busy=True, done=3)
+        assert stop.is_due(is_busy=False, done=3)
+        assert stop.is_due(is_busy=True, done=4)
+
+
+def test_a_signal_ends_an_archive_that_never_rests(monkeypatch, tmp_path):
+    """It has more to archive than it can; the batch in hand is the last."""
+    Journal.open(tmp_path / "journal").close()
+    running = NeverAtRest()
+    monkeypatch.setattr(Job, "session", lambda *_: nullcontext())
+    monkeypatch.setattr("sbus.spark.archive.Archive", lambda *_, **how: running)
+    told = CliRunner().invoke(cli, ["spark", "archive", f"--journal={tmp_path}/journal", f"--lake={tmp_path}/lake"])
+    assert (told.exit_code, running.batches) == (0, 3)
+
+
+class NeverAtRest:
+    """An archive whose batches each take two looks; the signal comes in the middle of the third."""
+
+    rows = 0
+    is_busy = True
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    @property
+    def batches(self) -> int:
+        return self.looks // 2
+
+    def wait(self, seconds: float) -> bool:
+        self.looks += 1
+        if self.looks == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return self.looks == 100
+
+    def __enter__(self) -> NeverAtRest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

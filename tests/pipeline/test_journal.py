@@ -86,6 +86,26 @@ class TestWriting:
         assert told == ["the clock went back by 60 s: until it has caught up, rows have the last time"]
         assert [row["time"].microsecond for row in rows(tmp_path)] == [0, 0, 0, 0, 1]
 
+    def test_clock_was_ahead(self, tmp_path, clock, monkeypatch):
+        """A segment that was begun in the future is closed by the time that has passed since, silent bus or not."""
+        passed = 0.0
+        monkeypatch.setattr("sbus.journal.writing.monotonic", lambda: passed)
+        journal = Journal.open(tmp_path, clock=clock, segment_seconds=10, warn=lambda text: None)
+        journal.append([(b"k", b"")])
+        clock.time -= 86_400_000_000
+        passed = 9.9
+        journal.append([(b"k", b"")])
+        journal.sync()
+        assert journal.closed == 0
+        passed = 10.0
+        journal.sync()
+        assert journal.closed == 1
+        journal.append([(b"k", b"")])
+        passed = 20.0
+        journal.append([(b"k", b"")])
+        assert journal.closed == 2
+        journal.close()
+
     def test_segments(self, tmp_path, clock):
         """Segments are closed by size, by age (also of a silent bus), and on demand."""
         journal = Journal.open(tmp_path, clock=clock, segment_bytes=5000, segment_seconds=10)

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from sbus.cli.main import cli
 from sbus.journal.consumers import advance
 from sbus.journal.layout import list_segments
+from sbus.journal.reading import read
 from sbus.journal.schema import Kind
 from sbus.journal.writing import Journal
 from tests.pipeline.journals import Clock
@@ -88,7 +89,9 @@ class TestLs:
     def test_empty(self, tmp_path):
         """A journal without rows can be listed, printed and checked."""
         Journal.open(tmp_path).close()
-        assert "first row" in sbus("ls", tmp_path)
+        first, header = sbus("ls", tmp_path).splitlines()
+        assert first.endswith(", no rows")
+        assert header.startswith("first row")
         assert sbus("cat", tmp_path) == ""
         assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: all is well\n")
 
@@ -145,6 +148,25 @@ class TestCat:
 
 
 class TestTail:
+    def test_reads_little(self, tmp_path, monkeypatch):
+        """For the last row, not many are read; for all that match, each once."""
+        with Journal.open(tmp_path) as journal:
+            for number in range(100):
+                journal.append([(b"a" if number in (3, 50) else b"b", b"%d" % number)] * 20)
+        seen: list[int] = []
+
+        def spy(*args):
+            for batch in read(*args):
+                seen.append(batch.num_rows)
+                yield batch
+
+        monkeypatch.setattr("sbus.cli.journal_rows.read", spy)
+        assert sbus("tail", "--no-follow", "-n", 1, "--format=%p", tmp_path) == "99\n"
+        assert sum(seen) <= 100
+        seen.clear()
+        assert sbus("tail", "--no-follow", "-n", 30, "--pattern=a", "--format=%p", tmp_path) == "3\n" * 10 + "50\n" * 20
+        assert sum(seen) <= 2000
+
     def test_last(self, recorded):
         """The last rows that are wanted are printed, from whatever segment."""
         assert sbus("tail", "--no-follow", "-n", 2, "--format=%n", recorded) == "7\n8\n"
@@ -211,6 +233,16 @@ class TestVerify:
         assert re.search(r"\d problems?", output)
         found = [json.loads(line) for line in sbus("verify", "--json", tmp_path / "j", status=1).splitlines()]
         assert any(problem for told in found for problem in told["problems"])
+
+    def test_missing_file(self, tmp_path):
+        """Which file of a segment is missing is said by whoever needs it, also where there is no other segment."""
+        with Journal.open(tmp_path) as journal:
+            journal.append([(b"k", b"")])
+        path = list_segments(str(tmp_path))[0].path(".idx")
+        os.unlink(path)
+        missing = f"{path}: it is missing: restore it from a copy"
+        assert sbus("cat", tmp_path, status=1) == f"sbus: {missing}\n"
+        assert missing in sbus("verify", tmp_path, status=1)
 
     def test_missing_segment(self, recorded, tmp_path):
         """A segment that is missing between others is noticed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import json
 import os
@@ -17,6 +19,7 @@ from sbus.journal.layout import list_segments
 from sbus.journal.reading import JournalReader, read
 from sbus.journal.retention import retain
 from sbus.journal.writing import Journal
+from tests.pipeline.faults import Crash, FaultyDisk
 from tests.pipeline.journals import Clock, rows
 
 DAY = 86_400_000_000
@@ -251,7 +254,62 @@ class TestConsumers:
         assert consumers(journal.directory) == {"archive": 7, "b.c": 1}
         with open(f"{journal.directory}/consumers/archive.json") as file:
             assert json.load(file) == {"next": 7}
-        assert stat.S_IMODE(os.stat(f"{journal.directory}/consumers").st_mode) == 0o700
+
+    def test_of_another_user(self, journal):
+        """The recorder can read what is taken, whoever has taken it; the journal's own mode protects both."""
+        advance(journal.directory, "archive", 5)
+        assert stat.S_IMODE(os.stat(journal.directory).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(f"{journal.directory}/consumers").st_mode) == 0o755
+        assert stat.S_IMODE(os.stat(f"{journal.directory}/consumers/archive.json").st_mode) == 0o644
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_of_root(self, journal):
+        """What root writes belongs to whom the journal belongs to."""
+        os.chown(journal.directory, 65534, 65533)
+        for following in (1, 2):
+            advance(journal.directory, "archive", following)
+            for name in ("", "archive.json"):
+                found = os.stat(f"{journal.directory}/consumers/{name}")
+                assert (found.st_uid, found.st_gid) == (65534, 65533)
+
+    def test_full_disk(self, journal):
+        """A number that is there is raised without new space; a new file has to wait for some."""
+        advance(journal.directory, "archive", 199)
+        faulty = FaultyDisk()
+        faulty.fail_from(0, 1000, "open")
+        with faulty():
+            advance(journal.directory, "archive", 2000)
+            with pytest.raises(OSError, match="No space left"):
+                advance(journal.directory, "other", 1)
+        assert consumers(journal.directory) == {"archive": 2000}
+        assert os.listdir(f"{journal.directory}/consumers") == ["archive.json"]
+
+    @pytest.mark.parametrize(("old", "new"), [(199, 200), (99, 100), (0, 10**18), (123456, 213456)])
+    def test_full_disk_and_a_crash(self, journal, old, new):
+        """Whatever a crash leaves of a number on a full disk is never too large, and put right by the next start."""
+        for step in itertools.count():
+            shutil.rmtree(f"{journal.directory}/consumers", ignore_errors=True)
+            advance(journal.directory, "archive", old)
+            faulty = FaultyDisk()
+            writes = itertools.count()
+
+            def fails(_: int, name: str, writes=writes, step=step) -> None:
+                if name == "open":
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if name == "pwrite" and next(writes) == step:
+                    raise Crash
+
+            faulty.fails = fails
+            faulty.part = 0
+            with faulty(), contextlib.suppress(Crash):
+                advance(journal.directory, "archive", new)
+                break
+            with contextlib.suppress(JournalError):
+                assert consumers(journal.directory)["archive"] <= new
+            advance(journal.directory, "archive", new)
+            assert consumers(journal.directory) == {"archive": new}
+        assert step > 20
+        assert consumers(journal.directory) == {"archive": new}
 
     def test_damaged(self, journal):
         """A damaged file is put right by the consumer that it belongs to."""

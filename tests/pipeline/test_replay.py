@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from sbus.cli.main import cli
 from sbus.client.blocking import connect
 from sbus.errors import UsageError
 from sbus.journal.schema import Kind
@@ -143,7 +144,6 @@ def test_ctrl_c_ends_the_command(
     spark: Any, bus: RunningBus, new_journal: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``sbus spark replay`` waits for what is due in an hour; Ctrl-C ends it, with a summary."""
-    from sbus.cli.main import cli
 
     clock = _Clock()
     journal = new_journal(clock=clock)
@@ -167,3 +167,11 @@ def test_ctrl_c_ends_the_command(
     assert told.exit_code == 128 + signal.SIGINT
     assert "published 1 of 2 messages" in told.output
     assert found == [(b"first", b"")]
+
+
+@pytest.mark.parametrize("speed", ["0", "0.0", "-1", "nan", "inf", "fast"])
+def test_a_speed_that_is_none_is_refused(speed):
+    """Only ``max`` is as fast as possible."""
+    told = CliRunner().invoke(cli, ["spark", "replay", "--lake=x", f"--speed={speed}"])
+    assert told.exit_code == 2
+    assert "is no speed" in told.output

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import functions as F
 
+from sbus.cli.main import cli
 from sbus.cli.spark_report import report
 from sbus.errors import UsageError
 from sbus.journal.text import as_text
@@ -30,6 +31,7 @@ from sbus.spark.report.html import el, shown
 from sbus.spark.report.spans import Span, merged, nice_width, overlap, without
 from sbus.spark.report.wording import amount, change, duration, number, rate, ticks, time_ticks
 from sbus.spark.rows import matching, recorded
+from tests.pipeline.conftest import NewJournal
 
 _SECOND = 1_000_000
 _MINUTE = 60 * _SECOND
@@ -190,6 +192,21 @@ def test_silences_are_told_from_loss_and_from_habit(figures: Figures) -> None:
     assert len(hall.activity) == len(figures.traffic.messages[0])
 
 
+def test_a_key_may_end_as_a_prefix_does(spark: Any, new_journal: NewJournal) -> None:
+    """It is counted without the keys that begin like it, and is silent where they are not."""
+    journal = new_journal()
+    for at in range(0, 7200, 10):
+        keys = [b"a/", b"a/b"] if at < 4000 else [b"a/b"]
+        journal.append([(key, b"") for key in keys], _START + at * _SECOND)
+    journal.sync()
+    found = measure(recorded(spark, journals=[journal.directory]))
+    assert {top.key: (top.messages, sum(top.shape)) for top in found.top_messages} == {
+        "a/": (400, 400),
+        "a/b": (720, 720),
+    }
+    assert [(s.scope, s.is_prefix, sum(s.activity)) for s in found.silences] == [("a/", False, 400)]
+
+
 def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Figures) -> None:
     """The time that was not recorded is known, with its reason, and taken off the recorded time."""
     [gap] = [g for g in figures.gaps if g.is_loss]
@@ -224,6 +241,8 @@ def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None
         measure(rows.where("false"))
     with pytest.raises(UsageError, match="swapped"):
         measure(rows, start=now, end=now - timedelta(hours=1))
+    with pytest.raises(UsageError, match="before the year 1"):
+        measure(rows, start=datetime(1, 1, 1, tzinfo=UTC))
     with pytest.raises(UsageError, match="time zone"):
         measure(rows, start=now.replace(tzinfo=None), end=now)
     # There are rows before the last of these.
@@ -368,6 +387,16 @@ def test_command_writes_the_page(made: _Made) -> None:
     assert "plant/stops fell silent" in "".join(_Structure(made.path.read_text("utf-8")).said)
     told = CliRunner().invoke(report, ["--since=2026-01-01", "--last=1h"])
     assert isinstance(told.exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    "period", [["--since=0001-01-01", "--until=2027-01-01"], ["--until=2027-01-01", "--last=1000000d"]]
+)
+def test_a_period_that_no_calendar_holds_is_refused(period: list[str]) -> None:
+    """In a line, before Spark is started."""
+    told = CliRunner().invoke(cli, ["spark", "report", "--lake=x", *period])
+    assert (told.exit_code, told.output.count("\n")) == (2, 1)
+    assert "before the year 1" in told.output
 
 
 def test_page_without_a_period_before(figures: Figures) -> None:

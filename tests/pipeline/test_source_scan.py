@@ -26,10 +26,10 @@ def sizes(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
         monkeypatch.setattr(scan, f"_{name.upper()}", value)
 
 
-def rows_of(lengths: list[int], first_seq: int) -> pa.RecordBatch:
+def rows_of(lengths: list[int], first_seq: int, journal: str = "j") -> pa.RecordBatch:
     """A batch of a journal, with payloads of these lengths."""
     data = encode("message", first_seq, 0, [b"k"] * len(lengths), [b"p" * length for length in lengths])  # type: ignore[arg-type]
-    return decode(data, "j")
+    return decode(data, journal)
 
 
 @given(st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=30), max_size=12))
@@ -49,6 +49,14 @@ def test_sizes_of_batches(lengths: list[list[int]]):
         for one, following in pairwise(found):
             # Batches that are joined share the dictionaries that each of them had, which are less than half of it.
             assert one.num_rows + following.num_rows > 10 or one.nbytes + following.nbytes > 450
+
+
+def test_batches_of_many_journals():
+    """More journals than one byte can tell apart are not joined into one batch, and few of them are."""
+    ids = [f"j{number}" for number in range(300)]
+    found = list(resized(rows_of([1], seq, journal) for seq, journal in enumerate(ids)))
+    assert [journal for batch in found for journal in batch.column("journal").to_pylist()] == ids
+    assert len(found) == 3
 
 
 def planned(journal: Journal, **options: Any) -> list[JournalPartition]:

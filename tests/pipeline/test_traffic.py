@@ -146,6 +146,9 @@ def test_the_command_is_told_what_is_missing():
     assert "not --lake" in run(cli, ["spark", "traffic", "--live", "--lake=x", "--journal=y"]).output
     assert "give a time" in run(cli, ["spark", "traffic", "--lake=x", "--window=fast"]).output
     assert "is no time" in run(cli, ["spark", "traffic", "--lake=x", "--since=noon"]).output
+    for early in ("0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00"):
+        assert "is no time" in run(cli, ["spark", "traffic", "--lake=x", f"--until={early}"]).output
+    assert "is not in the range" in run(cli, ["spark", "traffic", "--lake=x", "--depth=3000000000"]).output
     missing = run(cli, ["spark", "traffic", "--journal=/nowhere"])
     assert (missing.exit_code, missing.output) == (
         1,

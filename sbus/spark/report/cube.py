@@ -156,13 +156,13 @@ def with_shape(found: tuple[str, int, int], counts: list[int]) -> KeyTraffic:
     return KeyTraffic(*found, shape)
 
 
-def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[str]) -> dict[str, list[int]]:
-    """For each scope (a key, or a prefix with its final ``/``) the messages per window."""
+def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
+    """For each scope (a key, or a prefix with its final ``/``; and whether it is a prefix) the messages per window."""
     counts = {scope: [0] * windows.count for scope in scopes}
     names = list(counts)
     if not names:
         return counts
-    within = [F.col("key").startswith(s) if s.endswith("/") else F.col("key") == s for s in names]
+    within = [F.col("key").startswith(s) if is_prefix else F.col("key") == s for s, is_prefix in names]
     hits = F.array_compact(F.array(*[F.when(hit, F.lit(i)) for i, hit in enumerate(within)]))
     each = cube.where("now").select(F.explode(hits).alias("scope"), "window", "n")
     for row in each.groupBy("scope", "window").agg(F.sum("n").alias("n")).collect():

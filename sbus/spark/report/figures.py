@@ -75,6 +75,7 @@ class Silence:
     """A pause that is far longer than a key's, or a prefix's, usual ones.
 
     :ivar scope: the key; or a prefix with its final ``/``, of which no key was heard.
+    :ivar is_prefix: which of them it is: a key may end with ``/`` too.
     :ivar keys: how many keys fell silent together.
     :ivar end: when it spoke again, or None if it had not at the end.
     :ivar unrecorded: µs of the pause in which nothing was recorded; they are not held against it.
@@ -85,6 +86,7 @@ class Silence:
 
     journal: str
     scope: str
+    is_prefix: bool
     keys: int
     start: int
     end: int | None

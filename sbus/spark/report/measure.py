@@ -22,6 +22,8 @@ from sbus.spark.report.wording import moment
 __all__ = ["measure"]
 
 _WINDOWS = 300
+_EARLIEST = -62_135_596_800_000_000
+"""When the year 1 begins, µs: Python knows no earlier time."""
 
 
 def measure(
@@ -99,7 +101,8 @@ def measure(
         progress("silences")
         heard = {journal: min(period.end, extent.end) for journal, extent in extents.items()}
         silences, silence_count = find_silences(cube, windows, missing, heard, top)
-        scopes = [*(key for key, _, _ in top_messages + top_bytes), *(s.scope for s in silences)]
+        scopes = [(key, False) for key, _, _ in top_messages + top_bytes]
+        scopes += [(silence.scope, silence.is_prefix) for silence in silences]
         shapes = cubes.shapes(cube, windows, scopes)
         progress("changes")
         changes = compare(keys, (before, period), missing, depth, top, (new, vanished)) if has_before else None
@@ -115,11 +118,11 @@ def measure(
         Totals(*now_total, length(recorded(period, extents, missing))),
         Totals(*before_total, length(recorded(before, extents, missing))) if has_before else None,
         traffic,
-        [cubes.with_shape(found, shapes[found[0]]) for found in top_messages],
-        [cubes.with_shape(found, shapes[found[0]]) for found in top_bytes],
+        [cubes.with_shape(found, shapes[found[0], False]) for found in top_messages],
+        [cubes.with_shape(found, shapes[found[0], False]) for found in top_bytes],
         sizes,
         histogram,
-        [replace(silence, activity=shapes[silence.scope]) for silence in silences],
+        [replace(silence, activity=shapes[silence.scope, silence.is_prefix]) for silence in silences],
         silence_count,
         extents,
         gaps,
@@ -141,6 +144,10 @@ def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most:
             first = max(row[0], last - round(most.total_seconds() * 1_000_000))
     if last <= first:
         raise UsageError("the period ends before it begins: nothing was recorded in it, or its two ends are swapped")
+    if 2 * first - last < _EARLIEST:
+        raise UsageError(
+            "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
+        )
     return Span(first, last)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from sbus.spark.report.cube import DEEPEST, Windows
@@ -56,9 +56,9 @@ def find_silences(
 def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int]) -> DataFrame:
     """Every pause between windows, and the last one, that has not ended."""
     segments = F.size(F.split("key", "/"))
-    prefixes = [F.when(segments > d, F.concat(F.substring_index("key", "/", d), F.lit("/")))
+    prefixes = [F.when(segments > d, _scope(F.concat(F.substring_index("key", "/", d), F.lit("/")), is_prefix=True))
                 for d in range(1, DEEPEST + 1)]  # fmt: skip
-    scopes = F.explode(F.array_compact(F.array(*prefixes, F.col("key")))).alias("scope")
+    scopes = F.explode(F.array_compact(F.array(*prefixes, _scope(F.col("key"), is_prefix=False)))).alias("scope")
     each = cube.select("journal", scopes, "now", "window", "n", "first", "last")
     spoken = each.groupBy("journal", "scope", "now", "window").agg(
         F.sum("n").alias("n"), F.min("first").alias("first"), F.max("last").alias("last")
@@ -96,6 +96,11 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
     )
 
 
+def _scope(text: Column, *, is_prefix: bool) -> Column:
+    """A key or a prefix; a key that ends with ``/`` is not the prefix that looks the same."""
+    return F.struct(text.alias("text"), F.lit(is_prefix).alias("is_prefix"))
+
+
 def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
     """The pauses that are silences, at most so many."""
     ended = F.col("end").isNotNull()
@@ -128,7 +133,7 @@ def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
         .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _KNOWN))
         # Who was not heard in the period at all has vanished: that is told elsewhere.
         .where(ended | (F.col("start") >= windows.period.start))
-        .orderBy(ended, F.col("net").desc(), F.length("scope"), "scope")
+        .orderBy(ended, F.col("net").desc(), F.length("scope.text"), "scope")
         .limit(_CANDIDATES)
     )
 
@@ -137,7 +142,8 @@ def _silence(row: object, windows: Windows) -> Silence:
     r = row.asDict()  # type: ignore[attr-defined]
     return Silence(
         r["journal"],
-        r["scope"],
+        r["scope"].text,
+        r["scope"].is_prefix,
         1,
         r["start"],
         r["end"],
@@ -155,7 +161,7 @@ def _together(silences: list[Silence]) -> list[Silence]:
     by_depth = sorted(range(len(silences)), key=lambda i: (silences[i].scope.count("/"), -silences[i].length))
     for i in by_depth:
         mine = silences[i]
-        if i in taken or not mine.scope.endswith("/"):
+        if i in taken or not mine.is_prefix:
             continue
         below = [
             k
@@ -166,7 +172,7 @@ def _together(silences: list[Silence]) -> list[Silence]:
             and other.scope.startswith(mine.scope)
             and _same(mine, other)
         ]
-        keys = [k for k in below if not silences[k].scope.endswith("/")]
+        keys = [k for k in below if not silences[k].is_prefix]
         if len(keys) == 1:
             taken.add(i)  # the prefix is that key
             continue
