@@ -18,8 +18,9 @@ from sbus.client.outbox import Outbox
 from sbus.client.sending import read_at_once, send_some, share
 from sbus.client.settings import Settings
 from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
+from sbus.runs import total_size
 from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import LARGEST_SEND_BUFFER, sendable
 
 __all__ = ["LONGEST_POLL", "WaitingConnection", "deadline_in"]
 
@@ -29,8 +30,8 @@ LONGEST_POLL = 2**31 - 1
 """Milliseconds that poll(2) can wait for at once."""
 
 _ANSWER = b"CMSG bundle/on\0"
-_LATE = 16
-"""Batches that are still read when the time is up, for what had come by then: no socket holds more."""
+_PACKET = 512
+"""Bytes of a socket's buffer that a packet takes besides its own, at least."""
 _RETRY = 0.05
 """Seconds until a socket is tried again for which the kernel had no memory."""
 
@@ -208,25 +209,31 @@ class WaitingConnection(Calls[Sub]):
         """
         late = 0
         while not found():
-            self._read(deadline)
+            taken = self._read(deadline)
             if deadline is not None and time.monotonic() >= deadline:
-                late += 1
-                if late > _LATE and not found():
+                late += taken or _PACKET
+                # What had come by then is still read, and no socket holds more.
+                if late > LARGEST_SEND_BUFFER and not found():
                     raise TimedOut("nothing has come in time")
 
-    def _read(self, deadline: float | None) -> None:
-        """Receive a batch, waiting for it; none if the connection is lost, but to be made again."""
-        if not self._read_ready(deadline):
+    def _read(self, deadline: float | None) -> int:
+        """Receive a batch, waiting for it; none if the connection is lost, but to be made again.
+
+        :returns: as `_read_ready`.
+        """
+        taken = self._read_ready(deadline)
+        if not taken:
             sock = self._sock
             if sock is not None and not _poll(sock, select.POLLIN, deadline):
                 raise TimedOut("nothing has come in time")
+        return taken
 
     def _read_now(self, wanted: deque[Any]) -> None:
         """Receive what is here."""
+        left = LARGEST_SEND_BUFFER
         try:
-            for _ in range(_LATE):
-                if not self._read_ready(0.0):
-                    return
+            while left > 0 and (taken := self._read_ready(0.0)):
+                left -= taken
         except TimedOut:
             pass  # not connected just now
         except Disconnected:
@@ -234,15 +241,16 @@ class WaitingConnection(Calls[Sub]):
                 raise
 
     def _read_ready(self, deadline: float | None) -> int:
-        """Receive a batch that is here; how many packets it was.
+        """Receive a batch that is here.
 
         :param deadline: until when to wait for a connection.
+        :returns: bytes of the socket's buffer that it had taken, about; 0 if there was none.
         """
         if self._failures:
             raise self._failures.popleft()
-        if count := len(self._batch):
+        if len(self._batch):
             self._receive()
-            return count
+            return _PACKET
         sock = self._connected(deadline)
         if sock is None:
             raise Disconnected("not connected just now")
@@ -255,7 +263,7 @@ class WaitingConnection(Calls[Sub]):
                 self._asking = False
                 self._batch = Batch(packets)
                 self._receive()
-                return len(packets)
+                return total_size(packets) + len(packets) * _PACKET
             if ended:
                 self._lose(CLOSED)
         if self._error is not None:

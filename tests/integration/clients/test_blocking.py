@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import signal
@@ -382,10 +383,14 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         with pytest.raises(TimedOut):
             client.receive(0.0)  # the first attempt is made at once, and in vain
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        try:
+
+        def interrupted() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
+            client.receive()
+
+        try:
             with pytest.raises(KeyboardInterrupt):
-                client.receive()
+                interrupted()
         finally:
             signal.signal(signal.SIGALRM, before)
         bus("--reuse")
@@ -470,3 +475,26 @@ def test_time_out_beyond_what_a_poll_can_wait(client: blocking.Bus) -> None:
     assert client.receive(timeout=365 * 86_400).payload == b"1"
     client.publish("k", b"2", timeout=float("inf"))
     assert client.receive(timeout=float("inf")).payload == b"2"
+
+
+@pytest.mark.parametrize("timeout", [None, 0.0], ids=["get_ready", "get"])
+def test_all_that_is_here_is_read(directory: Path, timeout: float | None) -> None:
+    """As much as the socket holds, in however many packets: none is left to which an edge-triggered poll was due."""
+    with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as client:
+        peer = server.accept_now()
+        client.subscribe("others", lambda message: None)
+        sub = client.subscribe("k")
+        peer.send(b"CMSG bundle/on\x0065536")
+        client.get_ready()
+        count = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                peer._sock.send(b"MSG others\0", socket.MSG_DONTWAIT)
+                count += 1
+        assert count > 200
+        client.socket.recv(100)  # makes room for the last one
+        peer.send(b"MSG k\0last")
+        if timeout is None:
+            assert [message.payload for message in sub.get_ready()] == [b"last"]
+        else:
+            assert sub.get(timeout).payload == b"last"
