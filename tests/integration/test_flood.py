@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from tests.integration.clients.shells import paused
 from tests.integration.harness import (
     OTHER_USER,
     THIRD_USER,
@@ -541,10 +542,11 @@ class TestTimeout:
         for client in (one, two):
             client.cmsg(b"blocking/soft/block")
             client.sync()
-        for packet in numbered(b"to/two", 100):
-            assert one.push(packet)
-        for packet in numbered(b"to/one", 100):
-            assert two.push(packet)
+        with paused(started):
+            for packet in numbered(b"to/two", 100):
+                assert one.push(packet)
+            for packet in numbered(b"to/one", 100):
+                assert two.push(packet)
         assert goes_on(started)
         started.wait_log("it held publishers back and took nothing for the whole block time-out")
         assert any(ends(client) for client in (one, two))
@@ -557,9 +559,10 @@ class TestTimeout:
         for client in ring:
             client.cmsg(b"blocking/hard/block")
             client.sync()
-        for n, client in enumerate(ring):
-            for packet in numbered(b"ring/%d" % ((n + 1) % 3), 200):
-                assert client.push(packet)
+        with paused(started):
+            for n, client in enumerate(ring):
+                for packet in numbered(b"ring/%d" % ((n + 1) % 3), 200):
+                    assert client.push(packet)
         started.wait_log("it held publishers back and took nothing for the whole block time-out")
         assert any(ends(client) for client in ring)
         assert goes_on(started)
@@ -571,8 +574,9 @@ class TestTimeout:
         client = started.client(b"self")
         client.cmsg(mode)
         client.sync()
-        for packet in numbered(b"self", 200):
-            assert client.push(packet)
+        with paused(started):
+            for packet in numbered(b"self", 200):
+                assert client.push(packet)
         assert goes_on(started)
         started.wait_log(rf"client {started.nth(1)} disconnected: .*: it held publishers back")
         got = client.rest()
@@ -775,7 +779,7 @@ class TestManyStalledReaders:
             misbehaved = drains_and_ends(client, packets)
             assert misbehaved == (soft in (b"block", b"error") or (soft == b"queue" and hard != b"discard"))
             ended += misbehaved
-        assert len(started.wait_log("#warn.* disconnected")) == ended == 24
+        assert len(started.wait_log("#warn.* disconnected", 24)) == ended == 24
 
 
 def drains_and_ends(client: Client, packets: list[bytes]) -> bool:

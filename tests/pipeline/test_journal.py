@@ -311,6 +311,7 @@ class TestReading:
             return list_segments(path)
 
         monkeypatch.setattr("sbus.journal.reading.list_segments", noting)
+        monkeypatch.setattr("sbus.journal.reading._SETTLED", 10**12)
         reader = JournalReader(journal.directory)
         for count in range(1, 4):
             journal.append(SOME)

@@ -16,6 +16,7 @@ from sbus.journal.verifying import verify
 from sbus.journal.writing import Journal
 from tests.pipeline.journals import rows
 
+TIMEOUT = 20.0
 WRITER = """
 import sys
 from sbus.journal.writing import Journal
@@ -37,8 +38,9 @@ def test_killed(tmp_path):
             assert writer.stdout
             safe = int(writer.stdout.readline())
             end = safe
-            until = time.monotonic() + 0.3
-            while time.monotonic() < until:
+            until, before = time.monotonic() + 0.3, len(JournalReader(tmp_path).segments())
+            while time.monotonic() < until or len(JournalReader(tmp_path).segments()) < before + 2:
+                assert time.monotonic() < until + TIMEOUT
                 start, end = end, JournalReader(tmp_path).end()
                 assert [(row["seq"], row["payload"]) for row in rows(tmp_path, start, end)] == [
                     (seq, b"%d" % seq) for seq in range(start, end)

@@ -543,9 +543,9 @@ async def turn() -> None:
 
 
 async def wait_quiet(progress: Callable[[], int]) -> None:
-    """Wait until something makes no progress any more, at a server that serves nobody."""
+    """Wait until something has made progress and makes none any more, at a server that serves nobody."""
     last, turns = -1, 0
-    while turns < 40:
+    while turns < 60 or not last:
         await asyncio.sleep(0.002)  # nothing tells of what does not happen
         last, turns = (last, turns + 1) if progress() == last else (progress(), 0)
 

@@ -108,6 +108,10 @@ async def test_answer_that_comes_too_late_is_nobodys(shell: Shell, shared: Bus) 
     server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
     sub = await server.subscribe("slow")
     await server.fence()
+    # The first one asks the server for our name before; now only the answer takes time.
+    first = asyncio.ensure_future(bus.request("slow", b"0"))
+    await server.answer(await sub.get(), b"")
+    await first
     with pytest.raises(TimedOut):
         await bus.request("slow", b"1", timeout=0.05)
     late = await sub.get()
