@@ -29,7 +29,7 @@ from sbus.client import aio, blocking, tx
 from sbus.client.core import Message
 from sbus.client.session import Session
 from sbus.errors import Disconnected
-from tests.integration.harness import TIMEOUT, Bus
+from tests.integration.harness import TIMEOUT, WHOAMI, Bus
 
 __all__ = [
     "SHELLS",
@@ -518,6 +518,12 @@ class FakePeer:
             assert packets[-1], f"the connection ended after {packets}"
             packets.append(await self.receive())
         return packets
+
+    async def answer(self) -> list[bytes]:
+        """Answer the next question who somebody is; the packets before it."""
+        packets = await self.receive_until(WHOAMI)
+        self.send(WHOAMI + b"\0!/cred/1/2/3")
+        return packets[:-1]
 
     def send(self, *packets: bytes) -> None:
         for packet in packets:

@@ -266,13 +266,6 @@ async def test_reader_that_does_not_read_is_told_of_the_end(looping: Shell, bus:
     assert got == list(range(len(got)))
 
 
-async def answer(peer: FakePeer) -> list[bytes]:
-    """Answer the next question; the packets before it."""
-    packets = await peer.receive_until(WHOAMI)
-    peer.send(WHOAMI + b"\0" + NAME)
-    return packets[:-1]
-
-
 async def test_new_connection_is_told_what_is_in_force(shell: Shell, directory: Path) -> None:
     """Settings and subscriptions as they stand are sent again, each once; what is gone is not, nor a question."""
     with FakeServer(directory / "fake") as server:
@@ -295,7 +288,7 @@ async def test_new_connection_is_told_what_is_in_force(shell: Shell, directory: 
             await asking
         settling = asyncio.ensure_future(client.settle())
         peer = await server.accept()
-        greeting = await answer(peer)
+        greeting = await peer.answer()
         assert sorted(greeting) == sorted(
             [
                 b"SUB a",
@@ -308,7 +301,7 @@ async def test_new_connection_is_told_what_is_in_force(shell: Shell, directory: 
             ]
         )
         assert greeting.index(b"CMSG order/stack") < greeting.index(b"CMSG order/random") < greeting.index(b"SUB a")
-        await answer(peer)  # the fence of `settle`
+        await peer.answer()  # the fence of `settle`
         await settling
         await gaps.wait(1)
         assert [str(error) for error in gaps.told] == [f"the server closed the connection ({server.address})"]

@@ -27,7 +27,6 @@ from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.syscalls.batch import BATCH
 from tests.integration.clients.shells import (
     Client,
-    FakePeer,
     FakeServer,
     Gaps,
     TwistedShell,
@@ -505,18 +504,11 @@ async def test_push_producer_is_paused_while_there_is_no_connection(twisted: Twi
         assert producer.told == ["pause"]
         server.listen()
         peer = await server.accept()
-        assert (await answer(peer))[0] == b"SUB k"
+        assert (await peer.answer())[0] == b"SUB k"
         while producer.told[:2] != ["pause", "resume"]:
             await turn()
         producer.stop()
         client.raw.unregisterProducer()
-
-
-async def answer(peer: FakePeer) -> list[bytes]:
-    """Answer the next question; the packets before it."""
-    packets = await peer.receive_until(WHOAMI)
-    peer.send(WHOAMI + b"\0!/cred/1/2/3")
-    return packets[:-1]
 
 
 @implementer(IStreamClientEndpoint)
@@ -544,7 +536,7 @@ async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
         with pytest.raises(Disconnected):
             await done(bus.fence())
         fence = bus.fence()
-        await answer(await server.accept())
+        await (await server.accept()).answer()
         await done(fence)
         await done(bus.close())
 
