@@ -66,11 +66,9 @@ class _TooLate(BaseException):
 
 @contextlib.contextmanager
 def at_most(seconds: float | None, what: str) -> Iterator[None]:
-    """Let something take so long, whatever it waits for.
+    """Let something take so long, whatever it waits for. One may be within another: the time of that goes on.
 
     :param what: it, for the text of the error.
-    One may be within another: the time of that goes on.
-
     :raises sbus.errors.TimedOut: if it was broken off.
     """
     if seconds is None:

@@ -190,9 +190,7 @@ class Calls(ABC, Generic[Sub]):
             if self.core.dialect.control and (name is None or not all(name[:3])):
                 return False  # others could read that too, and answer
             return await self._request(key, nonce) == nonce
-        except Violation:
-            return False
-        except RequestFailed:
+        except (Violation, RequestFailed):
             return False
 
     # --- losing the connection ---------------------------------------------------------------

@@ -740,7 +740,7 @@ def test_publishing_when_something_was_dropped():
     stalled.stall()
     publisher.send(message("k"))
     for _ in range(3):
-        publisher.send(message("k"), message("k"))
+        publisher.send(message("k"), b"SUB else", message("k"))  # which is no run, so that it goes through the queues
     for reader in others:
         got = reader.take()
         assert (got.count(message("k")), got.count(b"MSG told\0")) == (7, 1)
