@@ -137,7 +137,7 @@ class Bus(Session[Subscription]):
     Deferreds may be cancelled; what was to be sent by then is sent all the same.
     """
 
-    _log = Logger()
+    _log = Logger(namespace="sbus.client")
 
     def __init__(
         self, reactor: Any, address: str | IStreamClientEndpoint | None, settings: Settings, timeout: float = 30.0

@@ -18,7 +18,7 @@ from sbus.journal.writing import now
 
 __all__ = ["retain"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("sbus.journal")
 
 _DAY = 86_400_000_000  # µs
 _held: dict[str, str] = {}  # by directory: what was said last of what holds segments there

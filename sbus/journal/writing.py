@@ -28,7 +28,7 @@ from sbus.journal.summary import read_summary
 
 __all__ = ["Journal", "now"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("sbus.journal")
 
 _STEP = 1_000_000  # µs that the clock may go back before it is worth a word
 

@@ -62,7 +62,7 @@ class Connection:
         the first connection.
     """
 
-    _log = Logger()
+    _log = Logger(namespace="sbus.recorder")
 
     def __init__(
         self, reactor: Any, address: str | None, settings: Settings, intake: Intake, backoff: Backoff | None = None

@@ -246,7 +246,7 @@ def _twistd(options: Options, name: str) -> Any:
 class _Services(MultiService):
     """All that runs in the process of a recorder."""
 
-    _log = Logger()
+    _log = Logger(namespace="sbus.recorder")
 
     def startService(self) -> None:
         try:

@@ -73,7 +73,7 @@ class Recording:
     :ivar counters: what it has done so far.
     """
 
-    _log = Logger()
+    _log = Logger(namespace="sbus.recorder")
 
     def __init__(
         self,

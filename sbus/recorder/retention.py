@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Keeper", "delete_old"]
 
-_log = Logger()
+_log = Logger(namespace="sbus.recorder")
 
 _INTERVAL = 60.0
 

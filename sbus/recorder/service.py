@@ -20,7 +20,7 @@ from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 
 __all__ = ["RecorderService", "open_journal"]
 
-_log = Logger()
+_log = Logger(namespace="sbus.recorder")
 _FULL = (ENOSPC, EDQUOT)
 
 

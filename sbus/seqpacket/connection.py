@@ -32,7 +32,7 @@ class Connection:
     :ivar disconnecting: it is to be closed when what waits is sent.
     """
 
-    _log = Logger()
+    _log = Logger(namespace="sbus.seqpacket")
 
     __slots__ = (
         "_aborting",

@@ -57,7 +57,7 @@ class Hub:
     """
 
     _hubs: WeakKeyDictionary[Any, Hub] = WeakKeyDictionary()
-    _log = Logger()
+    _log = Logger(namespace="sbus.seqpacket")
 
     @classmethod
     def of(cls, reactor: Any) -> Hub:

@@ -42,7 +42,7 @@ class PacketPort:
     :param max_packet: bytes in the longest packet.
     """
 
-    _log = Logger()
+    _log = Logger(namespace="sbus.seqpacket")
 
     def __init__(
         self, reactor: Any, bound: Bound, factory: IProtocolFactory, max_packet: int = DEFAULT_MAX_PACKET

@@ -85,7 +85,7 @@ class LogObserver(Observer):
     :param clock: an `IReactorTime`.
     """
 
-    log = Logger()
+    log = Logger(namespace="sbus.server")
 
     def __init__(self, clock: IReactorTime, dialect: Dialect = CURRENT, interval: float = 10.0) -> None:
         self._clock = clock

@@ -90,7 +90,7 @@ class _Recorder(ProcessProtocol):
 
     transport: IProcessTransport
 
-    _log = Logger()
+    _log = Logger(namespace="sbus.server")
 
     def __init__(self, reactor: Any, ended: Callable[[str], Any]) -> None:
         self._reactor = reactor
@@ -156,7 +156,7 @@ class RecordedBus(MultiService):
     :param command: starts the recorder, see `recorder_command`.
     """
 
-    log = Logger()
+    log = Logger(namespace="sbus.server")
 
     def __init__(self, bus: BusService, command: Sequence[bytes], reactor: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

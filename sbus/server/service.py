@@ -62,7 +62,7 @@ class BusService(MultiService):
     started and stopped any number of times.
     """
 
-    log = Logger()
+    log = Logger(namespace="sbus.server")
 
     def __init__(
         self,

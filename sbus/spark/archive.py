@@ -37,7 +37,7 @@ MAX_ROWS = 10_000_000
 _HOUR = 3_600_000_000  # µs
 _AGAIN = 10.0  # seconds until a journal that could not be told is told again
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("sbus.spark")
 
 
 class Archive:

@@ -29,7 +29,7 @@ from sbus.spark.snapshot import Snapshot, open_journals
 
 __all__ = ["SbusStreamReader", "share"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("sbus.spark")
 
 Offset = dict[str, int]
 
