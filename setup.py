@@ -19,8 +19,8 @@ from setuptools import Extension, setup
 
 #: Each compiled module: a path, which also gives the module its name.
 MODULES = [
-    "sbus/_bundles.pyx",
-    "sbus/_runs.pyx",
+    "sbus/protocol/_bundles.pyx",
+    "sbus/routing/_runs.pyx",
     "sbus/syscalls/_batch.pyx",
 ]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from sbus.journal.reading import JournalReader
-from sbus.journal.writing import Journal
+from sbus.journal.reader import JournalReader
+from sbus.journal.writer import Journal
 from sbus.spark import get_session
-from sbus.spark.archive import MAX_ROWS, Archive
-from sbus.spark.lake import Lake
-from sbus.spark.traffic import traffic
+from sbus.spark.jobs.archive import MAX_ROWS, Archive
+from sbus.spark.jobs.lake import Lake
+from sbus.spark.jobs.traffic import traffic
 
 BATCH = 16_384
 START = 1_769_860_800_000_000  # µs since 1970

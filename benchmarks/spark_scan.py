@@ -27,12 +27,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import GreaterThanOrEqual
 
 from sbus.journal import disk
-from sbus.journal.writing import Journal
+from sbus.journal.writer import Journal
 from sbus.spark import get_session
-from sbus.spark.options import ReadOptions, StreamOptions
-from sbus.spark.scan import schema
-from sbus.spark.source import SbusReader
-from sbus.spark.stream import SbusStreamReader
+from sbus.spark.datasource.options import ReadOptions, StreamOptions
+from sbus.spark.datasource.scan import schema
+from sbus.spark.datasource.source import SbusReader
+from sbus.spark.datasource.stream import SbusStreamReader
 
 BATCH = 10_000
 HOSTS = 100

@@ -14,10 +14,10 @@ from zope.interface import Attribute, Interface
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sbus.bundles import Packed
     from sbus.errors import CloseReason, Violation
     from sbus.flood import SendQueue, Verdict
-    from sbus.keys import PeerCredentials, SecretKey
+    from sbus.protocol.bundles import Packed
+    from sbus.protocol.keys import PeerCredentials, SecretKey
 
 __all__ = [
     "ICredentials",
@@ -193,7 +193,7 @@ class IPacketTransport(Interface):
         """
 
     def startBundling(limit: int) -> int:
-        """Take bundles (`sbus.bundles`) from now on; send them, of at most `limit` bytes, when what waits now is sent.
+        """Take bundles from now on, and send them, of at most `limit` bytes, once the packets that wait now are sent.
 
         :returns: the limit in force.
         """

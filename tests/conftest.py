@@ -9,6 +9,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+pytest_plugins = ["tests.support.servers", "tests.support.journals"]
+
 # Other load on the machine is no failure.
 settings.register_profile("sbus", deadline=None)
 settings.load_profile("sbus")
@@ -19,11 +21,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 class _ByFolder(LoadScopeScheduling):  # type: ignore[misc]
-    """Keeps a file's tests in one process, and all of the pipeline's: a session of Spark takes seconds to start."""
+    """Keeps the tests of a file in one process, and all that share the Spark session in another."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "pipeline" if path.startswith("tests/pipeline/") else path
+        return "spark" if path.startswith("tests/spark/") else path
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from sbus.bundles import LARGEST, pack, unbundle
 from sbus.errors import CloseReason
 from sbus.flood import ORDERS, QueueLimits, SendQueue, SharedBudget
-from sbus.index import PatternIndex
-from sbus.keys import CURRENT, PeerCredentials, matches
-from sbus.packets import build, parse
-from sbus.routes import RouteCache
-from sbus.runs import next_run
+from sbus.protocol.bundles import LARGEST, pack, unbundle
+from sbus.protocol.keys import CURRENT, PeerCredentials, matches
+from sbus.protocol.packets import build, parse
+from sbus.routing.cache import RouteCache
+from sbus.routing.runs import next_run
+from sbus.routing.trie import PatternIndex
 from sbus.syscalls.batch import BATCH
 
 PEER = PeerCredentials(pid=4000, uid=1000, gid=1000)

@@ -8,12 +8,12 @@ import time
 
 import click
 
-from sbus.cli.common import AS_BYTES, COUNT, DIALECTS, SECONDS, Target, to_connect, with_target
+from sbus.cli.deadline import Deadline, wait
+from sbus.cli.options import AS_BYTES, COUNT, DIALECTS, SECONDS, Target, to_connect, with_target
 from sbus.cli.output import shown
-from sbus.cli.waiting import Deadline, wait
 from sbus.client.blocking import Bus
 from sbus.errors import InvalidKey, SbusError, TimedOut, Violation
-from sbus.explain import explain
+from sbus.protocol.explain import explain
 
 __all__ = ["match", "ping", "whoami"]
 

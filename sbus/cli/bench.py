@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from sbus.cli.common import DIALECTS, Target, to_connect, with_target
-from sbus.cli.waiting import at_most
+from sbus.cli.deadline import at_most
+from sbus.cli.options import DIALECTS, Target, to_connect, with_target
 from sbus.errors import ListenError, SbusError
 
 __all__ = ["bench"]
@@ -162,7 +162,7 @@ def _server() -> Iterator[str]:
     """A bus of our own; its address."""
     with tempfile.TemporaryDirectory(prefix="sbus-bench-") as directory:
         address = os.path.join(directory, "bus")
-        command = [sys.executable, "-m", "sbus.cli.sbusd", "-f", "-c", "-a", address]
+        command = [sys.executable, "-m", "sbus.server.sbusd", "-f", "-c", "-a", address]
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0)
         try:
             assert server.stdout is not None

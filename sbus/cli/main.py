@@ -11,8 +11,8 @@ import click
 
 from sbus import __version__
 from sbus.cli import ask, bench, pub, sub
-from sbus.cli.common import to_connect
 from sbus.cli.journal import journal
+from sbus.cli.options import to_connect
 from sbus.cli.spark import spark
 from sbus.errors import Disconnected, SbusError, TimedOut, UsageError
 

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import click
 
-from sbus.cli.common import AS_BYTES, SECONDS, Target, to_connect, with_target
-from sbus.cli.waiting import at_most, wait
+from sbus.cli.deadline import at_most, wait
+from sbus.cli.options import AS_BYTES, SECONDS, Target, to_connect, with_target
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, ViolationReason
 

@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 import click
 
-from sbus.cli.common import AS_BYTES, COUNT, SECONDS, Target, to_connect, with_target
+from sbus.cli.deadline import Deadline, wait
+from sbus.cli.options import AS_BYTES, COUNT, SECONDS, Target, to_connect, with_target
 from sbus.cli.output import FORMAT_HELP, Arrival, Printer, as_json, as_text, custom, has_colors, raw, shown
-from sbus.cli.waiting import Deadline, wait
 from sbus.client.blocking import Bus
 from sbus.errors import SbusError, TimedOut
 

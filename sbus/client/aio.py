@@ -17,14 +17,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sbus.client.calls import Inbox
+from sbus.client.api import Inbox
+from sbus.client.connecting import CLOSED, Backoff, describe_loss, overloaded, try_to_dial
 from sbus.client.core import Message
-from sbus.client.dialing import CLOSED, Backoff, describe_loss, overloaded, try_to_dial
+from sbus.client.options import Settings
 from sbus.client.sending import read_at_once, send_some, share
 from sbus.client.session import QueuedSubscription, Session
-from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
-from sbus.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import sendable
 
@@ -99,7 +99,7 @@ async def connect(
 ) -> Bus:
     """Connect to a bus.
 
-    :param address: where it is; without one, see `sbus.client.dialing.find_address`.
+    :param address: where it is; without one, see `sbus.client.connecting.find_address`.
     :param dialect: ``current``, or ``early`` for servers of the first revision.
     :param max_packet: bytes in the longest packet, as at the server.
     :param bundles: ask the server for :doc:`bundles </bundles>`, and use them if it has any.
@@ -238,7 +238,7 @@ class Bus(Session[Subscription]):
     # --- what the session needs --------------------------------------------------------------
 
     def waiter(self) -> _Waiter:
-        """See `sbus.client.calls.Calls.waiter`."""
+        """See `sbus.client.api.Calls.waiter`."""
         return _Waiter()
 
     def callback_failed(self, error: BaseException) -> None:

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from sbus.bundles import unbundle
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, Violation, ViolationReason
-from sbus.index import PatternIndex
-from sbus.keys import CURRENT, EARLY, Dialect, PeerCredentials, SecretKey, matches_open
-from sbus.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
-from sbus.routes import RouteCache
-from sbus.runs import build_messages, next_messages
+from sbus.protocol.bundles import unbundle
+from sbus.protocol.keys import CURRENT, EARLY, Dialect, PeerCredentials, SecretKey, matches_open
+from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
+from sbus.routing.cache import RouteCache
+from sbus.routing.runs import build_messages, next_messages
+from sbus.routing.trie import PatternIndex
 
 __all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
 

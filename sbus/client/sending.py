@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from sbus.bundles import pack
+from sbus.protocol.bundles import pack
 from sbus.syscalls.batch import BATCH, send_packets
 
 __all__ = ["READ_AT_ONCE", "read_at_once", "send_some", "share"]

@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from sbus.bundles import LARGEST
-from sbus.client.calls import AwaitableWaiter, Calls
+from sbus.client.api import AwaitableWaiter, Calls
+from sbus.client.connecting import find_address
 from sbus.client.core import Message
-from sbus.client.dialing import find_address
+from sbus.client.options import Settings
 from sbus.client.outbox import Outbox
-from sbus.client.settings import Settings
 from sbus.errors import Closed, ConnectError, Disconnected
-from sbus.runs import total_size
+from sbus.protocol.bundles import LARGEST
+from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["HIGH_WATER", "QueuedSubscription", "Session"]
@@ -240,7 +240,7 @@ class Session(Calls[Sub]):
         self.uncrowd(subscription)
 
     def send(self, packets: list[bytes]) -> None:
-        """See `sbus.client.calls.Calls.send`."""
+        """See `sbus.client.api.Calls.send`."""
         self._check_open()
         if packets:
             self._write(packets)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from sbus.flood.budget import QueueLimits, SharedBudget
 from sbus.flood.orders import ORDERS, Order, Reply
-from sbus.flood.queue import Receiver, SendQueue
+from sbus.flood.send_queue import Receiver, SendQueue
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy, Verdict
 
 __all__ = [

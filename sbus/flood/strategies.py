@@ -10,7 +10,7 @@ from zope.interface import implementer
 from sbus.interfaces import IHardStrategy, ISoftStrategy
 
 if TYPE_CHECKING:
-    from sbus.flood.queue import SendQueue
+    from sbus.flood.send_queue import SendQueue
 
 __all__ = ["HARD_STRATEGIES", "SOFT_STRATEGIES", "Strategy", "Verdict"]
 

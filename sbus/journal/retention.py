@@ -14,7 +14,7 @@ from sbus.journal import disk
 from sbus.journal.consumers import consumers
 from sbus.journal.index import last_sync
 from sbus.journal.layout import ARROWS, CLOSED, INDEX, Segment, identity, list_segments
-from sbus.journal.writing import now
+from sbus.journal.writer import now
 
 __all__ = ["retain"]
 

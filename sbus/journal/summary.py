@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbus.errors import JournalError, UsageError
+from sbus.journal.keytext import as_text, from_text
 from sbus.journal.layout import CLOSED, Segment, read_object
-from sbus.journal.text import as_text, from_text
 
 __all__ = ["MAX_KEYS", "Summary", "extent", "read_summary"]
 

@@ -18,11 +18,11 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.client.dialing import Backoff
 from sbus.client.tx import Bus, Subscription, connect
 from sbus.errors import ConnectError, Disconnected
-from sbus.recorder.batches import microseconds
+from sbus.recorder.buffer import microseconds
 from sbus.recorder.settings import Settings
 
 __all__ = ["Connection", "Intake"]

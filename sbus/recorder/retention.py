@@ -12,7 +12,7 @@ from sbus.journal.retention import retain
 from sbus.recorder.settings import Settings
 
 if TYPE_CHECKING:
-    from sbus.journal.writing import Journal
+    from sbus.journal.writer import Journal
 
 __all__ = ["Keeper", "delete_old"]
 

@@ -10,10 +10,10 @@ from twisted.application.service import Service
 from twisted.internet import defer
 from twisted.logger import Logger
 
-from sbus.client.dialing import Backoff, find_address
+from sbus.client.connecting import Backoff, find_address
 from sbus.errors import JournalError
-from sbus.journal.writing import Journal
-from sbus.recorder.recording import Counters, Recording
+from sbus.journal.writer import Journal
+from sbus.recorder.pipeline import Counters, Recording
 from sbus.recorder.retention import delete_old
 from sbus.recorder.settings import Settings
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from sbus.interfaces import IPacketReceiver
 from sbus.seqpacket.address import PacketAddress
-from sbus.seqpacket.hub import Hub
+from sbus.seqpacket.multiplexer import Hub
 from sbus.syscalls.sockets import peer_credentials
 
 __all__ = ["Connection"]
@@ -74,11 +74,11 @@ class Connection:
     # --- the hub -----------------------------------------------------------------------------
 
     def failed(self, failure: Failure) -> None:
-        """See `sbus.seqpacket.hub.Handler`."""
+        """See `sbus.seqpacket.multiplexer.Handler`."""
         self._abort(failure)
 
     def lost(self, reason: Failure) -> None:
-        """See `sbus.seqpacket.hub.Handler`."""
+        """See `sbus.seqpacket.multiplexer.Handler`."""
         self._close(reason)
 
     def _soon(self, call: Callable[..., object], *args: Any) -> None:

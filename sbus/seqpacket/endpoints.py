@@ -32,7 +32,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import AddressError, ListenError
-from sbus.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.port import PacketPort
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls import addresses

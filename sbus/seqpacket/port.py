@@ -13,9 +13,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
-from sbus.seqpacket.hub import READ, Hub
+from sbus.seqpacket.multiplexer import READ, Hub
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.addresses import Bound
 from sbus.syscalls.sockets import raise_send_buffer
@@ -89,7 +89,7 @@ class PacketPort:
         return PacketAddress(self._bound.address.name)
 
     def ready(self, events: int, alone: bool) -> None:
-        """See `sbus.seqpacket.hub.Handler`."""
+        """See `sbus.seqpacket.multiplexer.Handler`."""
         for _ in range(_ACCEPTS):
             if not self._listening or self._pause is not None:
                 return
@@ -121,11 +121,11 @@ class PacketPort:
                 sock.close()
 
     def failed(self, failure: Failure) -> None:
-        """See `sbus.seqpacket.hub.Handler`: rather than spin, try again later."""
+        """See `sbus.seqpacket.multiplexer.Handler`: rather than spin, try again later."""
         self._wait()
 
     def lost(self, reason: Failure) -> None:
-        """See `sbus.seqpacket.hub.Handler`."""
+        """See `sbus.seqpacket.multiplexer.Handler`."""
         self.stopListening()
 
     def _exhausted(self, e: OSError) -> None:

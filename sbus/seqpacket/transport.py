@@ -25,10 +25,10 @@ from twisted.internet.interfaces import IConsumer, IHalfCloseableProtocol, IProt
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.bundles import unbundle
 from sbus.interfaces import IPacketReceiver, IPacketTransport
-from sbus.packets import DEFAULT_MAX_PACKET
-from sbus.seqpacket.hub import HANGUP, READ, WRITE
+from sbus.protocol.bundles import unbundle
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE
 from sbus.seqpacket.writing import WritingConnection
 from sbus.syscalls.batch import BATCH
 
@@ -85,7 +85,7 @@ class PacketTransport(WritingConnection):
             raise
 
     def ready(self, events: int, alone: bool) -> None:
-        """See `sbus.seqpacket.hub.Handler`."""
+        """See `sbus.seqpacket.multiplexer.Handler`."""
         if self._closed:
             return
         if events & WRITE:

@@ -9,11 +9,11 @@ from typing import Any
 from twisted.internet import error, main
 from twisted.python.failure import Failure
 
-from sbus.bundles import Packed, pack
+from sbus.flood.fifo import PlainQueue
 from sbus.interfaces import IPacketQueue
+from sbus.protocol.bundles import Packed, pack
 from sbus.seqpacket.connection import Connection
-from sbus.seqpacket.hub import READ, WRITE
-from sbus.seqpacket.queue import PlainQueue
+from sbus.seqpacket.multiplexer import READ, WRITE
 from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.sockets import sendable
 
@@ -141,7 +141,7 @@ class WritingConnection(Connection):
             return 0
 
     def startBundling(self, limit: int) -> int:
-        """Take bundles from now on, and send them as soon as what waits now is sent (`sbus.bundles`).
+        """Take bundles from now on, and send them as soon as what waits now is sent (`sbus.protocol.bundles`).
 
         :param limit: bytes in the largest bundle to send.
         :returns: the limit in force, which is less if the socket takes no packets so long.

@@ -10,7 +10,7 @@ from zope.interface import implementer
 
 from sbus.errors import Violation, ViolationReason
 from sbus.interfaces import ICredentials, ICredentialsPolicy
-from sbus.keys import PeerCredentials, SecretKey
+from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.syscalls.sockets import overflow_ids
 
 __all__ = ["AccessSettings", "KernelCredentials", "KernelPolicy", "OwnUserPolicy"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from sbus.errors import UsageError
 from sbus.flood import QueueLimits
-from sbus.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
 __all__ = ["MAX_REPLIES", "Limits", "pattern_cost"]
 

@@ -11,7 +11,7 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation
 from sbus.interfaces import IObserver
-from sbus.keys import CURRENT, Dialect, PeerCredentials
+from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 
 __all__ = ["LogObserver", "Observer", "listeners"]
 

@@ -9,14 +9,14 @@ from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue
 from sbus.interfaces import IPacketReceiver, IPacketTransport
-from sbus.keys import PeerCredentials, SecretKey
-from sbus.packets import CMSG, MSG, SUB, UNSUB, build, parse
-from sbus.runs import next_run
-from sbus.server.holdback import Holdback
+from sbus.protocol.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
+from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
+from sbus.routing.runs import next_run
+from sbus.server.backpressure import Holdback
 from sbus.server.limits import MAX_REPLIES
 from sbus.syscalls.batch import BATCH
 
@@ -262,14 +262,14 @@ class BusProtocol:
             self._pause()
 
     def hold(self, receiver: Any) -> None:
-        """A receiver holds this client back (`sbus.server.holdback.Publisher`)."""
+        """A receiver holds this client back (`sbus.server.backpressure.Publisher`)."""
         if self._held_by is None:
             self._held_by = set()
         self._held_by.add(receiver)
         self._pause()
 
     def letGo(self, receiver: Any) -> None:
-        """That receiver no longer does (`sbus.server.holdback.Publisher`)."""
+        """That receiver no longer does (`sbus.server.backpressure.Publisher`)."""
         if self._held_by is not None:
             self._held_by.discard(receiver)
         self._go_on()

@@ -10,17 +10,17 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from sbus.bundles import Packed
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue, SharedBudget
-from sbus.index import PatternIndex
 from sbus.interfaces import ICredentials
-from sbus.keys import CURRENT, Dialect
-from sbus.packets import MSG, build
-from sbus.routes import RouteCache
-from sbus.runs import total_size
+from sbus.protocol.bundles import Packed
+from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.packets import MSG, build
+from sbus.routing.cache import RouteCache
+from sbus.routing.runs import total_size
+from sbus.routing.trie import PatternIndex
+from sbus.server.backpressure import Holdback
 from sbus.server.components import FloodControls
-from sbus.server.holdback import Holdback
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.observers import listeners
 from sbus.server.protocol import BusProtocol

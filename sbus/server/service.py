@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.interfaces import ICredentials
-from sbus.keys import CURRENT, Dialect
+from sbus.protocol.keys import CURRENT, Dialect
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy

@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sbus.spark.session import get_session, register
+    from sbus.spark.runtime.session import get_session, register
 
 __all__ = ["get_session", "register"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from sbus.spark import session
+        from sbus.spark.runtime import session
 
         return getattr(session, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sbus.compiled import is_wanted
+from sbus.speedups import is_wanted
 
 __all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets"]
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from pathlib import Path
 
-from sbus.keys import PeerCredentials
+from sbus.protocol.keys import PeerCredentials
 
 __all__ = [
     "LARGEST_SEND_BUFFER",

@@ -17,8 +17,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sbus.testing.clients import AsyncioRecordingClient, RecordingClient, TwistedRecordingClient
     from sbus.testing.fakes import FakePacketTransport
-    from sbus.testing.recording import AsyncioRecordingClient, RecordingClient, TwistedRecordingClient
     from sbus.testing.servers import RunningBus, running_bus
     from sbus.testing.trial import BusMixin, InProcessBus
 
@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncioRecordingClient": "recording",
+    "AsyncioRecordingClient": "clients",
     "BusMixin": "trial",
     "FakePacketTransport": "fakes",
     "InProcessBus": "trial",
-    "RecordingClient": "recording",
+    "RecordingClient": "clients",
     "RunningBus": "servers",
-    "TwistedRecordingClient": "recording",
+    "TwistedRecordingClient": "clients",
     "running_bus": "servers",
 }
 

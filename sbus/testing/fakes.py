@@ -24,11 +24,11 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.bundles import Packed
+from sbus.flood.fifo import PlainQueue
 from sbus.interfaces import IPacketQueue, IPacketReceiver, IPacketTransport
-from sbus.keys import PeerCredentials
+from sbus.protocol.bundles import Packed
+from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.address import PacketAddress
-from sbus.seqpacket.queue import PlainQueue
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["FakePacketTransport"]

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from sbus.client.blocking import Bus, connect
 from sbus.errors import ConnectError, Disconnected, TimedOut, UsageError
 from sbus.syscalls.sockets import peer_credentials
-from sbus.testing.recording import RecordingClient
+from sbus.testing.clients import RecordingClient
 
 __all__ = ["OptionValue", "RunningBus", "command_line", "running_bus"]
 

@@ -22,7 +22,7 @@ from twisted.internet import defer
 from sbus.client import tx
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.service import BusService
-from sbus.testing.recording import TwistedRecordingClient
+from sbus.testing.clients import TwistedRecordingClient
 
 if TYPE_CHECKING:
     from twisted.trial.unittest import TestCase

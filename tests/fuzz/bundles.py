@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sbus import bundles, runs
 from sbus.client.core import ClientCore, Message
 from sbus.flood import SendQueue
+from sbus.protocol import bundles
+from sbus.routing import runs
 from sbus.server.limits import Limits
 from sbus.server.protocol import BusProtocol
 from sbus.server.registry import SubscriptionRegistry
-from tests.unit.buses import Bus, Peer
+from tests.support.buses import Bus, Peer
 
 __all__ = ["inputs", "packets_of", "try_input"]
 
@@ -99,7 +100,7 @@ def _compiled(name: str) -> Any:
 
 def _check_twins(packets: list[bytes]) -> None:
     """The compiled functions say what the plain ones say."""
-    twin, runner = _compiled("sbus._bundles"), _compiled("sbus._runs")
+    twin, runner = _compiled("sbus.protocol._bundles"), _compiled("sbus.routing._runs")
     routes = {b"a": ("one",), b"k": ("one", "two"), b"": ()}
     plain = bundles._unbundle(list(packets))
     if twin is not None:

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from sbus import bundles
+from sbus.protocol import bundles
 from tests.fuzz.bundles import PIECES, inputs, packets_of, try_input
 
 

@@ -3,5 +3,5 @@
 from twisted.application.service import ServiceMaker
 
 sbus_recorder = ServiceMaker(
-    "sbus-recorder", "sbus.recorder.options", "Records an sbus into a journal.", "sbus-recorder"
+    "sbus-recorder", "sbus.recorder.twistd", "Records an sbus into a journal.", "sbus-recorder"
 )

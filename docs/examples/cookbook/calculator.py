@@ -10,7 +10,7 @@ import math
 import sys
 
 import sbus
-from sbus.client.calls import Request
+from sbus.client.api import Request
 from sbus.errors import RequestFailed, TimedOut
 
 

@@ -16,8 +16,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
 from sbus.client.core import Message
-from sbus.client.service import BusClientService
 from sbus.client.tx import Bus
+from sbus.client.tx.service import BusClientService
 
 
 class Page(Resource):

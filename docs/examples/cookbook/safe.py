@@ -13,7 +13,7 @@ import sys
 import sbus
 from sbus.client.core import Message
 from sbus.errors import Violation
-from sbus.keys import CURRENT
+from sbus.protocol.keys import CURRENT
 
 
 def user_of(key: bytes) -> bytes | None:

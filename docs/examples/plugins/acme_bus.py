@@ -10,7 +10,7 @@ from zope.interface import implementer
 from sbus.errors import Violation, ViolationReason
 from sbus.flood import SendQueue, Verdict
 from sbus.interfaces import ICredentials, ICredentialsPolicy, IHardStrategy, IQueueOrder, ISoftStrategy
-from sbus.keys import PeerCredentials, SecretKey
+from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.server.credentials import AccessSettings, KernelPolicy
 
 

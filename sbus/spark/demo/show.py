@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 from sbus.client.blocking import connect
 from sbus.client.core import Message
 from sbus.errors import ConnectError, Disconnected, SbusError, TimedOut
-from sbus.journal.reading import JournalReader
-from sbus.spark.archive import Archive
+from sbus.journal.reader import JournalReader
 from sbus.spark.demo import alerts
 from sbus.spark.demo.plant import LIMIT, SITES
 from sbus.spark.demo.processes import Process, python, running, twistd
-from sbus.spark.lake import Lake
+from sbus.spark.jobs.archive import Archive
+from sbus.spark.jobs.lake import Lake
 from sbus.spark.report import Figures, measure, render
 
 __all__ = ["Outcome", "run"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.clients.shells import SHELLS, AsyncioShell, BlockingShell, Shell, TwistedShell
+from tests.integration.clients.backends import SHELLS, AsyncioShell, BlockingShell, Shell, TwistedShell
 
 
 @pytest.hookimpl(tryfirst=True)

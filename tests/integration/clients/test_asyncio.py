@@ -16,9 +16,9 @@ from sbus.client.core import Message
 from sbus.client.session import HIGH_WATER
 from sbus.errors import Closed, Disconnected
 from sbus.syscalls import batch
-from tests.integration.clients.shells import AsyncioShell, FakeServer, paused, turn, unread, wait_stuck
-from tests.integration.conftest import StartBus
-from tests.integration.harness import TIMEOUT, Bus
+from tests.integration.clients.backends import AsyncioShell, FakeServer, paused, turn, unread, wait_stuck
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 
 async def test_async_with_and_for(native: AsyncioShell, shared: Bus) -> None:

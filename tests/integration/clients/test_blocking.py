@@ -17,13 +17,13 @@ import pytest
 
 import sbus
 from sbus.client import blocking, sending
+from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.client.dialing import Backoff
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls import batch
-from tests.integration.clients.shells import FakeServer, paused
-from tests.integration.conftest import StartBus
-from tests.integration.harness import TIMEOUT, Bus, Client
+from tests.integration.clients.backends import FakeServer, paused
+from tests.support.harness import TIMEOUT, Bus, Client
+from tests.support.servers import StartBus
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"

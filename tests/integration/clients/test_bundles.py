@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import sbus
-from sbus.bundles import LARGEST, _unbundle
+from sbus.protocol.bundles import LARGEST, _unbundle
 from tests.integration.clients import test_messages as messages
 from tests.integration.clients import test_requests as requests
-from tests.integration.clients.shells import Client, FakePeer, FakeServer, Gaps, Shell, TwistedShell
+from tests.integration.clients.backends import Client, FakePeer, FakeServer, Gaps, Shell, TwistedShell
 from tests.integration.clients.test_loss import NAME, QUICK, WHOAMI
-from tests.integration.conftest import StartBus
-from tests.integration.harness import TIMEOUT, Bus
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 ON = b"CMSG bundle/on"
 ANSWER = ON + b"\x0065536"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sbus.client.dialing import Backoff
+from sbus.client.connecting import Backoff
 from sbus.client.session import HIGH_WATER
 from sbus.errors import Closed, ConnectError, Disconnected
-from tests.integration.clients.shells import (
+from tests.integration.clients.backends import (
     BlockingShell,
     Client,
     FakePeer,
@@ -28,8 +28,8 @@ from tests.integration.clients.shells import (
     wait_quiet,
     wait_stuck,
 )
-from tests.integration.conftest import StartBus
-from tests.integration.harness import TIMEOUT, Bus
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"

@@ -11,9 +11,9 @@ import pytest
 
 from sbus.errors import Closed, Disconnected, InvalidKey, PacketTooLong, UsageError
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
-from tests.integration.clients.shells import Client, FakeServer, Shell, Sub, turn
-from tests.integration.conftest import StartBus
-from tests.integration.harness import TIMEOUT, Bus
+from tests.integration.clients.backends import Client, FakeServer, Shell, Sub, turn
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 
 async def fenced(*clients: Client) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sbus.client.session import HIGH_WATER
 from sbus.errors import Closed, ConnectError, TimedOut
 from sbus.syscalls.batch import BATCH
-from tests.integration.clients.shells import (
+from tests.integration.clients.backends import (
     AsyncioShell,
     BlockingShell,
     Client,
@@ -25,8 +25,8 @@ from tests.integration.clients.shells import (
     wait_quiet,
     wait_stuck,
 )
-from tests.integration.conftest import StartBus
-from tests.integration.harness import Bus
+from tests.support.harness import Bus
+from tests.support.servers import StartBus
 
 BEYOND = 16 * 65_536 // 1000
 """Messages of 1,000 bytes that are read at once at most, and so may be kept beyond the mark."""

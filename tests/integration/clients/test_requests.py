@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sbus.errors import InvalidKey, PacketTooLong, RequestFailed, TimedOut
-from tests.integration.clients.shells import Client, Shell, paused
-from tests.integration.conftest import StartBus
-from tests.integration.harness import OTHER_USER, TIMEOUT, Bus
+from tests.integration.clients.backends import Client, Shell, paused
+from tests.support.harness import OTHER_USER, TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 
 def upper(request: Any) -> bytes:

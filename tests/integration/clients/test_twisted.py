@@ -19,13 +19,13 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from sbus.client import tx
-from sbus.client.dialing import Backoff
-from sbus.client.service import BusClientService
+from sbus.client.connecting import Backoff
 from sbus.client.session import HIGH_WATER
+from sbus.client.tx.service import BusClientService
 from sbus.errors import Closed, ConnectError, Disconnected, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.syscalls.batch import BATCH
-from tests.integration.clients.shells import (
+from tests.integration.clients.backends import (
     Client,
     FakeServer,
     Gaps,
@@ -36,8 +36,8 @@ from tests.integration.clients.shells import (
     wait_quiet,
     wait_stuck,
 )
-from tests.integration.conftest import StartBus
-from tests.integration.harness import TIMEOUT, Bus
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"
@@ -545,7 +545,7 @@ async def test_service_stops_beside_a_server_that_stands_still(
     twisted: TwistedShell, bus: StartBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits a while for what is to be sent, and no longer."""
-    monkeypatch.setattr("sbus.client.service._PATIENCE", 0.05)
+    monkeypatch.setattr("sbus.client.tx.service._PATIENCE", 0.05)
     server = bus()
     service = BusClientService(twisted.reactor, str(server.address))
     service.startService()
@@ -566,7 +566,7 @@ from twisted.internet import defer, reactor
 from twisted.trial.unittest import TestCase
 
 from sbus.client import tx
-from sbus.client.service import BusClientService
+from sbus.client.tx.service import BusClientService
 from sbus.errors import Disconnected
 
 ADDRESS = {address!r}

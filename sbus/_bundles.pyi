@@ -1,3 +1,0 @@
-from sbus.bundles import pack, unbundle
-
-__all__ = ["pack", "unbundle"]

@@ -1,3 +1,0 @@
-from sbus.runs import build_messages, next_messages, next_run, total_size
-
-__all__ = ["build_messages", "next_messages", "next_run", "total_size"]

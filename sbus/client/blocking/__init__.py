@@ -1,0 +1,7 @@
+"""The blocking client: `connect`, and the `Bus` it returns."""
+
+from __future__ import annotations
+
+from sbus.client.blocking.bus import Bus, Subscription, connect
+
+__all__ = ["Bus", "Subscription", "connect"]

@@ -1,0 +1,8 @@
+"""The Twisted client: `connect`, the `Bus` it returns, and `BusClientService`."""
+
+from __future__ import annotations
+
+from sbus.client.tx.bus import Bus, Subscription, connect
+from sbus.client.tx.service import BusClientService
+
+__all__ = ["Bus", "BusClientService", "Subscription", "connect"]

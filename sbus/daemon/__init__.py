@@ -1,0 +1,1 @@
+"""What every service run by ``twistd`` shares: command line, signals, process settings."""

@@ -1,0 +1,52 @@
+"""The queue of a plain packet transport: first in, first out, without limits, with water marks for a producer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zope.interface import implementer
+
+from sbus.interfaces import IPacketQueue
+from sbus.routing.runs import total_size
+
+__all__ = ["HIGH_WATER", "PlainQueue"]
+
+HIGH_WATER = 64 << 10
+"""Bytes that wait past which a streaming producer is paused; it is resumed when nothing waits."""
+
+
+@implementer(IPacketQueue)
+class PlainQueue:
+    """Packets in order of arrival (`IPacketQueue`)."""
+
+    __slots__ = ("_packets", "_size")
+
+    def __init__(self) -> None:
+        self._packets: list[bytes] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._packets)
+
+    def is_high(self) -> bool:
+        """Whether more waits than the high-water mark."""
+        return self._size > HIGH_WATER
+
+    def write(self, packet: bytes) -> None:
+        self._packets.append(packet)
+        self._size += len(packet)
+
+    def take(self, count: int) -> list[bytes]:
+        return self._packets[:count]
+
+    def done(self, taken: list[bytes], sent: int) -> None:
+        del self._packets[:sent]
+        self._size -= total_size(taken[:sent])
+
+    def refused(self, packet: bytes) -> bool:
+        """A stream of packets with a hole in it would mislead: have the connection end."""
+        return False
+
+    def abandon(self, taken: Sequence[bytes] = ()) -> None:
+        self._packets.clear()
+        self._size = 0

@@ -1,0 +1,1 @@
+"""The wire protocol and its rules: packets, bundles, keys, patterns. No input or output."""

@@ -1,0 +1,3 @@
+from sbus.protocol.bundles import pack, unbundle
+
+__all__ = ["pack", "unbundle"]

@@ -1,0 +1,118 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The compiled twin of `sbus.protocol.bundles`: bundles taken apart and put together with one copy of each byte."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint32_t
+from libc.string cimport memcmp, memcpy
+
+
+cdef inline uint32_t _get(const unsigned char *at) noexcept:
+    return at[0] | at[1] << 8 | at[2] << 16 | <uint32_t>at[3] << 24
+
+
+cdef inline void _put(unsigned char *at, uint32_t number) noexcept:
+    at[0] = number & 255
+    at[1] = number >> 8 & 255
+    at[2] = number >> 16 & 255
+    at[3] = number >> 24
+
+
+cdef inline Py_ssize_t _size(object packet) except -1:
+    if not PyBytes_Check(packet):
+        raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+    return PyBytes_GET_SIZE(packet)
+
+
+cdef inline bint _is_bundle(object packet) except -1:
+    return _size(packet) >= 4 and memcmp(PyBytes_AS_STRING(packet), b"BNDL", 4) == 0
+
+
+cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
+    """Whether the lengths of a bundle fit, and nothing in it is empty or a bundle."""
+    cdef Py_ssize_t at = 4
+    cdef uint32_t length
+    if size == 4:
+        return False
+    while at < size:
+        if size - at < 4:
+            return False
+        length = _get(<const unsigned char *>data + at)
+        at += 4
+        if length == 0 or length > <size_t>(size - at):  # unsigned: a length may be more than a 32-bit index
+            return False
+        if length >= 4 and memcmp(data + at, b"BNDL", 4) == 0:
+            return False
+        at += length
+    return True
+
+
+cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
+    """Whether behind this packet there are no more bundles."""
+    return size >= 15 and memcmp(data, b"CMSG bundle/off", 15) == 0 and (size == 15 or data[15] == 0)
+
+
+def unbundle(list packets not None):
+    """See `sbus.protocol.bundles._unbundle`."""
+    cdef Py_ssize_t at, size
+    cdef uint32_t length
+    cdef const char *data
+    cdef object packet
+    cdef list plain = []
+    cdef bint found = False, ended = False
+    for packet in packets:
+        if _is_bundle(packet):
+            found = True
+            break
+    if not found:
+        return packets
+    for packet in packets:
+        size = _size(packet)
+        data = PyBytes_AS_STRING(packet)
+        if ended or not _is_bundle(packet) or not _is_framed(data, size):
+            plain.append(packet)
+            ended = ended or _is_end(data, size)
+            continue
+        at = 4
+        while at < size:
+            length = _get(<const unsigned char *>data + at)
+            plain.append(PyBytes_FromStringAndSize(data + at + 4, length))
+            ended = ended or _is_end(data + at + 4, length)
+            at += 4 + <Py_ssize_t>length
+    return plain
+
+
+def pack(list packets not None, Py_ssize_t limit, Py_ssize_t most):
+    """See `sbus.protocol.bundles._pack`."""
+    cdef Py_ssize_t at = 0, end, size, length, i, total
+    cdef unsigned char *data
+    cdef object packet, bundle
+    cdef list bundles = [], counts = []
+    total = len(packets)  # from here on nothing runs that could change the list
+    while at < total and len(bundles) < most:
+        size = 4
+        end = at
+        while end < total:
+            length = _size(packets[end])
+            if size + 4 + length > limit:
+                break
+            size += 4 + length
+            end += 1
+        if end - at < 2:
+            bundles.append(packets[at])
+            counts.append(1)
+            at += 1
+            continue
+        bundle = PyBytes_FromStringAndSize(NULL, size)
+        data = <unsigned char *>PyBytes_AS_STRING(bundle)
+        memcpy(data, b"BNDL", 4)
+        data += 4
+        for i in range(at, end):
+            packet = packets[i]
+            length = PyBytes_GET_SIZE(packet)
+            _put(data, <uint32_t>length)
+            memcpy(data + 4, PyBytes_AS_STRING(packet), <size_t>length)
+            data += 4 + length
+        bundles.append(bundle)
+        counts.append(end - at)
+        at = end
+    return bundles, counts

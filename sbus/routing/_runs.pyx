@@ -1,0 +1,146 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The compiled twin of `sbus.routing.runs`: no key is copied or hashed that equals the one before it."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_Check
+from libc.string cimport memchr, memcmp, memcpy
+
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        object (*tp_new)(PyTypeObject *, object, PyObject *)
+    PyTypeObject PyTuple_Type
+    void PyObject_GC_UnTrack(void *)
+    const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
+
+
+def next_run(list packets not None, Py_ssize_t start, Py_ssize_t end, dict routes not None):
+    """See `sbus.routing.runs._next_run`."""
+    cdef object receivers = None
+    cdef object packet
+    cdef PyObject *found
+    cdef const char *key
+    cdef const char *nul
+    cdef const char *last = NULL
+    cdef Py_ssize_t at, size, length, last_length = -1
+    if start < 0 or end > len(packets):
+        raise IndexError("a run lies within its packets")
+    for at in range(start, end):
+        packet = packets[at]
+        if not PyBytes_Check(packet):
+            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+        size = PyBytes_GET_SIZE(packet) - 4
+        key = PyBytes_AS_STRING(packet)
+        if size <= 0 or memcmp(key, b"MSG ", 4) != 0:
+            return receivers, at
+        key += 4
+        nul = <const char *>memchr(key, 0, <size_t>size)
+        if nul == NULL:
+            return receivers, at
+        length = nul - key
+        # `last` points into an earlier packet, which the list keeps alive.
+        if length == last_length and memcmp(key, last, <size_t>length) == 0:
+            continue
+        found = PyDict_GetItemWithError(routes, PyBytes_FromStringAndSize(key, length))
+        if found == NULL:
+            return receivers, at
+        if receivers is None:
+            receivers = <object>found
+        elif <object>found is not receivers:
+            return receivers, at
+        last = key
+        last_length = length
+    return receivers, end
+
+
+def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict routes not None, type kind not None):
+    """See `sbus.routing.runs._next_messages`."""
+    cdef object receivers = None
+    cdef object packet, message, key = None
+    cdef PyObject *found
+    cdef const char *data
+    cdef const char *nul
+    cdef Py_ssize_t at, size, length
+    cdef list messages = []
+    if start < 0 or end > len(packets):
+        raise IndexError("a run lies within its packets")
+    for at in range(start, end):
+        packet = packets[at]
+        if not PyBytes_Check(packet):
+            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+        size = PyBytes_GET_SIZE(packet) - 4
+        data = PyBytes_AS_STRING(packet)
+        if size <= 0 or memcmp(data, b"MSG ", 4) != 0:
+            break
+        data += 4
+        nul = <const char *>memchr(data, 0, <size_t>size)
+        if nul == NULL:
+            break
+        length = nul - data
+        if key is None or PyBytes_GET_SIZE(key) != length or memcmp(PyBytes_AS_STRING(key), data, <size_t>length) != 0:
+            key = PyBytes_FromStringAndSize(data, length)
+            found = PyDict_GetItemWithError(routes, key)
+            if found == NULL or (receivers is not None and <object>found is not receivers):
+                break
+            receivers = <object>found
+        message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
+        if not messages:
+            message = tuple.__new__(kind, message)  # it checks that this kind may be made so
+        else:
+            message = PyTuple_Type.tp_new(<PyTypeObject *>kind, (message,), NULL)  # the same, without the detour
+        PyObject_GC_UnTrack(<void *>message)  # of bytes there can be no cycle
+        messages.append(message)
+    return receivers, messages
+
+
+def build_messages(list messages not None, Py_ssize_t start, Py_ssize_t longest):
+    """See `sbus.routing.runs._build_messages`."""
+    cdef object key, payload, packet
+    cdef object last = None
+    cdef const char *data = NULL
+    cdef char *into
+    cdef Py_ssize_t at, length = 0, size
+    cdef list packets = []
+    if start < 0:
+        raise IndexError("a run lies within its messages")
+    for at in range(start, len(messages)):
+        if not isinstance(messages[at], tuple) or len(<tuple>messages[at]) != 2:
+            break
+        key = (<tuple>messages[at])[0]
+        payload = (<tuple>messages[at])[1]
+        if not PyBytes_Check(payload):
+            break
+        if key is not last:
+            if PyBytes_Check(key):
+                data = PyBytes_AS_STRING(key)
+                length = PyBytes_GET_SIZE(key)
+            elif PyUnicode_Check(key):
+                data = PyUnicode_AsUTF8AndSize(key, &length)
+            else:
+                break
+            if memchr(data, 33, <size_t>length) != NULL or memchr(data, 0, <size_t>length) != NULL:
+                break
+            last = key  # keeps what `data` points to
+        size = PyBytes_GET_SIZE(payload)
+        if length > longest - 5 or size > longest - 5 - length:
+            break
+        packet = PyBytes_FromStringAndSize(NULL, 5 + length + size)
+        into = PyBytes_AS_STRING(packet)
+        memcpy(into, b"MSG ", 4)
+        memcpy(into + 4, data, <size_t>length)
+        into[4 + length] = 0
+        memcpy(into + 5 + length, PyBytes_AS_STRING(payload), <size_t>size)
+        packets.append(packet)
+    return packets
+
+
+def total_size(list packets not None):
+    """See `sbus.routing.runs._total_size`."""
+    cdef object packet
+    cdef Py_ssize_t size = 0
+    for packet in packets:
+        if not PyBytes_Check(packet):
+            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+        size += PyBytes_GET_SIZE(packet)
+    return size

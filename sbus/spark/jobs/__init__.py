@@ -1,0 +1,1 @@
+"""The jobs: archive, traffic, replay, and the tables they read and write."""

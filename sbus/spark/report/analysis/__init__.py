@@ -1,0 +1,1 @@
+"""From rows to figures: what a report is computed from."""

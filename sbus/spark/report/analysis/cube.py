@@ -1,0 +1,226 @@
+"""From rows to a small table: messages per key and window, from which nearly all of a report is taken.
+
+The rows are read once for it, whatever the report shows; it is as large as there are keys and windows, and
+stays on the executors. What goes to the driver is bounded: windows times labels, or the top of a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from sbus.spark.report.analysis.figures import KeyTraffic, Sizes, Traffic
+from sbus.spark.report.analysis.spans import Span
+
+__all__ = [
+    "DEEPEST",
+    "LABELS",
+    "Windows",
+    "count_keys",
+    "find_depth",
+    "find_sizes",
+    "find_top",
+    "find_traffic",
+    "prefix",
+    "shapes",
+    "total",
+    "with_shape",
+]
+
+LABELS = 7
+"""Prefixes that get a colour of their own; more are not told apart."""
+_SHAPE = 60
+DEEPEST = 4
+"""Segments of the longest prefix that is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of a period; the period before has the same ones, as much earlier as the period is long."""
+
+    period: Span
+    width: int
+
+    @property
+    def origin(self) -> int:
+        return self.period.start // self.width * self.width
+
+    @property
+    def count(self) -> int:
+        return -(-(self.period.end - self.origin) // self.width)
+
+    @property
+    def both(self) -> Span:
+        """The period and the one before it."""
+        return Span(2 * self.period.start - self.period.end, self.period.end)
+
+
+def count_keys(messages: DataFrame, windows: Windows) -> DataFrame:
+    """Messages per journal, key and window.
+
+    :param messages: ``journal``, ``key``, ``us`` and ``size`` of the messages of both periods.
+    :returns: ``journal``, ``key``, ``now`` (false: of the period before), ``window`` (its number), ``n``, ``bytes``,
+        ``first`` and ``last`` (µs).
+    """
+    span = windows.period.end - windows.period.start
+    now = F.col("us") >= windows.period.start
+    shifted = F.when(now, F.col("us")).otherwise(F.col("us") + span)
+    window = F.floor((shifted - windows.origin) / windows.width).cast("int")
+    return messages.groupBy("journal", "key", now.alias("now"), window.alias("window")).agg(
+        F.count("*").alias("n"),
+        F.sum("size").alias("bytes"),
+        F.min("us").alias("first"),
+        F.max("us").alias("last"),
+    )
+
+
+def prefix(key: str, depth: int) -> Column:
+    """The first segments of a key: with a final ``/`` where it goes on behind them, else the whole key."""
+    short = F.substring_index(key, "/", depth)
+    return F.when(F.length(short) < F.length(key), F.concat(short, F.lit("/"))).otherwise(F.col(key))
+
+
+def find_depth(keys: DataFrame) -> int:
+    """How many segments tell keys apart best: as few as give three prefixes, none with most of the messages.
+
+    :param keys: ``key`` and ``n``.
+    """
+    each = keys.select(
+        "n", F.explode(F.array(*[F.struct(F.lit(d).alias("depth"), prefix("key", d).alias("p"))
+                                 for d in range(1, DEEPEST + 1)])).alias("at")
+    )  # fmt: skip
+    by_prefix = each.groupBy("at.depth", "at.p").agg(F.sum("n").alias("n"))
+    by_depth = by_prefix.groupBy("depth").agg(F.count("*").alias("prefixes"), (F.max("n") / F.sum("n")).alias("share"))
+    found = sorted(by_depth.collect())
+    for row in found:
+        if row.prefixes >= 3 and row.share <= 0.6:
+            return int(row.depth)
+    return int(min(found, key=lambda row: row.share).depth) if found else 1
+
+
+def label_of(key: str, depth: int, labels: Sequence[str]) -> Column:
+    """The prefix of a key if it is one of the labels, else null."""
+    label = prefix(key, depth)
+    return F.when(label.isin(list(labels)), label)
+
+
+def find_traffic(cube: DataFrame, windows: Windows, depth: int, labels: Sequence[str], *, has_before: bool) -> Traffic:
+    """Messages and bytes per window and label."""
+    label = F.when(F.col("now"), label_of("key", depth, labels))
+    counted = cube.groupBy("now", "window", label.alias("label")).agg(F.sum("n").alias("n"), F.sum("bytes").alias("b"))
+    rows = counted.collect()
+    names: list[str | None] = list(labels)
+    if any(row.now and row.label is None for row in rows):
+        names.append(None)
+    at = {name: i for i, name in enumerate(names)}
+    messages, sizes = ([[0] * windows.count for _ in names] for _ in range(2))
+    before, bytes_before = [0] * windows.count, [0] * windows.count
+    for row in rows:
+        window = min(row.window, windows.count - 1)
+        if row.now:
+            messages[at[row.label]][window] += row.n
+            sizes[at[row.label]][window] += row.b
+        else:
+            before[window] += row.n
+            bytes_before[window] += row.b
+    return Traffic(
+        windows.width,
+        windows.origin,
+        names,
+        messages,
+        sizes,
+        before if has_before else None,
+        bytes_before if has_before else None,
+    )
+
+
+def find_top(keys: DataFrame, order: str, top: int) -> list[tuple[str, int, int]]:
+    """The keys with most of something: each with its messages and bytes.
+
+    :param keys: ``key``, ``n`` and ``bytes`` of the period.
+    :param order: the column that counts.
+    """
+    rows = keys.where("n > 0").orderBy(F.col(order).desc(), "key").limit(top).select("key", "n", "bytes").collect()
+    return [(row.key, row.n, row.bytes) for row in rows]
+
+
+def with_shape(found: tuple[str, int, int], counts: list[int]) -> KeyTraffic:
+    """A key's traffic, given its messages per window."""
+    bundle = max(1, -(-len(counts) // _SHAPE))
+    shape = [sum(counts[at : at + bundle]) for at in range(0, len(counts), bundle)]
+    if shorter := len(counts) % bundle:
+        shape[-1] = round(shape[-1] * bundle / shorter)
+    return KeyTraffic(*found, shape)
+
+
+def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
+    """For each scope (a key, or a prefix with its final ``/``; and whether it is a prefix) the messages per window."""
+    counts = {scope: [0] * windows.count for scope in scopes}
+    names = list(counts)
+    if not names:
+        return counts
+    within = [F.col("key").startswith(s) if is_prefix else F.col("key") == s for s, is_prefix in names]
+    hits = F.array_compact(F.array(*[F.when(hit, F.lit(i)) for i, hit in enumerate(within)]))
+    each = cube.where("now").select(F.explode(hits).alias("scope"), "window", "n")
+    for row in each.groupBy("scope", "window").agg(F.sum("n").alias("n")).collect():
+        counts[names[row.scope]][min(row.window, windows.count - 1)] += row.n
+    return counts
+
+
+def find_sizes(
+    messages: DataFrame, depth: int, labels: Sequence[str]
+) -> tuple[list[Sizes], list[tuple[int, int, int]]]:
+    """Payload sizes: of all messages, then of each label's; and a histogram of all.
+
+    :param messages: ``key`` and ``size`` of the messages of the period.
+    """
+    labelled = messages.select(label_of("key", depth, labels).alias("label"), "size")
+    ranks = F.percentile_approx("size", [0.5, 0.95, 0.99], 10_000)
+    rolled = labelled.rollup("label").agg(
+        F.grouping("label").alias("all"),
+        F.count("*").alias("n"),
+        F.avg("size").alias("mean"),
+        ranks.alias("p"),
+        F.max("size").alias("largest"),
+    )
+    rows = {(row.all, row.label): row for row in rolled.collect()}
+    order = [(1, None), *((0, label) for label in labels)]
+    sizes = [
+        Sizes(label, row.n, row.mean, row.p[0], row.p[1], row.p[2], row.largest)
+        for label, row in ((key[1], rows.get(key)) for key in order)
+        if row is not None and row.n
+    ]
+    # Half octaves: 1, 2, 3, 4-5, 6-7, 8-11, ...; -1 for empty payloads.
+    half_octave = F.when(F.col("size") > 0, F.floor(2 * F.log2("size") + 1e-9)).otherwise(-1)
+    bins = messages.groupBy(half_octave.cast("int").alias("bin")).agg(F.count("*").alias("n")).orderBy("bin")
+    histogram = [(*_bounds(row.bin), row.n) for row in bins.collect()]
+    return sizes, histogram
+
+
+def _bounds(number: int) -> tuple[int, int]:
+    """The smallest and the largest size in a bin of the histogram."""
+    if number < 0:
+        return 0, 0
+    edges = [-int(-(2 ** (n / 2)) // 1) if n % 2 else 2 ** (n // 2) for n in (number, number + 1)]
+    return edges[0], edges[1] - 1
+
+
+def total(keys: DataFrame) -> tuple[tuple[int, int, int], tuple[int, int, int], int, int]:
+    """Messages, bytes and keys of the period and of the one before; and the numbers of new and of vanished keys.
+
+    :param keys: ``n``, ``bytes``, ``n_before``, ``bytes_before``.
+    """
+    row = keys.agg(
+        F.sum("n").alias("n"),
+        F.sum("bytes").alias("b"),
+        F.expr("count_if(n > 0)").alias("keys"),
+        F.sum("n_before").alias("n0"),
+        F.sum("bytes_before").alias("b0"),
+        F.expr("count_if(n_before > 0)").alias("keys0"),
+        F.expr("count_if(n_before = 0)").alias("new"),
+        F.expr("count_if(n = 0)").alias("vanished"),
+    ).collect()[0]
+    return (row.n or 0, row.b or 0, row.keys), (row.n0 or 0, row.b0 or 0, row.keys0), row.new, row.vanished

@@ -1,0 +1,86 @@
+"""Where the recording has gaps: silence can only be told from loss by who knows when nobody listened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from sbus.spark.report.analysis.figures import Gap
+from sbus.spark.report.analysis.spans import Span, merged, without
+
+__all__ = ["MOST_GAPS", "Journal", "find_gaps", "find_journals", "lost", "recorded"]
+
+MOST_GAPS = 2000
+"""How many gaps are looked at; should there be more, the newest."""
+
+
+class Journal(NamedTuple):
+    """What is there of a journal: the time from its first row to its last, and what these two are."""
+
+    extent: Span
+    first_seq: int
+    last_kind: str
+
+
+def find_journals(rows: DataFrame) -> dict[str, Journal]:
+    """Each journal that has rows, by its ID."""
+    found = rows.groupBy("journal").agg(
+        F.min("us").alias("first"), F.max("us").alias("last"), F.min("seq").alias("seq"), F.max_by("kind", "seq")
+    )
+    return {str(journal): Journal(Span(first, last), seq, kind) for journal, first, last, seq, kind in found.collect()}
+
+
+def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: int) -> list[Gap]:
+    """The gaps within a time, the oldest first.
+
+    A gap lasts from the row before it to the row that tells of it.
+
+    :param rows: all rows of that time and of no other: ``journal``, ``seq``, ``us``, ``kind``, ``payload``.
+    :param tail: µs without any row at the end from which on the journal counts as not being written.
+    """
+    marks = rows.where("kind <> 'message'").select("journal", "seq", "us", "kind", F.col("payload").cast("string"))
+    newest = marks.orderBy(F.col("us").desc()).limit(MOST_GAPS).toDF("journal", "seq", "us", "kind", "details")
+    found = sorted(newest.collect(), key=lambda row: (row.us, row.seq))
+    above = rows.where(F.col("seq").isin([row.seq - 1 for row in found])).select("journal", "seq", "us")
+    before = {(journal, seq + 1): us for journal, seq, us in above.collect()} if found else {}
+    gaps = []
+    for row in found:
+        details = _details(row.details)
+        if row.kind == "stop":
+            continue  # the next start ends what it opens
+        ended = str(details.get("ended", ""))
+        begin = whole.start if ended == "new" else before.get((row.journal, row.seq), whole.start)
+        gaps.append(Gap(row.journal, begin, row.us, row.kind, ended, str(details.get("reason", ""))))
+    for journal, (extent, first_seq, last_kind) in journals.items():
+        if last_kind == "stop":
+            gaps.append(Gap(journal, extent.end, whole.end, "stop", "", ""))
+        elif whole.end - extent.end > tail:
+            gaps.append(Gap(journal, extent.end, whole.end, "end", "", ""))
+        if first_seq == 0 and not any(g.journal == journal and g.start == whole.start for g in gaps):
+            gaps.append(Gap(journal, whole.start, extent.start, "start", "new", ""))
+    return sorted((g for g in gaps if g.end > g.start), key=lambda g: (g.start, g.end))
+
+
+def _details(payload: str | None) -> dict[str, object]:
+    try:
+        details = json.loads(payload or "{}")
+    except ValueError:
+        return {}
+    return details if isinstance(details, dict) else {}
+
+
+def lost(gaps: Iterable[Gap]) -> dict[str, list[Span]]:
+    """For each journal the time in which it may lack messages."""
+    spans: dict[str, list[Span]] = {}
+    for gap in gaps:
+        spans.setdefault(gap.journal, []).append(Span(gap.start, gap.end))
+    return {journal: merged(found) for journal, found in spans.items()}
+
+
+def recorded(whole: Span, journals: Iterable[str], missing: dict[str, list[Span]]) -> list[Span]:
+    """The time in which at least one of the journals was being written."""
+    return merged(span for journal in journals for span in without(whole, missing.get(journal, [])))

@@ -1,0 +1,170 @@
+"""From rows to the figures of a report: the one place that knows which aggregates are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from sbus.errors import UsageError
+from sbus.spark.report.analysis import cube as cubes
+from sbus.spark.report.analysis.changes import compare
+from sbus.spark.report.analysis.figures import Figures, Totals
+from sbus.spark.report.analysis.gaps import find_gaps, find_journals, lost, recorded
+from sbus.spark.report.analysis.silences import find_silences
+from sbus.spark.report.analysis.spans import Span, length, nice_width
+from sbus.spark.report.page.format import moment
+
+__all__ = ["measure"]
+
+_WINDOWS = 300
+_EARLIEST = -62_135_596_800_000_000
+"""When the year 1 begins, µs: Python knows no earlier time."""
+
+
+def measure(
+    rows: DataFrame,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    last: timedelta = timedelta(days=1),
+    wanted: Column | None = None,
+    pattern: str = "",
+    depth: int | None = None,
+    top: int = 12,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Figures:
+    """The figures of a period's traffic, compared with the period of the same length before it.
+
+    All work is done by Spark; what comes back is bounded by the windows (at most 300), `top`, and a handful of
+    prefixes.
+
+    :param rows: ``journal``, ``seq``, ``time``, ``kind``, ``key`` (text) and ``payload``, as the lake and the data
+        source have them.
+    :param start: when the period begins; else `last` before its end, or with the first row.
+    :param end: when it ends (not included); else just after the last row.
+    :param last: how long the period is if it is not said when it begins.
+    :param wanted: a condition on ``key``, for the messages that count; gaps always do.
+    :param pattern: the same for people to read, as the report's heading says it.
+    :param depth: segments of a key that make a prefix; else as many as tell them apart well.
+    :param top: the longest that a list may be.
+    :param progress: is told what is being computed.
+    :raises sbus.errors.UsageError: if there are no rows in the period.
+    """
+    progress("period")
+    period = _period(rows, start, end, last)
+    windows = cubes.Windows(period, nice_width(period.end - period.start, _WINDOWS))
+    whole = windows.both
+    us = F.unix_micros("time")
+    within = rows.where(
+        (F.col("time") >= F.timestamp_micros(F.lit(whole.start)))
+        & (F.col("time") < F.timestamp_micros(F.lit(whole.end)))
+    ).withColumn("us", us)
+    messages = within.where("kind = 'message'")
+    if wanted is not None:
+        messages = messages.where(wanted)
+    messages = messages.select("journal", "key", "us", F.length("payload").cast("long").alias("size"))
+
+    progress("gaps")
+    journals = find_journals(within)
+    extents = {journal: found.extent for journal, found in journals.items()}
+    if not any(extent.end >= period.start for extent in extents.values()):
+        # A page would say that all is calm.
+        raise UsageError(
+            f"there are no rows between {moment(period.start)} and {moment(period.end)} UTC: name another period, or "
+            "archive first what was recorded in it"
+        )
+    gaps = find_gaps(within, journals, whole, 2 * windows.width)
+    missing = lost(gaps)
+
+    progress("traffic")
+    cube = cubes.count_keys(messages, windows).persist(StorageLevel.MEMORY_AND_DISK)
+    keys = _by_key(cube).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        before = Span(whole.start, period.start)
+        now_total, before_total, new, vanished = cubes.total(keys)
+        has_before = length(recorded(before, extents, missing)) > 0 and any(
+            e.start < before.end for e in extents.values()
+        )
+        if depth is None:
+            depth = cubes.find_depth(keys.where("n > 0"))
+        by_prefix = keys.where("n > 0").groupBy(cubes.prefix("key", depth).alias("p")).agg(F.sum("n").alias("n"))
+        labels = [row.p for row in by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.LABELS).collect()]
+        traffic = cubes.find_traffic(cube, windows, depth, labels, has_before=has_before)
+        progress("top keys")
+        top_messages = cubes.find_top(keys, "n", top)
+        top_bytes = cubes.find_top(keys, "bytes", top)
+        progress("silences")
+        heard = {journal: min(period.end, extent.end) for journal, extent in extents.items()}
+        silences, silence_count = find_silences(cube, windows, missing, heard, top)
+        scopes = [(key, False) for key, _, _ in top_messages + top_bytes]
+        scopes += [(silence.scope, silence.is_prefix) for silence in silences]
+        shapes = cubes.shapes(cube, windows, scopes)
+        progress("changes")
+        changes = compare(keys, (before, period), missing, depth, top, (new, vanished)) if has_before else None
+        progress("payload sizes")
+        sizes, histogram = cubes.find_sizes(messages.where(F.col("us") >= period.start), depth, labels)
+    finally:
+        keys.unpersist()
+        cube.unpersist()
+    return Figures(
+        period,
+        pattern,
+        depth,
+        Totals(*now_total, length(recorded(period, extents, missing))),
+        Totals(*before_total, length(recorded(before, extents, missing))) if has_before else None,
+        traffic,
+        [cubes.with_shape(found, shapes[found[0], False]) for found in top_messages],
+        [cubes.with_shape(found, shapes[found[0], False]) for found in top_bytes],
+        sizes,
+        histogram,
+        [replace(silence, activity=shapes[silence.scope, silence.is_prefix]) for silence in silences],
+        silence_count,
+        extents,
+        gaps,
+        changes,
+    )
+
+
+def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most: timedelta) -> Span:
+    """The period that is meant, in µs."""
+    first: int | None = _micros(start)
+    last: int | None = _micros(end)
+    if first is None or last is None:
+        row = rows.agg(F.min(F.unix_micros("time")), F.max(F.unix_micros("time"))).collect()[0]
+        if row[0] is None:
+            raise UsageError("there are no rows to report on: has anything been recorded, and archived?")
+        if last is None:
+            last = row[1] + 1
+        if first is None:
+            first = max(row[0], last - round(most.total_seconds() * 1_000_000))
+    if last <= first:
+        raise UsageError("the period ends before it begins: nothing was recorded in it, or its two ends are swapped")
+    if 2 * first - last < _EARLIEST:
+        raise UsageError(
+            "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
+        )
+    return Span(first, last)
+
+
+def _micros(time: datetime | None) -> int | None:
+    if time is None:
+        return None
+    if time.tzinfo is None:
+        raise UsageError(f"{time} could mean many times: say its time zone, as in {time.isoformat()}Z")
+    return round(time.timestamp() * 1_000_000)
+
+
+def _by_key(cube: DataFrame) -> DataFrame:
+    """Of each key: what it sent in the period and before it, and the journals that have it."""
+    now = F.col("now")
+    sums = [
+        F.sum(F.when(now if later else ~now, F.col(name)).otherwise(0)).alias(name if later else f"{name}_before")
+        for later in (True, False)
+        for name in ("n", "bytes")
+    ]
+    return cube.groupBy("key").agg(*sums, F.array_join(F.array_sort(F.collect_set("journal")), ",").alias("journals"))

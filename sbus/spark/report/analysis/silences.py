@@ -1,0 +1,189 @@
+"""Keys and prefixes that fell silent against their usual rhythm.
+
+A pause longer than a window lies between two windows in which the key was heard, so the table of
+`sbus.spark.report.analysis.cube` holds every such pause exactly; shorter ones are not looked for. A pause counts as a
+silence if, without the time in which nothing was recorded, it is
+
+* many times (`FACTOR`) as long as nine in ten of the key's pauses, and
+* as much longer than those around it: what speaks less at night has longer pauses then;
+* many times (`RARE`) as long as its third longest: what comes in bursts pauses often; and
+* clearly longer (`BEYOND`) than its longest in the period before: what rests every night is not silent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from sbus.spark.report.analysis.cube import DEEPEST, Windows
+from sbus.spark.report.analysis.figures import Silence
+from sbus.spark.report.analysis.spans import Span
+
+__all__ = ["find_silences"]
+
+FACTOR = 5
+BEYOND = 1.5
+RARE = 3
+_ENOUGH = 10
+"""Pauses that make a rhythm."""
+_CANDIDATES = 500
+_KNOWN = 4
+"""Times that a pause may be longer than all that is known of a key: one that came once, and left, had no rhythm."""
+_AROUND = 8
+"""Pauses on either side that one is compared with."""
+
+
+def find_silences(
+    cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int], top: int
+) -> tuple[list[Silence], int]:
+    """The silences of the period, those that last first, then the longest; and how many there are.
+
+    Their activity is left out. Keys that fell silent together are told as their prefix, if nothing else under it was
+    heard.
+
+    :param lost: for each journal, when messages may be missing from it.
+    :param heard: for each journal, until when it says anything (µs).
+    """
+    rows = _candidates(_pauses(cube, windows, lost, heard), windows).collect()
+    found = _together([_silence(row, windows) for row in rows])
+    found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
+    return found[:top], len(found)
+
+
+def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int]) -> DataFrame:
+    """Every pause between windows, and the last one, that has not ended."""
+    segments = F.size(F.split("key", "/"))
+    prefixes = [F.when(segments > d, _scope(F.concat(F.substring_index("key", "/", d), F.lit("/")), is_prefix=True))
+                for d in range(1, DEEPEST + 1)]  # fmt: skip
+    scopes = F.explode(F.array_compact(F.array(*prefixes, _scope(F.col("key"), is_prefix=False)))).alias("scope")
+    each = cube.select("journal", scopes, "now", "window", "n", "first", "last")
+    spoken = each.groupBy("journal", "scope", "now", "window").agg(
+        F.sum("n").alias("n"), F.min("first").alias("first"), F.max("last").alias("last")
+    )
+    order = Window.partitionBy("journal", "scope").orderBy("first")
+    until = F.from_json(F.lit(json.dumps(heard)), "map<string,bigint>")[F.col("journal")]
+    following = F.lead("first").over(order)
+    pauses = spoken.select(
+        "journal",
+        "scope",
+        "n",
+        "first",
+        F.when(F.col("n") > 1, (F.col("last") - F.col("first")) / (F.col("n") - 1)).alias("inner"),
+        F.col("last").alias("start"),
+        following.alias("end"),
+        F.coalesce(following, until).alias("until"),
+    )
+    missing = F.from_json(F.lit(json.dumps(lost)), "map<string,array<array<bigint>>>")[F.col("journal")]
+    unrecorded = F.when(
+        F.col("until") - F.col("start") >= windows.width,
+        F.aggregate(
+            F.coalesce(missing, F.array()),
+            F.lit(0).cast("bigint"),
+            lambda sum_, s: (
+                sum_ + F.greatest(F.lit(0), F.least(F.col("until"), s[1]) - F.greatest(F.col("start"), s[0]))
+            ),
+        ),
+    ).otherwise(0)
+    around = order.rowsBetween(-_AROUND, _AROUND)
+    ended = F.when(F.col("end").isNotNull(), F.col("net")).otherwise(0)
+    return (
+        pauses.withColumn("unrecorded", unrecorded)
+        .withColumn("net", F.col("until") - F.col("start") - F.col("unrecorded"))
+        .withColumn("around", F.try_divide(F.sum(ended).over(around) - ended, F.count("*").over(around) - 1))
+    )
+
+
+def _scope(text: Column, *, is_prefix: bool) -> Column:
+    """A key or a prefix; a key that ends with ``/`` is not the prefix that looks the same."""
+    return F.struct(text.alias("text"), F.lit(is_prefix).alias("is_prefix"))
+
+
+def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
+    """The pauses that are silences, at most so many."""
+    ended = F.col("end").isNotNull()
+    earlier = ended & (F.col("end") < windows.period.start)
+    # A key that says much in each window is known by its mean interval there, the pauses between the windows apart.
+    inner = F.struct(F.col("inner").alias("value"), F.lit(False).alias("is_pause"))
+    pause = F.struct(F.when(ended, F.col("net").cast("double")).alias("value"), F.lit(True).alias("is_pause"))
+    samples = pauses.select(
+        "journal", "scope", earlier.alias("earlier"), "start", "end", F.explode(F.array(inner, pause)).alias("sample")
+    ).where("sample.value IS NOT NULL")
+    is_pause = F.col("sample.is_pause")
+    length = F.when(is_pause, F.col("sample.value").cast("bigint"))
+    rhythm = samples.groupBy("journal", "scope").agg(
+        F.percentile_approx("sample.value", [0.5, 0.9]).alias("usual"),
+        F.count("*").alias("samples"),
+        F.max(F.when(F.col("earlier"), length)).alias("longest_before"),
+        # There is at most one for each window.
+        F.try_element_at(F.sort_array(F.collect_list(length), False), F.lit(3)).alias("third"),
+        (F.max(F.coalesce("end", "start")) - F.min("start")).alias("known"),
+    )
+    usual = F.greatest(
+        F.col("usual")[1] * FACTOR,
+        F.col("around") * FACTOR,
+        F.col("third") * RARE,
+        F.col("longest_before") * BEYOND,
+    )
+    return (
+        pauses.where((F.col("net") >= windows.width) & (F.col("until") > windows.period.start))
+        .join(rhythm.where(F.col("samples") >= _ENOUGH), ["journal", "scope"])
+        .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _KNOWN))
+        # Who was not heard in the period at all has vanished: that is told elsewhere.
+        .where(ended | (F.col("start") >= windows.period.start))
+        .orderBy(ended, F.col("net").desc(), F.length("scope.text"), "scope")
+        .limit(_CANDIDATES)
+    )
+
+
+def _silence(row: object, windows: Windows) -> Silence:
+    r = row.asDict()  # type: ignore[attr-defined]
+    return Silence(
+        r["journal"],
+        r["scope"].text,
+        r["scope"].is_prefix,
+        1,
+        r["start"],
+        r["end"],
+        r["until"] - r["start"],
+        r["unrecorded"],
+        round(r["usual"][0]),
+        r["longest_before"],
+    )
+
+
+def _together(silences: list[Silence]) -> list[Silence]:
+    """Leave out keys of which a prefix tells, and prefixes of which a single key tells."""
+    found: list[Silence] = []
+    taken: set[int] = set()
+    by_depth = sorted(range(len(silences)), key=lambda i: (silences[i].scope.count("/"), -silences[i].length))
+    for i in by_depth:
+        mine = silences[i]
+        if i in taken or not mine.is_prefix:
+            continue
+        below = [
+            k
+            for k, other in enumerate(silences)
+            if k not in taken
+            and k != i
+            and other.journal == mine.journal
+            and other.scope.startswith(mine.scope)
+            and _same(mine, other)
+        ]
+        keys = [k for k in below if not silences[k].is_prefix]
+        if len(keys) == 1:
+            taken.add(i)  # the prefix is that key
+            continue
+        taken.update(below)
+        found.append(replace(mine, keys=max(1, len(keys))))
+        taken.add(i)
+    found.extend(s for i, s in enumerate(silences) if i not in taken)
+    return found
+
+
+def _same(prefix: Silence, key: Silence) -> bool:
+    """Whether a key's silence is that of its prefix: it holds all of it, and little else."""
+    end = prefix.end is None if key.end is None else prefix.end is not None and key.end >= prefix.end
+    return end and key.start <= prefix.start and key.length <= 2 * prefix.length

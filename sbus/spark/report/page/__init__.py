@@ -1,0 +1,1 @@
+"""From figures to one HTML page."""

@@ -1,0 +1,1 @@
+"""What every job needs to run: a session, Java, the modules shipped to executors, and readable errors."""

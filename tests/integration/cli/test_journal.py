@@ -1,0 +1,254 @@
+"""``sbus journal`` shows, checks and follows what was recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from sbus.cli.main import cli
+from sbus.journal.consumers import advance
+from sbus.journal.layout import list_segments
+from sbus.journal.reader import read
+from sbus.journal.schema import Kind
+from sbus.journal.writer import Journal
+from tests.support.journals import Clock
+
+BEGIN = 1_700_000_000_000_000  # 2023-11-14T22:13:20Z
+SBUS = [sys.executable, "-m", "sbus.cli", "journal"]
+ENVIRONMENT = {**os.environ, "TZ": "UTC", "LC_ALL": "C.UTF-8"}
+
+
+def sbus(*arguments, status=0):
+    """Run ``sbus journal`` to its end; returns what it prints."""
+    done = CliRunner().invoke(cli, ["journal", *map(str, arguments)])
+    assert done.exit_code == status, done.output
+    return done.stdout or done.stderr
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A journal of two segments, closed, with gaps at its ends and a consumer."""
+    clock = Clock(BEGIN)
+    directory = tmp_path_factory.mktemp("journals") / "j"
+    with Journal.open(directory, clock=clock) as journal:
+        journal.mark(Kind.START, {"patterns": [""]})
+        for n in range(4):
+            clock.time += 1_000_000
+            journal.append([(b"a/%d" % n, b"payload %d" % n), (b"b", b"\xff")])
+            if n == 1:
+                journal.roll()
+        journal.mark(Kind.STOP, {})
+    advance(directory, "archive", 3)
+    return directory
+
+
+class TestLs:
+    def test_text(self, recorded):
+        """Every segment is a line of a table, and so is each consumer."""
+        first, header, *lines = sbus("ls", recorded).splitlines()
+        assert first.startswith(f"{recorded}: journal ")
+        assert first.endswith(", rows 0 to 9")
+        assert header.split() == ["first", "row", "rows", "bytes", "from", "(UTC)", "to", "(UTC)", "gaps"]
+        sizes = [str(os.path.getsize(segment.path())) for segment in list_segments(recorded)]
+        times = ["2023-11-14", "22:13:20", "2023-11-14", "22:13:22"], ["2023-11-14", "22:13:23"]
+        assert lines[0].split() == ["0", "5", sizes[0], *times[0], "1", "start"]
+        assert lines[1].split() == ["5", "5", sizes[1], *times[1], "2023-11-14", "22:13:24", "1", "stop"]
+        assert lines[2] == "archive has taken what is before row 3: 7 are left"
+
+    def test_json(self, recorded, tmp_path):
+        """As JSON it has the same, a line for each journal; an open segment shows what readers see of it."""
+        with Journal.open(tmp_path / "k") as journal:
+            journal.append([(b"k", b"1")])
+            journal.sync()
+            journal.append([(b"k", b"2")])
+            lines = sbus("ls", "--json", recorded, f"{tmp_path}/*").splitlines()
+        told, other = sorted(map(json.loads, lines), key=lambda told: told["end"], reverse=True)
+        assert (told["start"], told["end"], told["consumers"]) == (0, 10, {"archive": 3})
+        assert [segment["gaps"] for segment in told["segments"]] == [{"start": 1}, {"stop": 1}]
+        assert [segment["closed"] for segment in told["segments"] + other["segments"]] == [True, True, False]
+        assert (other["segments"][0]["rows"], other["end"]) == (1, 1)
+
+    def test_empty(self, tmp_path):
+        """A journal without rows can be listed, printed and checked."""
+        Journal.open(tmp_path).close()
+        first, header = sbus("ls", tmp_path).splitlines()
+        assert first.endswith(", no rows")
+        assert header.startswith("first row")
+        assert sbus("cat", tmp_path) == ""
+        assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: all is well\n")
+
+    def test_missing(self, tmp_path):
+        """What is no journal is named."""
+        for name in ("ls", "cat", "tail", "verify"):
+            assert sbus(name, tmp_path, status=1) == (
+                f"sbus: {tmp_path}: this is no journal (it has no journal.json): "
+                "name the directory that the recorder writes\n"
+            )
+
+
+class TestCat:
+    def test_text(self, recorded):
+        """Messages are printed as by ``sbus sub``, gaps as lines of their own."""
+        lines = sbus("cat", recorded).splitlines()
+        assert lines[:3] == [
+            '# start 2023-11-14T22:13:20.000+00:00 {"patterns": [""]}',
+            "a/0 payload 0",
+            r"b \xff",
+        ]
+        assert lines[-1] == "# stop 2023-11-14T22:13:24.000+00:00 {}"
+        assert len(lines) == 10
+
+    def test_json(self, recorded):
+        """As JSON, rows have their seq, time and kind."""
+        rows = list(map(json.loads, sbus("cat", "--json", recorded).splitlines()))
+        assert [row["seq"] for row in rows] == list(range(10))
+        assert rows[0] == {"seq": 0, "kind": "start", "time": BEGIN / 1e6, "details": {"patterns": [""]}}
+        assert rows[2] == {
+            "seq": 2,
+            "kind": "message",
+            "time": BEGIN / 1e6 + 1,
+            "key": "b",
+            "payload": "/w==",
+            "encoding": "base64",
+        }
+
+    def test_formats(self, recorded):
+        """A format has the seq as %n; it and --raw leave gaps out."""
+        assert sbus("cat", "--format=%n %k", "--pattern=a/", recorded) == "1 a/0\n3 a/1\n5 a/2\n7 a/3\n"
+        assert sbus("cat", "--raw", "-p", "a/0", "-p", "a/3", recorded) == "payload 0payload 3"
+
+    def test_ranges(self, recorded):
+        """Rows can be chosen by time, by seq, and as gaps alone."""
+
+        def seqs(*options):
+            return [json.loads(line)["seq"] for line in sbus("cat", "--json", *options, recorded).splitlines()]
+
+        assert seqs("--since=2023-11-14T22:13:22", "--until=2023-11-14T22:13:24") == [3, 4, 5, 6]
+        assert seqs("--since=2023-11-15") == []
+        assert seqs("--from=2", "--to=5") == [2, 3, 4, 5]
+        assert seqs("--gaps") == [0, 9]
+
+
+class TestTail:
+    def test_reads_little(self, tmp_path, monkeypatch):
+        """For the last row, not many are read; for all that match, each once."""
+        with Journal.open(tmp_path) as journal:
+            for number in range(100):
+                journal.append([(b"a" if number in (3, 50) else b"b", b"%d" % number)] * 20)
+        seen: list[int] = []
+
+        def spy(*args):
+            for batch in read(*args):
+                seen.append(batch.num_rows)
+                yield batch
+
+        monkeypatch.setattr("sbus.cli.journal.rows.read", spy)
+        assert sbus("tail", "--no-follow", "-n", 1, "--format=%p", tmp_path) == "99\n"
+        assert sum(seen) <= 100
+        seen.clear()
+        assert sbus("tail", "--no-follow", "-n", 30, "--pattern=a", "--format=%p", tmp_path) == "3\n" * 10 + "50\n" * 20
+        assert sum(seen) <= 2000
+
+    def test_last(self, recorded):
+        """The last rows that are wanted are printed, from whatever segment."""
+        assert sbus("tail", "--no-follow", "-n", 2, "--format=%n", recorded) == "7\n8\n"
+        assert sbus("tail", "--no-follow", "--pattern=a/", "--format=%n", recorded) == "1\n3\n5\n7\n"
+        assert sbus("tail", "--no-follow", "-n", 0, recorded) == ""
+
+    def test_follow(self, tmp_path):
+        """New rows are printed as soon as they are synced, over the ends of segments; Ctrl-C ends it."""
+        with Journal.open(tmp_path) as journal:
+            journal.append([(b"k", b"old")])
+            journal.sync()
+            command = [*SBUS, "tail", str(tmp_path)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
+                assert process.stdout
+                assert process.stdout.readline() == b"k old\n"
+                for n in range(5):
+                    journal.append([(b"k", b"%d" % n)])
+                    if n % 2:
+                        journal.roll()
+                    else:
+                        journal.sync()
+                    assert process.stdout.readline() == b"k %d\n" % n
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == -signal.SIGINT
+
+    def test_closed_pipe(self, recorded):
+        """It ends when nobody reads its output any more, even if nothing comes."""
+        with subprocess.Popen([*SBUS, "tail", str(recorded)], stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
+            assert process.stdout
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(60) == -signal.SIGPIPE
+
+
+def damage(path, at, data):
+    """Write something else into a file; before its end, if `at` is negative."""
+    with open(path, "r+b") as file:
+        file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        file.write(data)
+
+
+class TestVerify:
+    def test_well(self, recorded):
+        """A journal in which all is well is said to be so."""
+        assert sbus("verify", recorded) == f"{recorded}: 2 segments, 10 rows: all is well\n"
+
+    @pytest.mark.parametrize(
+        ("suffix", "at", "data", "said"),
+        [
+            (".arrows", 100, b"\xaa", r"the bytes 0 to \d+ are damaged"),
+            (".arrows", -40, b"\xaa", r"the bytes \d+ to \d+ are damaged \(2 rows from 3\): restore it from a copy"),
+            (".arrows", -8, b"\0", "it does not end with the mark of a closed segment"),
+            (".idx", 70, b"\xaa", "a record in it is damaged"),
+            (".json", 0, b"x", "it is damaged"),
+            (".json", 16, b"7", "its first_seq is 7, but should be 0"),
+        ],
+    )
+    def test_damage(self, recorded, tmp_path, suffix, at, data, said):
+        """Damage to any file of a segment is found and said; the status is 1."""
+        shutil.copytree(recorded, tmp_path / "j")
+        damage(list_segments(str(tmp_path / "j"))[0].path(suffix), at, data)
+        output = sbus("verify", tmp_path / "j", status=1)
+        assert re.search(rf"{suffix}: {said}", output), output
+        assert re.search(r"\d problems?", output)
+        found = [json.loads(line) for line in sbus("verify", "--json", tmp_path / "j", status=1).splitlines()]
+        assert any(problem for told in found for problem in told["problems"])
+
+    def test_missing_file(self, tmp_path):
+        """Which file of a segment is missing is said by whoever needs it, also where there is no other segment."""
+        with Journal.open(tmp_path) as journal:
+            journal.append([(b"k", b"")])
+        path = list_segments(str(tmp_path))[0].path(".idx")
+        os.unlink(path)
+        missing = f"{path}: it is missing: restore it from a copy"
+        assert sbus("cat", tmp_path, status=1) == f"sbus: {missing}\n"
+        assert missing in sbus("verify", tmp_path, status=1)
+
+    def test_missing_segment(self, recorded, tmp_path):
+        """A segment that is missing between others is noticed."""
+        shutil.copytree(recorded, tmp_path / "j")
+        with Journal.open(tmp_path / "j") as journal:
+            journal.append([(b"k", b"")])
+        for suffix in (".arrows", ".idx", ".json"):
+            os.unlink(list_segments(str(recorded))[1].path(suffix).replace(str(recorded), str(tmp_path / "j")))
+        assert "it begins with row 10, but row 5 should follow" in sbus("verify", tmp_path / "j", status=1)

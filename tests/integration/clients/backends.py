@@ -1,0 +1,584 @@
+"""One face for the three client libraries, so that one test says how all of them behave.
+
+A test is a coroutine in asyncio. The asyncio client runs in it as it is; the Twisted client on a
+reactor over the same event loop, its Deferreds awaited as futures; a blocking client in a thread of
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import queue
+import signal
+import socket
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.asyncioreactor import AsyncioSelectorReactor
+from twisted.internet.defer import Deferred
+from twisted.logger import globalLogPublisher
+
+from sbus.client import aio, blocking, tx
+from sbus.client.core import Message
+from sbus.client.session import Session
+from sbus.errors import Disconnected
+from tests.support.harness import TIMEOUT, WHOAMI, Bus
+
+__all__ = [
+    "SHELLS",
+    "AsyncioShell",
+    "BlockingShell",
+    "Client",
+    "FakePeer",
+    "FakeServer",
+    "Gaps",
+    "Shell",
+    "Sub",
+    "TwistedShell",
+    "paused",
+    "turn",
+    "unread",
+    "wait_quiet",
+    "wait_stuck",
+]
+
+_END = object()
+
+
+class Sub:
+    """A subscription, of whatever library."""
+
+    def __init__(self, client: Client, raw: Any) -> None:
+        self._client = client
+        self.raw = raw
+        self._iterator: Any = None
+
+    async def get(self) -> Message:
+        """The next message."""
+        message: Message = await self._client.shell.get(self._client, self.raw)
+        return message
+
+    async def take(self, count: int) -> list[bytes]:
+        """The payloads of so many messages."""
+        return [(await self.get()).payload for _ in range(count)]
+
+    async def get_many(self) -> list[Message]:
+        """All that is here, as soon as there is something."""
+        async with asyncio.timeout(TIMEOUT):
+            messages: list[Message] = await self._client.do(self.raw.get_many)
+            return messages
+
+    async def get_ready(self) -> list[Message]:
+        return await self._client.do(self.raw.get_ready)
+
+    async def close(self) -> None:
+        await self._client.do(self.raw.close)
+
+    def __aiter__(self) -> Sub:
+        return self
+
+    async def __anext__(self) -> Message:
+        if self._iterator is None:
+            self._iterator = await self._client.do(self._client.shell.iterate, self.raw)
+        message = await self._client.do(self._client.shell.advance, self._iterator)
+        if message is _END:
+            raise StopAsyncIteration
+        return message
+
+
+class Client:
+    """A `Bus`, of whatever library."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.raw: Any = None
+
+    async def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the library, wherever it has to be called, and wait for the result."""
+        return await self.shell.do(self, function, *args, **kwargs)
+
+    async def publish(self, key: bytes | str, payload: bytes = b"", **kwargs: Any) -> None:
+        await self.do(self.raw.publish, key, payload, **kwargs)
+
+    async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
+        await self.do(self.raw.publish_many, messages)
+
+    async def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
+        return Sub(self, await self.do(self.shell.subscribe, self.raw, pattern, callback))
+
+    async def whoami(self, **kwargs: Any) -> bytes:
+        me: bytes = await self.do(self.raw.whoami, **kwargs)
+        return me
+
+    async def fence(self, **kwargs: Any) -> None:
+        await self.do(self.raw.fence, **kwargs)
+
+    async def inbox(self, name: bytes | str) -> tuple[bytes, Sub]:
+        inbox = await self.do(self.raw.inbox, name)
+        return inbox.key, Sub(self, inbox.subscription)
+
+    async def request(self, *args: Any, **kwargs: Any) -> bytes:
+        answer: bytes = await self.do(self.raw.request, *args, **kwargs)
+        return answer
+
+    async def respond(self, pattern: bytes | str, handler: Callable[[Any], bytes]) -> Sub:
+        return Sub(self, await self.do(self.raw.respond, pattern, handler))
+
+    async def answer(self, request: Message, payload: bytes) -> None:
+        await self.do(self.raw.answer, request, payload)
+
+    async def fail(self, request: Message, error: str) -> None:
+        await self.do(self.raw.fail, request, error)
+
+    async def answer_proofs(self) -> Sub:
+        return Sub(self, await self.do(self.raw.answer_proofs))
+
+    async def verify(self, *args: Any, **kwargs: Any) -> bool:
+        proved: bool = await self.do(self.raw.verify, *args, **kwargs)
+        return proved
+
+    async def control(self, *args: Any) -> None:
+        await self.do(self.raw.control, *args)
+
+    async def flood_control(self, **choices: str) -> None:
+        await self.do(self.raw.flood_control, **choices)
+
+    async def echo(self, on: bool) -> None:
+        await self.do(self.raw.echo, on)
+
+    async def close(self) -> None:
+        await self.do(self.raw.close)
+
+    async def settle(self) -> None:
+        """A `fence` that gets over lost connections, if they are to be made again."""
+        while True:
+            try:
+                return await self.fence()
+            except Disconnected:
+                if self.raw._error is not None:
+                    raise
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Have it read, and answer, all the time; a library with an event loop does so anyway."""
+        async with self.shell.serving(self):
+            yield
+
+    @property
+    def socket(self) -> Any:
+        raw = self.raw
+        return raw.transport.getHandle() if isinstance(raw, tx.Bus) else raw.socket
+
+
+class Gaps:
+    """Hears of gaps (``on_gap``), in whatever thread."""
+
+    def __init__(self) -> None:
+        self.told: list[Exception] = []
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+
+    def __call__(self, error: Exception) -> None:
+        self.told.append(error)
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def wait(self, count: int) -> None:
+        """Wait until it has been told so often."""
+        async with asyncio.timeout(TIMEOUT):
+            while len(self.told) < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Shell(ABC):
+    """A library.
+
+    :ivar failures: what an application's log would tell that it did not handle.
+    :ivar settings: for all connections, unless a test says otherwise.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        self.clients: list[Client] = []
+        self.failures: list[BaseException] = []
+        self.settings: dict[str, Any] = {}
+
+    async def connect(self, address: str | Path | None = None, **settings: Any) -> Client:
+        """A connected client, which is closed at the end of the test."""
+        client = await self._connect(None if address is None else str(address), **{**self.settings, **settings})
+        self.clients.append(client)
+        return client
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        """Run a test; what it leaves unhandled fails it."""
+        gc.freeze()  # only what the test makes need be collected
+        try:
+            asyncio.run(self._run(test))
+        finally:
+            gc.collect()  # what nobody has looked at is reported when it goes
+            gc.unfreeze()
+            self.end()
+        assert self.failures == []
+
+    async def _run(self, test: Coroutine[Any, Any, None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: self.failures.append(context["exception"]))
+        self.begin()
+        try:
+            async with asyncio.timeout(3 * TIMEOUT):
+                await test
+                for client in self.clients:
+                    await client.close()
+            await self.check()
+        finally:
+            await loop.shutdown_asyncgens()
+
+    def take_failures(self) -> list[BaseException]:
+        """What was reported so far; the test has expected it."""
+        failures, self.failures = self.failures, []
+        return failures
+
+    def begin(self) -> None:  # noqa: B027
+        """The event loop runs."""
+
+    async def check(self) -> None:  # noqa: B027
+        """The test is over, and everything closed."""
+
+    def end(self) -> None:  # noqa: B027
+        """The event loop is gone."""
+
+    @abstractmethod
+    async def _connect(self, address: str | None, **settings: Any) -> Client:
+        """Connect."""
+
+    @abstractmethod
+    async def do(self, client: Client, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `Client.do`."""
+
+    def subscribe(self, raw: Any, *args: Any) -> Any:
+        return raw.subscribe(*args)
+
+    async def get(self, client: Client, subscription: Any) -> Message:
+        async with asyncio.timeout(TIMEOUT):
+            message: Message = await self.do(client, subscription.get)
+            return message
+
+    def iterate(self, subscription: Any) -> Any:
+        return aiter(subscription)
+
+    async def advance(self, iterator: Any) -> Any:
+        return await anext(iterator, _END)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, client: Client) -> AsyncIterator[None]:
+        yield
+
+
+class AsyncioShell(Shell):
+    name = "asyncio"
+
+    async def _connect(self, address: str | None, **settings: Any) -> Client:
+        client = Client(self)
+        client.raw = await aio.connect(address, **settings)
+        return client
+
+    async def do(self, client: Client, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return await result if asyncio.iscoroutine(result) else result
+
+    async def check(self) -> None:
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class TwistedShell(Shell):
+    name = "twisted"
+    reactor: Any
+
+    def begin(self) -> None:
+        self.reactor = AsyncioSelectorReactor(asyncio.get_running_loop())
+        self._internal = set(self.reactor.getReaders())
+        globalLogPublisher.addObserver(self._observe)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        globalLogPublisher.removeObserver(self._observe)  # type: ignore[arg-type]
+
+    def _observe(self, event: dict[str, Any]) -> None:
+        if (failure := event.get("log_failure")) is not None:
+            self.failures.append(failure.value)
+
+    async def check(self) -> None:
+        assert set(self.reactor.getReaders()) == self._internal
+        assert self.reactor.getWriters() == []
+        assert self.reactor.getDelayedCalls() == []
+        for reader in self._internal:
+            self.reactor._internalReaders.discard(reader)
+            self.reactor.removeReader(reader)
+            reader.connectionLost(None)
+
+    async def _connect(self, address: str | None, **settings: Any) -> Client:
+        client = Client(self)
+        client.raw = await self.do(client, tx.connect, self.reactor, address, **settings)
+        return client
+
+    async def do(self, client: Client, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if asyncio.iscoroutine(result):
+            result = Deferred.fromCoroutine(result)
+        if isinstance(result, Deferred):
+            return await result.asFuture(asyncio.get_running_loop())
+        return result
+
+
+class _Thread:
+    """A thread that does one thing after the other; it may be given up, as it keeps no process alive."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def stop(self) -> None:
+        self._calls.put(None)
+
+    async def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(method: Callable[[Any], None], value: Any) -> None:
+            if not future.done():
+                method(value)
+
+        def call() -> None:
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as e:
+                end, value = future.set_exception, e
+            else:
+                end, value = future.set_result, result
+            with contextlib.suppress(RuntimeError):  # the loop may be gone
+                loop.call_soon_threadsafe(settle, end, value)
+
+        self._calls.put(call)
+        return await future
+
+
+class _BlockingClient(Client):
+    def __init__(self, shell: Shell) -> None:
+        super().__init__(shell)
+        self.thread = _Thread()
+
+
+class BlockingShell(Shell):
+    name = "blocking"
+
+    async def _connect(self, address: str | None, **settings: Any) -> Client:
+        client = _BlockingClient(self)
+        try:
+            client.raw = await self.do(client, blocking.connect, address, **settings)
+        except BaseException:
+            client.thread.stop()
+            raise
+        return client
+
+    async def do(self, client: Client, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(client, _BlockingClient)
+        return await client.thread.do(function, *args, **kwargs)
+
+    def subscribe(self, raw: Any, pattern: Any, callback: Any = None) -> Any:
+        subscription = raw.subscribe(pattern, callback)
+        if callback is None:
+            subscription.get_ready()  # from now on its messages are its own, and not the bus's
+        return subscription
+
+    async def get(self, client: Client, subscription: Any) -> Message:
+        message: Message = await self.do(client, subscription.get, TIMEOUT)
+        return message
+
+    def iterate(self, subscription: Any) -> Any:
+        return iter(subscription)
+
+    def advance(self, iterator: Any) -> Any:
+        return next(iterator, _END)
+
+    @contextlib.asynccontextmanager
+    async def serving(self, client: Client) -> AsyncIterator[None]:
+        stop = await self.connect(client.raw.address)  # a message of its own ends the reading
+        key = await client.whoami() + b"/serving"
+        ended = await client.subscribe(key)
+        await client.fence()
+        reading = asyncio.ensure_future(client.do(ended.raw.get))
+        try:
+            yield
+        finally:
+            await stop.publish(key)
+            await reading
+            await ended.close()
+
+    async def check(self) -> None:
+        for client in self.clients:
+            assert isinstance(client, _BlockingClient)
+            client.thread.stop()
+
+
+SHELLS: tuple[type[Shell], ...] = (BlockingShell, AsyncioShell, TwistedShell)
+
+
+class FakeServer:
+    """A server that does what the test says; a context manager."""
+
+    def __init__(self, address: Path, backlog: int = 8) -> None:
+        self.address = address
+        self._open: list[socket.socket] = []
+        self.listen(backlog)
+
+    def __enter__(self) -> FakeServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in self._open:
+            sock.close()
+
+    def listen(self, backlog: int = 8) -> None:
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._open.append(self._listening)
+        self._listening.bind(str(self.address))
+        self._listening.listen(backlog)
+        self._listening.settimeout(TIMEOUT)
+
+    def vanish(self) -> None:
+        """Be gone, until `listen` is called again."""
+        self.address.unlink()
+        for sock in self._open:
+            sock.close()
+        self._open.clear()
+
+    async def accept(self) -> FakePeer:
+        """The next client."""
+        peer: FakePeer = await _in_thread(self.accept_now)
+        return peer
+
+    def accept_now(self) -> FakePeer:
+        """The next client, for tests without an event loop."""
+        sock = self._listening.accept()[0]
+        # Not Python's own time-out: with that it takes a socket for full that is so to a quarter.
+        sock.setblocking(True)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(TIMEOUT), 0))
+        self._open.append(sock)
+        return FakePeer(sock)
+
+    def fill(self) -> int:
+        """Take the backlog's places; `accept` gives one free. Returns how many it took."""
+        taken = 0
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            self._open.append(sock)
+            try:
+                sock.connect(str(self.address))
+            except BlockingIOError:
+                return taken
+            taken += 1
+
+
+class FakePeer:
+    """A client's connection, seen from a `FakeServer`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    async def receive(self, *, raw: bool = False) -> bytes:
+        """The next packet; the empty one at the end."""
+        packet: bytes = await _in_thread(self.receive_now, raw=raw)
+        return packet
+
+    def receive_now(self, *, raw: bool = False) -> bytes:
+        """The next packet, for tests without an event loop.
+
+        :param raw: also if it is the question for bundles, which servers ignore that know none.
+        """
+        while (packet := self._sock.recv(1 << 20)) == b"CMSG bundle/on" and not raw:
+            pass
+        return packet
+
+    async def receive_until(self, last: bytes) -> list[bytes]:
+        """The packets up to one that is `last`."""
+        packets = [await self.receive()]
+        while packets[-1] != last:
+            assert packets[-1], f"the connection ended after {packets}"
+            packets.append(await self.receive())
+        return packets
+
+    async def answer(self) -> list[bytes]:
+        """Answer the next question who somebody is; the packets before it."""
+        packets = await self.receive_until(WHOAMI)
+        self.send(WHOAMI + b"\0!/cred/1/2/3")
+        return packets[:-1]
+
+    def send(self, *packets: bytes) -> None:
+        for packet in packets:
+            self._sock.send(packet)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wait for a call that blocks; in vain, it is given up."""
+    thread = _Thread()
+    try:
+        return await asyncio.wait_for(thread.do(function, *args, **kwargs), TIMEOUT)
+    finally:
+        thread.stop()
+
+
+async def turn() -> None:
+    """Let what is to happen soon in this process happen."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def wait_quiet(progress: Callable[[], int]) -> None:
+    """Wait until something has made progress and makes none any more, at a server that serves nobody."""
+    last, turns = -1, 0
+    while turns < 60 or not last:
+        await asyncio.sleep(0.002)  # nothing tells of what does not happen
+        last, turns = (last, turns + 1) if progress() == last else (progress(), 0)
+
+
+async def wait_stuck(progress: Callable[[], int], bystander: Client) -> None:
+    """Wait until something makes no progress any more, although the server serves others and the loop turns."""
+    last, turns = -1, 0
+    while turns < 30:
+        await bystander.fence()
+        last, turns = (last, turns + 1) if progress() == last else (progress(), 0)
+
+
+@contextlib.contextmanager
+def paused(server: Bus) -> Iterator[None]:
+    """A server that does nothing, although it is there (SIGSTOP)."""
+    server.kill(signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline
+        yield
+    finally:
+        server.kill(signal.SIGCONT)
+
+
+def unread(client: Client) -> int:
+    """Messages that a library with an event loop holds for those who do not read."""
+    assert isinstance(client.raw, Session)
+    subscriptions: list[Any] = list(client.raw.core.sinks())
+    return sum(len(subscription._messages) for subscription in subscriptions)

@@ -1,0 +1,386 @@
+"""What the pages on the clients, on testing and the cookbook show, run for real: a server, programs, their output."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbus.client import aio, blocking, tx
+from sbus.testing import RunningBus
+from tests.integration.docs.test_docs import EXAMPLES, Script, page
+from tests.support import ROOT
+from tests.support.harness import OTHER_USER, TIMEOUT, Client, Process
+from tests.support.servers import StartBus
+
+COOKBOOK = EXAMPLES / "cookbook"
+
+Start = Callable[..., Script]
+
+
+@pytest.fixture
+def start(spawn: Callable[..., Any], directory: Path) -> Start:
+    """Start an example: ``start("mail.py", "read", address)``; what it prints is in its ``log``."""
+
+    def start(name: str, *arguments: object, before: list[str] | None = None, **env: str) -> Script:
+        command = [*(before or []), sys.executable, COOKBOOK / name, *map(str, arguments)]
+        script: Script = spawn(Script, directory, *command, env=env)
+        return script
+
+    return start
+
+
+def run(name: str, *arguments: object, before: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run an example to its end."""
+    command = [*(before or []), sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT)
+
+
+def output(name: str, *arguments: object, before: list[str] | None = None) -> str:
+    """What an example prints that succeeds."""
+    done = run(name, *arguments, before=before)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("library", "module"),
+    [("blocking", blocking), ("asyncio", aio), ("twisted", tx)],
+    ids=["blocking", "asyncio", "tx"],
+)
+def test_every_method_is_described(library: str, module: Any) -> None:
+    """Whatever a connection or a subscription of a library offers is named on its page or on that of all libraries."""
+    text = page("clients/index.rst") + page(f"clients/{library}.rst")
+    text += (EXAMPLES / "clients" / f"{library}_tour.py").read_text()
+    internal = {"send", "waiter", "callback_failed", "crowd", "uncrowd", "unsubscribe", "deliver", "end"}
+    offered = {name for kind in (module.Bus, module.Subscription) for name in dir(kind) if not name.startswith("_")}
+    missing = {name for name in offered - internal if not re.search(rf"\b{name}\b", text)}
+    assert missing == set()
+
+
+def test_what_is_described_is_there() -> None:
+    """Each call that the page on all libraries names exists in all of them."""
+    named = set(re.findall(r"``([a-z_]+)\(", page("clients/index.rst"))) - {"connect"}
+    assert {"subscribe", "close", "request", "flood_control"} <= named
+    for module in (blocking, aio, tx):
+        assert {
+            name for name in named if not any(hasattr(kind, name) for kind in (module.Bus, module.Subscription))
+        } == set()
+
+
+def test_members_of_the_fixture() -> None:
+    """The page on testing describes each public member of what the fixture is."""
+    text = page("testing.rst")
+    table = text[text.index("* - Member") : text.index("Options of")]
+    described = set(re.findall(r"``([a-z_]+)", table))
+    assert described == {name for name in dir(RunningBus) if not name.startswith("_")} | {"address"}
+
+
+# --- the tours ------------------------------------------------------------------------------------
+
+SUBSCRIPTIONS = ["b'weather/rain' b'3 mm'", "alarm: b'storm'", "rain: b'3 mm'", "north: b'3 mm' b'5 m/s'"]
+NAMES = ["4 slashes", "True", "b'to myself, and nobody else can read it'"]
+REFUSED = [
+    "the routing key b'no\\x00NUL' holds a NUL, which ends a key",
+    "the routing key b'!/my/own' is not allowed: '!' is reserved: it may only begin !/cred/<gid>/<uid>/<pid>/",
+]
+TOURS = {
+    "blocking": ["nothing for a hundredth of a second", "nothing now", "True", "b'HELLO'"],
+    "asyncio": [
+        "nothing for a hundredth of a second",
+        "Message(key=b'quiet/please', payload=b'hush')",
+        "count/0 b'0'",
+        "count/1 b'1'",
+        "b'slept well'",
+        "[b'slept well', b'slept well', b'slept well']",
+        "b'long' is no number of seconds",
+        "no answer within 0.02 seconds",
+    ],
+    "twisted": [
+        "b'weather/rain' b'3 mm'",
+        "nothing for a hundredth of a second",
+        "Message(key=b'quiet/please', payload=b'hush')",
+        "b'42'",
+        "[b'0', b'2', b'4']",
+        "ValueError: invalid literal for int() with base 10: b'twenty-one'",
+        "no answer within 0.05 seconds",
+    ],
+}
+
+
+@pytest.mark.parametrize("library", TOURS)
+def test_tours(library: str, bus: StartBus) -> None:
+    """Each tour prints what its code promises."""
+    printed = output(f"clients/{library}_tour.py", bus().address).splitlines()
+    assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + REFUSED + TOURS[library])
+
+
+def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:
+    """What comes to an inbox waits there from the start, whatever is waited for before it is read."""
+    with blocking.connect(str(bus().address)) as client:
+        inbox = client.inbox("letters")
+        client.publish(inbox.key, b"first")
+        client.fence(TIMEOUT)
+        client.publish(inbox.key, b"second")
+        assert [inbox.subscription.get(TIMEOUT).payload for _ in range(2)] == [b"first", b"second"]
+        assert client.pending == 0
+
+
+# --- the cookbook ---------------------------------------------------------------------------------
+
+
+def test_telemetry(bus: StartBus, start: Start, directory: Path) -> None:
+    """Who watches sees the readings, and who keeps them has all in a file."""
+    address = bus().address
+    keeping = start("telemetry.py", "keep", address, directory / "readings")
+    keeping.wait_log("^keeping$")
+    watching = start("telemetry.py", "watch", address)
+    start("telemetry.py", "measure", address, "host", "0.01")
+    assert watching.wait_log(r"^host \d+\.\d\d \d+\.\d s ago$", count=3)
+    deadline = time.monotonic() + TIMEOUT
+    while (text := (directory / "readings").read_text()).count("\n") < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # between two looks: who keeps them does not say when
+    kept = text.rpartition("\n")[0].splitlines()
+    assert all(re.fullmatch(r"telemetry/host/load \d+\.\d{3} \d+\.\d\d", line) for line in kept)
+
+
+def test_calculator(bus: StartBus, start: Start) -> None:
+    """Answers come back, errors too, and who asks nobody is told so."""
+    address = bus().address
+    server = start("calculator.py", "serve", address)
+    server.wait_log("at your service")
+    assert output("cookbook/calculator.py", "ask", address, "sum", "1", "2.5", "3") == "6.5\n"
+    assert output("cookbook/calculator.py", "ask", address, "product", "2", "3") == "6\n"
+    assert "the calculator says: ValueError: " in run("cookbook/calculator.py", "ask", address, "sum", "x").stderr
+    server.stop(signal.SIGKILL)
+    done = run("cookbook/calculator.py", "ask", address, "sum", "1")
+    assert (done.returncode, done.stderr) == (1, "no calculator is there, or it does not answer\n")
+
+
+def test_mail(bus: StartBus, start: Start) -> None:
+    """Mail reaches who has the UID."""
+    address = bus().address
+    reader = start("mail.py", "read", address)
+    reader.wait_log("waiting for mail")
+    output("cookbook/mail.py", "send", address, os.geteuid(), "hello")
+    reader.wait_log("^hello$")
+
+
+def test_mail_of_others(bus: StartBus, start: Start, become: list[str]) -> None:
+    """Mail for one user is not read by another, not even by root's own reader."""
+    address = bus("--mode=0777").address
+    ours, theirs = (start("mail.py", "read", address, before=before) for before in ([], become))
+    for reader in (ours, theirs):
+        reader.wait_log("waiting for mail")
+    output("cookbook/mail.py", "send", address, OTHER_USER[0], "for you")
+    output("cookbook/mail.py", "send", address, "root", "for root", before=become)
+    theirs.wait_log("^for you$")
+    ours.wait_log("^for root$")
+    assert "for you" not in ours.log
+    assert "for root" not in theirs.log
+
+
+def test_safe(bus: StartBus, start: Start) -> None:
+    """A note is kept and given back; from somebody else than the keeper nothing is taken."""
+    address, me = bus().address, os.geteuid()
+    start("safe.py", "keep", address).wait_log("the safe is open")
+    assert output("cookbook/safe.py", "get", address, me) == "\n"
+    assert output("cookbook/safe.py", "put", address, me, "my secret") == "kept\n"
+    assert output("cookbook/safe.py", "get", address, me) == "my secret\n"
+    assert run("cookbook/safe.py", "get", address, me + 1).stderr == "somebody else pretends to be the safe\n"
+
+
+def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -> None:
+    """Nobody gets another's note, and nobody can put one in another's name."""
+    started = bus("--mode=0777")
+    address = started.address
+    start("safe.py", "keep", address).wait_log("the safe is open")
+    assert output("cookbook/safe.py", "put", address, 0, "root's") == "kept\n"
+    assert output("cookbook/safe.py", "put", address, 0, "theirs", before=become) == "kept\n"
+    assert output("cookbook/safe.py", "get", address, 0) == "root's\n"
+
+    # Somebody who knows how it is done asks in the other's name; he does not get the token.
+    spy = started.client(b"", b"!/cred////")
+    spy.msg(b"safe/where", spy.credentials + b"/sbus/reply/x\0")
+    [_, answer] = spy.receive(2)
+    safe = answer.partition(b"\0+")[2]
+    theirs = b"!/cred/%d/%d//sbus/reply/x" % (OTHER_USER[1], OTHER_USER[0])
+    spy.msg(safe, theirs + b"\0put forged")
+    spy.msg(safe, theirs + b"\0confirm " + 32 * b"0")
+    # Nor does the safe mind keys that are none, or that others can read as well.
+    for reply_to in (b"!/cred/x/", b"!/cred////sbus/reply/x", b"x/sbus/reply/y"):
+        spy.msg(safe, reply_to + b"\0put forged")
+    assert spy.sync() == []
+    assert output("cookbook/safe.py", "get", address, 0, before=become) == "theirs\n"
+
+
+def get(path: Path) -> bytes:
+    """The page that a web server has; empty if it is not there yet."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(TIMEOUT)
+        try:
+            sock.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return b""
+        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: sock.recv(10_000), b""))
+    assert b"200 OK" in answer
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+def shows(client: Client, web: Path, packet: bytes, text: bytes) -> bool:
+    """Whether a message comes to show on the page; nothing tells from outside when it could."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        client.send(packet)
+        client.sync()
+        if get(web) == text:
+            return True
+    return False
+
+
+def test_dashboard(bus: StartBus, spawn: Callable[..., Any], directory: Path) -> None:
+    """The web page has the newest telemetry; it forgets what it knew when the bus was restarted."""
+    started = bus()
+    web = directory / "web"
+    env = {"SBUS_SOCKET": str(started.address), "DASHBOARD": f"unix:{web}"}
+    dashboard = spawn(Process, directory, ["-n", "--pidfile=", "-y", COOKBOOK / "dashboard.py"], env=env)
+    client = started.client()
+    assert shows(client, web, b"MSG telemetry/a/load\x00001", b"telemetry/a/load: 001\n")
+    started.stop()
+    again = bus()
+    assert shows(again.client(), web, b"MSG telemetry/b/load\x00002", b"telemetry/b/load: 002\n")
+    dashboard.stop(signal.SIGINT)
+
+
+def test_gateway(bus: StartBus, start: Start) -> None:
+    """Lines go to the bus and come from it, for each connection its own, also after a restart of the bus."""
+    started = bus()
+    gateway = start("gateway.py", started.address)
+    port = int(gateway.wait_log(r"port (\d+)")[0][1])
+    listener = started.client(b"gateway/*/in")
+    one, other = (socket.create_connection(("127.0.0.1", port), TIMEOUT) for _ in range(2))
+    with one, one.makefile("rb") as from_one, other, other.makefile("rb") as from_other:
+        assert sorted([from_one.readline(), from_other.readline()]) == [b"you are 1\n", b"you are 2\n"]
+        one.sendall(b"hello\nyou\r\n")
+        first, second = listener.receive(2)
+        assert (first[-6:], second[-4:]) == (b"\0hello", b"\0you")
+        assert first.startswith(b"MSG gateway/")
+        number = first.split(b"/")[1]
+        listener.msg(b"gateway/%b/out" % number, b"back")
+        assert from_one.readline() == b"back\n"
+
+        started.stop()
+        again = bus()
+        gateway.wait_log("messages may have been missed: the server closed the connection")
+        again.client().msg(b"gateway/%b/out" % number, b"still there")
+        assert from_one.readline() == b"still there\n"
+    assert gateway.stop(signal.SIGINT) == 0
+    assert "Traceback" not in gateway.log
+
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+
+@pytest.mark.skipif(not COMPILER, reason="there is no C compiler")
+@pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
+def test_c_program(bus: StartBus, spawn: Callable[..., Any], directory: Path, abstract: bool) -> None:
+    """The C program compiles without a warning, and publishes and receives."""
+    assert COMPILER
+    program = directory / "client"
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2"]
+    subprocess.run([COMPILER, *flags, "-o", program, COOKBOOK / "client.c"], check=True)
+    started = bus(address=f"@{directory}" if abstract else directory / "bus")
+
+    def client(*arguments: str) -> str:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=TIMEOUT)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+    address = str(started.address)
+    me = rf"!/cred/{os.getegid()}/{os.geteuid()}/\d+"
+    assert re.fullmatch(me + "\n", client("whoami", address))
+    receiver = spawn(Script, directory, program, "sub", address, "sensors/", "3")
+    receiver.wait_log("^subscribed as " + me)
+    listener = started.client(b"sensors/")
+    assert client("pub", address, "sensors/door", "open") == ""
+    assert listener.recv() == b"MSG sensors/door\0open"
+    listener.msg(b"sensors/nothing")
+    listener.msg(b"sensors/zeros", b"a\0b")
+    assert receiver.wait() == 0
+    assert receiver.log.endswith("sensors/door: open\nsensors/nothing: \nsensors/zeros: a\0b\n")
+
+    too_long = subprocess.run([program, "pub", address, "k" * 100_000, "p" * 100_000], timeout=TIMEOUT)
+    assert too_long.returncode == 0
+    assert len(started.client().sync()) == 0  # the server has taken it, and nobody was disconnected for it
+    no_bus = subprocess.run([program, "pub", f"{directory}/none", "k", "p"], capture_output=True, text=True)
+    assert (no_bus.returncode, no_bus.stderr) == (1, f"{directory}/none: No such file or directory\n")
+
+
+def test_worker(bus: StartBus, spawn: Callable[..., Any], directory: Path) -> None:
+    """The shell script runs its command for each message, in order, and publishes what came of it."""
+    started = bus()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    env = {"SBUS_SOCKET": str(started.address), "PATH": path}
+    worker = spawn(Script, directory, "sh", COOKBOOK / "worker.sh", "count", "wc", "-c", env=env)
+    worker.wait_log("subscribed to jobs/count at")
+    (directory / "four").write_text("four")
+    client = started.client(b"jobs/count/*")
+    client.msg(b"jobs/count", bytes(directory / "four"))
+    client.msg(b"jobs/count", b"none")
+    assert client.recv() == b"MSG jobs/count/done\x004 " + bytes(directory / "four")
+    assert client.recv().startswith(b"MSG jobs/count/failed\0wc: ")
+    assert started.stop() == 0
+    worker.wait()
+
+
+# --- the tests of users ---------------------------------------------------------------------------
+
+
+def users_tests(directory: Path, *arguments: str | Path) -> str:
+    """Run tests as a user does, in the directory that they are in; what is printed."""
+    examples = directory / "examples"
+    shutil.copytree(EXAMPLES, examples, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=examples,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def count_tests(name: str) -> int:
+    return len(re.findall(r"^ *(?:async )?def test_", (EXAMPLES / name).read_text(), re.MULTILINE))
+
+
+def test_users_tests_with_pytest(directory: Path) -> None:
+    """The example of tests with pytest passes."""
+    said = users_tests(directory, "pytest", "-q", "-p", "no:cacheprovider", "test_users_program.py")
+    assert f"{count_tests('test_users_program.py')} passed" in said
+
+
+def test_users_tests_with_trial(directory: Path) -> None:
+    """The example of tests with trial passes."""
+    said = users_tests(directory, "twisted.trial", "test_users_service")
+    assert f"PASSED (successes={count_tests('test_users_service.py')})" in said

@@ -1,0 +1,452 @@
+"""The recorder as a process beside a real bus: what is recorded, what is told of gaps, and how both begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import re
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbus.errors import JournalError
+from tests.support import servers as conftest
+from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
+from tests.support.journals import rows
+
+directory, spawn = conftest.directory, conftest.spawn
+QUICK = ("--batch-time=10ms", "--sync=0")
+
+
+class Recorder(Process):
+    """A real ``twistd sbus-recorder``.
+
+    :param options: those of it, besides ``--socket`` and ``--journal``.
+    """
+
+    def __init__(self, folder: Path, address: str | Path, journal: Path, *options: str, **kwargs: Any) -> None:
+        arguments = ["-n", "--pidfile=", "sbus-recorder", f"--socket={address}", f"--journal={journal}", *options]
+        super().__init__(folder, arguments, **kwargs)
+
+    def wait_recording(self, count: int = 1) -> Recorder:
+        self.wait_log(r"recording '.*' of ", count)
+        return self
+
+
+def there(journal: Path) -> list[dict[str, Any]]:
+    """The rows that readers see by now; none while there is no journal."""
+    try:
+        return rows(journal)
+    except JournalError:
+        return []
+
+
+def wait_rows(journal: Path, condition: Callable[[list[dict[str, Any]]], Any]) -> list[dict[str, Any]]:
+    """Wait until the rows are so; nothing tells of new ones but the files."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition(found := there(journal)):
+        assert time.monotonic() < deadline, [(row["kind"], row["payload"][:20]) for row in found[-5:]]
+        time.sleep(0.01)
+    return found
+
+
+def kinds(found: list[dict[str, Any]]) -> list[str]:
+    """The kinds of rows, each run of messages in one."""
+    texts = [row["kind"] for row in found]
+    return [text for text, before in zip(texts, [None, *texts], strict=False) if text != before or text != "message"]
+
+
+def packets(found: list[dict[str, Any]]) -> list[bytes]:
+    """The messages among the rows, as packets."""
+    return [b"MSG %b\0%b" % (row["key"], row["payload"]) for row in found if row["kind"] == "message"]
+
+
+def ends_with(packet: bytes) -> Callable[[list[dict[str, Any]]], bool]:
+    return lambda found: packets(found)[-1:] == [packet]
+
+
+def details(row: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(row["payload"])
+    return told
+
+
+@pytest.fixture
+def bus(spawn: Callable[..., Any], directory: Path) -> Callable[..., Bus]:
+    def start(*options: str, **kwargs: Any) -> Bus:
+        started: Bus = spawn(Bus, directory, *options, **kwargs)
+        return started.wait_started()
+
+    return start
+
+
+@pytest.fixture
+def journal(directory: Path) -> Path:
+    return directory / "journal"
+
+
+@pytest.fixture
+def recorder(spawn: Callable[..., Any], directory: Path, journal: Path) -> Callable[..., Recorder]:
+    """Start a recorder of the bus in the directory, and wait until it records."""
+
+    def start(*options: str, **kwargs: Any) -> Recorder:
+        started: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK, *options, **kwargs)
+        return started.wait_recording()
+
+    return start
+
+
+def test_everything_in_order(
+    bus: Callable[..., Bus],
+    recorder: Callable[..., Recorder],
+    journal: Path,
+    directory: Path,
+) -> None:
+    """What the patterns match is recorded once and in order, byte for byte, until the recorder is stopped; secrets are
+    not. A second recorder is refused. The files are the owner's only."""
+    started = bus()
+    process = recorder("--pattern=", "--pattern=a/", "--pattern=a/*", "--sync=1h", "--batch-time=1h")
+    second = subprocess.run(
+        [*twistd(), "-n", "--pidfile=", "sbus-recorder", f"--socket={directory}/bus", f"--journal={journal}"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert second.returncode == 1
+    assert re.fullmatch(rf"sbus-recorder: .*process {process.pid} writes this journal.*\n", second.stderr)
+    client = started.client()
+    published = [
+        client.msg(b"a/b", b"\0\xff"),
+        client.msg(b"", b""),
+        client.msg(b"a/\xff\\", bytes(100_000)),
+        *[client.msg(b"load/%d" % i, b"%d" % i) for i in range(20_000)],
+    ]
+    client.msg(b"!/cred////secret", b"hidden")
+    client.sync()
+    process.kill(signal.SIGUSR2)
+    process.wait_log(r"recorded \d+ messages \(\d+ bytes\) and 1 gaps; \d+ bytes of memory wait for the disk")
+    assert process.stop() == 0
+    found = rows(journal)
+    assert packets(found) == published
+    assert kinds(found) == ["start", "message", "stop"]
+    assert [row["seq"] for row in found] == list(range(len(published) + 2))
+    told = details(found[0])
+    assert (told["patterns"], told["socket"], told["ended"]) == (["", "a/", "a/*"], f"{directory}/bus", "new")
+    assert details(found[-1]) == {}
+    assert re.search(r"recorded 20003 messages \(\d+ bytes\) and 2 gaps;.* lost 0 messages", process.log)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in journal.iterdir()} == {0o600}
+    assert stat.S_IMODE(journal.stat().st_mode) == 0o700
+
+
+def test_a_lone_message_and_a_crash(bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path) -> None:
+    """A lone message is seen soon; what was seen is still there after kill -9, and recording goes on behind it."""
+    client = bus().client()
+    published: list[bytes] = []
+    ended = "new"
+    for number in range(2):
+        process = recorder("--mode=0640")
+        for i in range(3):
+            published.append(client.msg(b"lone", b"%d" % (3 * number + i)))
+            found = wait_rows(journal, ends_with(published[-1]))
+        assert packets(found) == published
+        assert details([row for row in found if row["kind"] == "start"][-1])["ended"] == ended
+        ended = "crash"
+        client.msg(b"torn", bytes(1000))
+        process.kill(signal.SIGKILL)
+        process.wait()
+        found = rows(journal)
+        assert packets(found)[: len(published)] == published
+        published = packets(found)
+    assert [row["seq"] for row in found] == list(range(len(found)))
+    assert stat.S_IMODE(journal.stat().st_mode) == 0o750
+
+
+def test_bus_that_comes_and_goes(
+    bus: Callable[..., Bus],
+    spawn: Callable[..., Any],
+    directory: Path,
+    journal: Path,
+) -> None:
+    """Without a bus the recorder keeps trying, and says so; one that goes and returns is a row between the messages."""
+    process: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK)
+    process.wait_log(r"nothing is recorded: no bus at .*/bus: No such file or directory: .*; trying again")
+    started = bus()
+    process.wait_recording()
+    before = started.client().msg(b"key", b"before")
+    wait_rows(journal, lambda found: packets(found) == [before])
+    lost = time.time_ns() // 1000
+    assert started.stop() == 0
+    process.wait_log("nothing is recorded: the server closed the connection")
+    again = bus("--reuse")
+    process.wait_recording(2)
+    back = time.time_ns() // 1000
+    after = again.client().msg(b"key", b"after")
+    found = wait_rows(journal, lambda found: packets(found) == [before, after])
+    assert kinds(found) == ["start", "message", "reconnect", "message"]
+    told = details(found[2])
+    assert lost <= told["since"] <= found[2]["time"].timestamp() * 1e6 + 1 <= back + 1e6
+    assert told["reason"] == f"the server closed the connection ({directory}/bus)"
+    assert again.stop() == 0
+    process.wait_log("nothing is recorded", 3)
+    assert process.stop() == 0
+    [*_, stop] = rows(journal)
+    assert stop["kind"] == "stop"
+    assert "closed the connection" in details(stop)["reason"]
+
+
+def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path) -> None:
+    """What the bus drops for a recorder that does not keep up shows as a gap."""
+    started = bus("--queue-messages=500")
+    process = recorder()
+    client = started.client()
+    process.kill(signal.SIGSTOP)
+    published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
+    client.sync()
+    started.wait_log(r"disconnected: pid .*: its queue was full and it had chosen blocking/hard/error")
+    process.kill(signal.SIGCONT)
+    process.wait_recording(2)
+    last = client.msg(b"last")
+    found = wait_rows(journal, ends_with(last))
+    assert kinds(found) == ["start", "message", "reconnect", "message"]
+    got = packets(found)[:-1]
+    assert 0 < len(got) < len(published)
+    assert got == published[: len(got)]
+    assert process.stop() == 0
+
+
+@pytest.fixture
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A file system of a MiB."""
+    mount = directory / "small"
+    mount.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("only root can mount a small file system")
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+
+
+def test_full_disk(
+    bus: Callable[..., Bus],
+    spawn: Callable[..., Any],
+    directory: Path,
+    small_disk: Path,
+) -> None:
+    """When the disk is full the recorder says so and keeps what it has; with space it goes on, without a loss."""
+    client = bus().client()
+    journal, ballast = small_disk / "journal", small_disk / "ballast"
+    process: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK, "--hard=block")
+    process.wait_recording()
+    published = []
+    for size in (150_000, 200):  # one message that is too much, after which none comes; and many small ones
+        fill(ballast)
+        process.mark()
+        published += [client.msg(b"key/%d" % i, bytes(size)) for i in range(1 if size > 1000 else 1000)]
+        client.sync()
+        process.wait_log("the journal .* cannot be written: No space left on device: the bus is not read")
+        if size < 1000:
+            published += [client.msg(b"key/%d" % i, bytes(size)) for i in range(1000, 1500)]
+            client.sync()
+        ballast.unlink()
+        process.wait_log("can be written again")
+        found = wait_rows(journal, ends_with(published[-1]))
+        assert packets(found) == published
+    assert process.stop() == 0
+    found = rows(journal)
+    assert packets(found) == published
+    assert [kind for kind in kinds(found) if kind != "message"] == ["start", "full", "full", "stop"]
+    assert {details(row)["reason"] for row in found if row["kind"] == "full"} == {"No space left on device"}
+
+
+def fill(ballast: Path) -> None:
+    """Leave next to nothing on a disk."""
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, journal: Path) -> None:
+    """A recorder that cannot go on ends with status 1, and its log says why."""
+    bus()
+    program = (
+        "import sys; sys.argv[:] = sys.argv[2:]; from sbus.journal.writer import Journal; Journal.mark = None; "
+        "from twisted.scripts.twistd import run; run()"
+    )
+    before = [sys.executable, "-c", program]
+    process: Recorder = spawn(Recorder, directory, directory / "bus", journal, before=before)
+    assert process.wait() == 1
+    assert "the recorder cannot go on" in process.log
+    assert "TypeError: 'NoneType' object is not callable" in process.log
+    assert "Server Shut Down" in process.log
+
+
+# --- twistd sbus --record -------------------------------------------------------------------------
+
+
+def child_of(process: Process) -> int:
+    """The PID of the recorder that a bus has started last."""
+    return int(process.wait_log(r"recorder (\d+) was started")[-1][1])
+
+
+def wait_gone(pid: int) -> None:
+    """Wait until there is no such process."""
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        assert select.select([fd], [], [], TIMEOUT)[0], "it is still there"
+        os.close(fd)
+
+
+def test_recorded_bus(bus: Callable[..., Bus], journal: Path) -> None:
+    """A bus with --record has itself recorded, also when the recorder dies; what was published when it is stopped is
+    there, and nothing of the recorder stays."""
+    started = bus(f"--record={journal}", "--record-options=--sync=0 --batch-time=10ms", "--max-clients=1")
+    first = child_of(started)
+    started.wait_log("recorder: recording '' of ")
+    client = started.client()
+    before = client.msg(b"key", b"before")
+    wait_rows(journal, lambda found: packets(found) == [before])
+    os.kill(first, signal.SIGTERM)  # as systemd would to all processes of a unit: it is the bus's to end it
+    os.kill(first, signal.SIGINT)
+    published = [client.msg(b"key", b"%d" % i) for i in range(100)]
+    wait_rows(journal, lambda found: packets(found) == [before, *published])
+    os.kill(first, signal.SIGKILL)
+    started.wait_log(rf"recorder {first} has ended by signal 9, and nothing is recorded: it is started again in 0.5 s")
+    started.wait_log("recorder: recording '' of ", 2)
+    last = [client.msg(b"key", b"last %d" % i) for i in range(20_000)]
+    client.sync()
+    second = child_of(started)
+    assert first != second
+    assert started.stop() == 0
+    assert not Path(f"/proc/{second}").exists()
+    found = rows(journal)
+    assert packets(found) == [before, *published, *last]
+    assert kinds(found) == ["start", "message", "start", "message", "stop"]
+    assert f"recorder {second} has ended with status 0" in started.log
+    assert "recorder: recorded 20000 messages" in started.log
+
+
+def test_bus_that_is_killed(bus: Callable[..., Bus], journal: Path) -> None:
+    """The recorder does not outlive its bus, however that ends, and what it had received is in the journal."""
+    started = bus(f"--record={journal}")
+    recorder = child_of(started)
+    started.wait_log("recorder: recording '' of ")
+    client = started.client()
+    published = [client.msg(b"key", b"%d" % i) for i in range(100)]
+    client.sync()
+    started.kill(signal.SIGKILL)
+    started.wait()
+    wait_gone(recorder)
+    found = rows(journal)
+    assert packets(found) == published
+    assert kinds(found) == ["start", "message", "stop"]
+
+
+def test_auto_close_counts_no_recorder(bus: Callable[..., Bus], journal: Path) -> None:
+    """A bus with --auto-close ends with its last client although its recorder is there."""
+    started = bus(f"--record={journal}", "--auto-close", address=f"@sbus-recorder-test-{os.getpid()}")
+    started.wait_log("recorder: recording '' of @sbus-recorder-test-")
+    client = started.client()
+    published = client.msg(b"only")
+    client.sync()
+    started.disconnect()
+    assert started.wait() == 0
+    found = rows(journal)
+    assert packets(found) == [published]
+    assert kinds(found) == ["start", "message", "stop"]
+
+
+@pytest.fixture
+def for_all(directory: Path) -> list[str]:
+    """A command that starts another, given behind it, in a world where every user can run this interpreter.
+
+    It may lie where only root may look, in root's home directory: that is covered there, and opened again.
+    """
+    if os.geteuid():
+        pytest.skip("only root can give up root")
+    interpreter = Path(sys.executable).resolve()
+    closed = [path for path in interpreter.parents if not path.stat().st_mode & 0o001]
+    if not closed:
+        return ["env"]
+    below = interpreter.parents[interpreter.parents.index(closed[0]) - 1]
+    (directory / "aside").mkdir()
+    script = (
+        'set -e; mount --bind "$1" "$3"; mount -t tmpfs -o mode=755 tmpfs "$2"; mkdir "$1"; mount --bind "$3" "$1"; '
+        'shift 3; exec "$@"'
+    )
+    command = ["unshare", "-m", "sh", "-c", script, "sh", str(below), str(closed[0]), str(directory / "aside")]
+    if len(closed) > 1 or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("another user cannot run this interpreter")
+    return command
+
+
+def test_privileges_are_given_up(bus: Callable[..., Bus], directory: Path, for_all: list[str]) -> None:
+    """The recorder of a bus that gives up root is the user that the bus has become, and can connect to it."""
+    user = pwd.getpwuid(1)
+    journal = directory / "owned" / "journal"
+    journal.parent.mkdir()
+    os.chown(journal.parent, user.pw_uid, user.pw_gid)
+    flags = ["-n", "--pidfile=", f"--uid={user.pw_uid}", f"--gid={user.pw_gid}"]
+    started = bus(f"--record={journal}", flags=flags, before=for_all)
+    started.wait_log("recorder: recording '' of ")
+    published = started.client().msg(b"key")
+    started.client().sync()
+    assert started.stop() == 0
+    assert packets(rows(journal)) == [published]
+    assert {path.stat().st_uid for path in (journal, *journal.iterdir())} == {user.pw_uid}
+
+
+def test_address_without_a_name_of_its_own(
+    bus: Callable[..., Bus],
+    directory: Path,
+    journal: Path,
+) -> None:
+    """The recorder connects also to a socket that was passed to the bus, as systemd does it, in the bus's dialect."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as passed:
+        passed.bind(bytes(directory / "passed"))
+        passed.listen()
+        options = (f"--record={journal}", "--dialect=early")
+        started = bus(*options, address=f"/dev/fd/{passed.fileno()}", pass_fds=[passed.fileno()])
+        started.wait_log(f"recorder: recording '' of {directory}/passed into")
+        with Client(directory / "passed") as client:
+            [published] = [client.msg(b"early.key", b"value")]
+            client.echo()
+        assert started.stop() == 0
+    found = rows(journal)
+    assert packets(found)[0] == published
+    assert kinds(found) == ["start", "message", "stop"]
+
+
+def test_recorder_that_cannot_work(bus: Callable[..., Bus], directory: Path) -> None:
+    """A bus whose recorder cannot work serves all the same, and says why it is not recorded."""
+    (directory / "file").touch()
+    started = bus(f"--record={directory}/file/journal")
+    started.wait_log(r"recorder: sbus-recorder: the journal .*/file/journal cannot be written: Not a directory: ")
+    started.wait_log(r"recorder \d+ has ended with status 1, and nothing is recorded: it is started again in")
+    assert started.client().sync() == []
+    assert started.stop() == 0
+
+
+def test_server_loads_neither_client_nor_arrow() -> None:
+    """A bus that is recorded loads neither the client's code nor pyarrow."""
+    program = (
+        "import sys; from sbus.server.twistd import Options; o = Options(); "
+        "o.parseOptions(['--socket=/nowhere/bus', '--record=there']); print(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment_with({})
+    )
+    assert {"sbus.client", "pyarrow", "sbus.journal", "sbus.recorder"}.isdisjoint(loaded.stdout.split())

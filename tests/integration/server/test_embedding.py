@@ -1,0 +1,351 @@
+"""`BusService` in programs that are somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.harness import TIMEOUT, Client, Process, environment_with, numbered
+
+APPLICATION = """
+import os
+from twisted.application.internet import TimerService
+from twisted.application.service import Application
+from twisted.internet import reactor
+from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.server.limits import Limits
+from sbus.server.observers import Observer
+from sbus.server.service import BusService
+
+class Greeter(Observer):
+    def subscribed(self, client, pattern):
+        print("subscribed", pattern, flush=True)
+        if pattern == b"greetings":
+            bus.registry.publish(b"greetings", b"to pid %d" % client.peer.pid)
+
+    def published(self, client, key, payload):
+        print("published", key, payload, flush=True)
+        if key == b"sum":
+            bus.registry.publish(b"result", b"%d" % sum(map(int, payload.split())))
+
+    def closed(self, client, reason):
+        print("closed", reason.name, flush=True)
+
+application = Application("somebody else's")
+bus = BusService(
+    SeqpacketServerEndpoint(reactor, os.path.abspath("bus")), limits=Limits(max_patterns=3), observers=[Greeter()]
+)
+bus.setServiceParent(application)
+TimerService(0.01, bus.registry.publish, b"tick", b"tock").setServiceParent(application)
+"""
+
+
+@pytest.fixture
+def embedded(spawn, directory):
+    """An application of somebody else's, with a bus in it."""
+    (directory / "app.tac").write_text(APPLICATION)
+    process = spawn(Process, directory, ["-n", "--pidfile=", "-y", "app.tac"])
+    process.wait_log("sbus listens on")
+    return process
+
+
+class TestApplication:
+    """A bus as one service among others."""
+
+    def test_bus(self, embedded, directory):
+        """Clients use it as any bus."""
+        with Client(directory / "bus") as one, Client(directory / "bus") as other:
+            other.sub(b"talk")
+            other.sync()
+            packets = numbered(b"talk", 100)
+            for packet in packets:
+                one.send(packet)
+            assert other.receive(100) == packets
+
+    def test_publishing_from_within(self, embedded, directory):
+        """The program publishes without being a client: on its own account, and in answer to what clients do."""
+        with Client(directory / "bus") as client:
+            client.sub(b"tick")
+            assert client.receive(3) == [b"MSG tick\0tock"] * 3
+            client.unsub(b"tick")
+            client.sync()
+            client.sub(b"greetings", b"result")
+            assert client.recv() == b"MSG greetings\0to pid %d" % os.getpid()
+            client.msg(b"sum", b"1 2 39")
+            assert client.recv() == b"MSG result\00042"
+
+    def test_observers(self, embedded, directory):
+        """An observer of the program's sees what happens, but neither payloads nor the rest of secret keys."""
+        with Client(directory / "bus") as client:
+            client.msg(b"open/key", b"payload")
+            client.msg(b"!/cred/1/2/3/hidden", b"secret")
+            client.sync()
+        embedded.wait_log(r"published b'open/key' b'payload'")
+        embedded.wait_log(r"published b'!/cred/1/2/3/' None")
+        embedded.wait_log("closed PEER_CLOSED")
+        assert "hidden" not in embedded.log
+        assert "secret" not in embedded.log
+
+    def test_limits(self, embedded, directory):
+        """It has the limits that the program gave it."""
+        with Client(directory / "bus") as client:
+            client.sub(b"1", b"2", b"3", b"4")
+            assert client.has_ended()
+
+    def test_stop(self, embedded, directory):
+        """It stops with the application, and removes its socket."""
+        with Client(directory / "bus") as client:
+            client.sync()
+            embedded.kill(signal.SIGTERM)
+            assert client.has_ended()
+        embedded.wait()
+        assert not (directory / "bus").exists()
+
+    def test_address_in_use(self, spawn, directory, embedded):
+        """An application whose bus cannot listen does not start; the reason is that of twistd sbus."""
+        second = spawn(Process, directory, ["-n", "--pidfile=", "-y", "app.tac"])
+        assert second.wait() != 0
+        assert "ListenError" in second.log
+        assert "is in use by a server that is running" in second.log
+        with Client(directory / "bus") as client:
+            assert client.sync() == []
+
+
+def run_program(directory, program, *arguments):
+    """Run a Python program; returns what it prints as JSON."""
+    result = subprocess.run(
+        [sys.executable, "-W", "default", "-c", program, *arguments],
+        cwd=directory,
+        env=environment_with({}),
+        capture_output=True,
+        text=True,
+        timeout=6 * TIMEOUT,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+TALKING = """
+import contextlib, gc, json, os, socket, sys
+from twisted.internet import defer, reactor, task, threads
+from twisted.logger import globalLogBeginner
+from sbus.errors import ListenError
+from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.server.service import BusService
+
+def connect(path):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(10)
+    sock.connect(path)
+    return sock
+
+def talk(path, stay):
+    "Subscribe, publish, receive; whoever is to stay stays connected, subscribed, and does not read."
+    one, two = connect(path), connect(path)
+    two.send(b"SUB talk"); two.send(b"CMSG !/cred/whoami"); two.recv(1000)
+    for n in range(10):
+        one.send(b"MSG talk\\0%d" % n)
+    assert [two.recv(1000) for _ in range(10)] == [b"MSG talk\\0%d" % n for n in range(10)]
+    two.send(b"CMSG blocking/soft/block")
+    two.send(b"CMSG !/cred/whoami"); two.recv(1000)
+    for n in range(50):
+        one.send(b"MSG talk\\0" + b"." * 1000)
+    if stay:
+        return one, two
+    one.close(); two.close()
+
+def run(main):
+    # Until logging begins, Twisted keeps the events, and whatever they are about.
+    globalLogBeginner.beginLoggingTo([lambda event: None], redirectStandardIO=False)
+
+    async def guarded():
+        try:
+            print(json.dumps(await main()))
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        reactor.stop()
+    reactor.callWhenRunning(lambda: defer.Deferred.fromCoroutine(guarded()))
+    reactor.run()
+"""
+
+CYCLES = (
+    TALKING
+    + """
+async def count():
+    await task.deferLater(reactor, 0)  # the call that told of the end is over, and what it holds
+    gc.collect()
+    kinds = ("BusService", "BusFactory", "SubscriptionRegistry", "BusProtocol", "SendQueue", "Holdback",
+             "PacketTransport", "PacketPort", "PatternIndex", "RouteCache")
+    objects = [type(o).__name__ for o in gc.get_objects()]
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "readers": len(reactor.getReaders()),
+        "writers": len(reactor.getWriters()),
+        "calls": len(reactor.getDelayedCalls()),
+        **{kind: objects.count(kind) for kind in kinds},
+    }
+
+same = BusService(SeqpacketServerEndpoint(reactor, "bus")) if sys.argv[1] == "same" else None
+
+async def cycle(n):
+    service = same or BusService(SeqpacketServerEndpoint(reactor, "bus"))
+    if n % 2:
+        service.privilegedStartService()
+    service.startService()
+    clients = await threads.deferToThread(talk, "bus", n % 3) or ()
+    for client in clients:
+        client.send(b"MSG talk\\0not read before the stop")
+    await service.stopService()
+    assert not service.registry.clients
+    assert not os.path.exists("bus")
+    for client in clients:
+        with contextlib.suppress(ConnectionResetError):  # It had published what was not read.
+            while client.recv(10000): pass
+        client.close()
+
+async def main():
+    for n in range(6):
+        await cycle(n)
+    before = await count()
+    for n in range(48):
+        await cycle(n)
+    return [before, await count()]
+
+run(main)
+"""
+)
+
+TWO = (
+    TALKING
+    + """
+async def main():
+    buses = [BusService(SeqpacketServerEndpoint(reactor, name)) for name in ("one", "two")]
+    for bus in buses:
+        bus.startService()
+    async def ask(name, *packets):
+        return await threads.deferToThread(exchange, name, packets)
+    def exchange(name, packets):
+        for packet in packets:
+            clients[name].send(packet)
+        clients[name].send(b"CMSG !/cred/whoami")
+        got = []
+        while not (packet := clients[name].recv(10000)).startswith(b"CMSG"):
+            if not packet:
+                return "end-of-file"
+            got.append(packet.decode())
+        return got
+    clients = {name: await threads.deferToThread(connect, name) for name in ("one", "two")}
+    result = {}
+    for name in clients:
+        await ask(name, b"SUB ", b"SUB !/cred////")
+    result["published on one"] = await ask("one", b"MSG a\\0one", b"MSG !/cred////x\\0one")
+    result["seen on two"] = await ask("two")
+    buses[1].registry.publish(b"b", b"from within")
+    result["seen on one"] = await ask("one")
+    result["published on two"] = await ask("two", b"MSG c\\0two")
+    result["clients"] = [len(bus.registry.clients) for bus in buses]
+    result["published"] = [bus.registry.counters.published for bus in buses]
+    await buses[0].stopService()
+    result["after the stop"] = await ask("two", b"MSG d\\0two")
+    result["files"] = os.listdir(".")
+    try:
+        BusService(SeqpacketServerEndpoint(reactor, "two")).startService()
+    except ListenError as e:
+        result["third"] = str(e)
+    result["after the third"] = await ask("two", b"MSG e\\0two")
+    await buses[1].stopService()
+    result["files at the end"] = os.listdir(".")
+    for client in clients.values():
+        client.close()
+    return result
+
+run(main)
+"""
+)
+
+
+class TestLifetime:
+    """Start and stop, many times."""
+
+    @pytest.mark.parametrize("which", ["same", "another"])
+    def test_no_leaks(self, directory, which):
+        """Fifty times started, used and stopped, it leaves no descriptor, reader, call or object behind."""
+        before, after = run_program(directory, CYCLES, which)
+        assert after == before
+        assert after["BusService"] == (1 if which == "same" else 0)
+        assert after["BusProtocol"] == 0
+        assert after["PacketTransport"] == 0
+        assert after["calls"] == 0
+        assert os.listdir(directory) == []
+
+
+MISTAKEN = (
+    TALKING
+    + """
+from sbus.interfaces import IObserver
+from sbus.server.observers import Observer
+
+class Mistaken(Observer):
+    pass
+
+for event in IObserver.names():
+    def fail(self, *_, event=event):
+        seen.add(event)
+        raise RuntimeError(event)
+    setattr(Mistaken, event, fail)
+seen = set()
+
+async def main():
+    bus = BusService(SeqpacketServerEndpoint(reactor, "bus"), observers=[Mistaken()])
+    bus.startService()
+    def use():
+        talk("bus", False)
+        wrong = connect("bus")
+        wrong.send(b"UNSUB talk"); wrong.send(b"SUB talk"); wrong.send(b"UNSUB talk")
+        wrong.send(b"nonsense")
+        assert wrong.recv(1000) == b""
+    await threads.deferToThread(use)
+    await bus.stopService()
+    return sorted(seen)
+
+run(main)
+"""
+)
+
+
+class TestObservers:
+    """Observers that are wrong."""
+
+    def test_mistaken(self, directory):
+        """An observer that raises an exception at each event is logged, and in nobody's way."""
+        seen = run_program(directory, MISTAKEN)
+        assert {"connected", "subscribed", "published", "delivered", "violated", "closed"} <= set(seen)
+        assert os.listdir(directory) == []
+
+
+class TestTwo:
+    """Two buses in one process."""
+
+    def test_know_nothing_of_each_other(self, directory):
+        """Messages, secrets, counters, clients and the end are each bus's own."""
+        result = run_program(directory, TWO)
+        assert result == {
+            "published on one": ["MSG a\0one", "MSG !/cred////x\0one"],
+            "seen on two": [],
+            "seen on one": [],
+            "published on two": ["MSG b\0from within", "MSG c\0two"],
+            "clients": [1, 1],
+            "published": [2, 2],
+            "after the stop": ["MSG d\0two"],
+            "files": ["two"],
+            "third": "two is in use by a server that is running: stop that one, or choose another --socket",
+            "after the third": ["MSG e\0two"],
+            "files at the end": [],
+        }

@@ -1,0 +1,518 @@
+"""The process: its help, its options, how it starts and refuses to start, and how it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sbus.server.twistd import Options
+from tests.support.harness import (
+    OTHER_USER,
+    TIMEOUT,
+    Bus,
+    Client,
+    environment_with,
+    goes_on,
+    numbered,
+    refusal,
+    twistd,
+    wait_end,
+)
+
+
+def output_of(*arguments: str) -> str:
+    """What twistd prints; it must succeed."""
+    result = subprocess.run(
+        [*twistd(), *arguments],
+        capture_output=True,
+        text=True,
+        env=environment_with({"COLUMNS": "100"}),
+        timeout=TIMEOUT,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def options():
+    """Each option with its explanation, in one line each, by its long name."""
+    text = output_of("sbus", "--help")
+    found = {}
+    for block in re.split(r"\n(?=  (?:-\w, |    )--)", text.partition("\n\n")[0]):
+        match = re.match(r"\s*(?:-\w, )?--([a-z-]+)=?\s+(.*)", block, re.DOTALL)
+        if match:
+            found[match[1]] = " ".join(match[2].split())
+    return found
+
+
+class TestHelp:
+    """What a user reads first."""
+
+    def test_listed(self):
+        """twistd --help lists the bus."""
+        assert re.search(r"^\s+sbus\s+\S+", output_of("--help"), re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("option", "default", "unit"),
+        [
+            ("socket", "/run/sbus.sock", "path"),
+            ("mode", "0700", "octal"),
+            ("group", "the process's", "GID"),
+            ("allow-user", "whoever", "UID"),
+            ("credentials", "kernel", "policy"),
+            ("on-violation", "disconnect", "ignore"),
+            ("dialect", "current", "early"),
+            ("block-timeout", "30", "econds"),
+            ("queue-messages", "65536", "essages"),
+            ("queue-bytes", "67108864", "ytes"),
+            ("total-queue-bytes", "268435456", "ytes"),
+            ("max-packet", "409600", "ytes"),
+            ("max-clients", "16384", "lients"),
+            ("max-patterns", "16384", "atterns"),
+            ("max-pattern-bytes", "1048576", "ytes"),
+        ],
+    )
+    def test_options(self, options, option, default, unit):
+        """twistd sbus --help explains each option, with its default and its unit."""
+        explanation = options[option]
+        assert re.search(rf"\[default: .*{re.escape(default)}", explanation), explanation
+        assert unit in explanation
+        assert len(explanation) > 20
+
+    @pytest.mark.parametrize("flag", ["reuse", "auto-close", "block-across-users"])
+    def test_flags(self, options, flag):
+        """And each flag."""
+        assert len(options[flag]) > 20
+
+    def test_components(self):
+        """It lists the components that can be chosen, built-in ones among them."""
+        text = " ".join(output_of("sbus", "--help").split())
+        for name in ("kernel:", "own-user:", "blocking/soft/queue", "blocking/hard/error", "order/random"):
+            assert name in text
+
+    def test_version(self):
+        """twistd sbus --version says which."""
+        assert re.fullmatch(r"sbus \d+\.\d+\S*\n", output_of("sbus", "--version"))
+
+
+class TestWrongOptions:
+    """One line on standard error that names the remedy, an exit status, and nothing half-started."""
+
+    @pytest.mark.parametrize(
+        ("option", "remedy"),
+        [
+            ("--block-timeout=0", "a number of seconds above 0"),
+            ("--block-timeout=-1", "a number of seconds above 0"),
+            ("--block-timeout=soon", "a number of seconds above 0"),
+            ("--block-timeout=nan", "a number of seconds above 0"),
+            ("--block-timeout=inf", "a number of seconds above 0"),
+            ("--queue-messages=0", "a number of messages above 0"),
+            ("--queue-messages=1.5", "a number of messages above 0"),
+            ("--queue-bytes=-5", "a number of bytes above 0"),
+            ("--queue-bytes=64M", "a number of bytes above 0"),
+            ("--total-queue-bytes=", "a number of bytes above 0"),
+            ("--max-packet=many", "a number of bytes above 0"),
+            ("--max-packet=63", "64"),
+            ("--max-packet=1000000000000000", "no socket sends more than"),
+            ("--allow-user=²", "there is no such user"),
+            ("--max-clients=0", "a number of clients above 0"),
+            ("--max-patterns=0", "a number of patterns above 0"),
+            ("--max-pattern-bytes=0", "a number of bytes above 0"),
+            ("--on-violation=shrug", "disconnect or ignore"),
+            ("--dialect=late", "current or early"),
+            ("--credentials=", "kernel"),
+        ],
+    )
+    def test_value(self, option, remedy):
+        """A wrong value is quoted, with what would be right."""
+        with pytest.raises(SystemExit) as caught:
+            Options().parseOptions(["--socket=/nowhere", option])
+        line = str(caught.value)
+        assert line.startswith("sbus: ")
+        assert "\n" not in line
+        assert remedy in line
+        name = option.partition("=")[0]
+        assert name in line or name[2:].replace("-", "_") in line or "credentials policy" in line
+
+    @pytest.mark.parametrize("option", ["--queue-bytes=64M", "--max-packet=63", "--on-violation=shrug"])
+    def test_value_on_the_command_line(self, directory, option):
+        """That line is all that twistd says, and it has made nothing."""
+        line = refusal(directory, option)
+        assert line.endswith(" (see twistd sbus --help)")
+
+    @pytest.mark.parametrize(
+        ("arguments", "complaint"),
+        [
+            (["--no-such-option"], "--no-such-option"),
+            (["superfluous"], "arguments"),
+            (["--reuse=yes"], "--reuse"),
+        ],
+    )
+    def test_usage(self, directory, arguments, complaint):
+        """A wrong command line is answered in one line that points to the help."""
+        line = refusal(directory, *arguments)
+        assert complaint in line
+        assert "twistd sbus --help" in line
+
+    def test_as_a_daemon(self, directory):
+        """Without -n the reason is on standard error too, before anything runs in the background."""
+        flags = [f"--pidfile={directory}/pid", f"--logfile={directory}/log"]
+        assert "missing" in refusal(directory, address=directory / "missing" / "bus", flags=flags)
+        assert "--dialect=late" in refusal(directory, "--dialect=late", flags=flags)
+
+    def test_pid_file_of_a_live_process(self, bus, directory):
+        """Twistd's own check of the pid file comes first: nothing is made, nothing of the other removed."""
+        started = bus(flags=["-n", f"--pidfile={directory}/pid"])
+        there = sorted(os.listdir(directory))
+        result = subprocess.run(
+            [*twistd(), "-n", f"--pidfile={directory}/pid", "sbus", f"--socket={directory}/other"],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+        assert result.returncode > 0
+        assert "Another twistd server is running" in result.stdout + result.stderr
+        assert sorted(os.listdir(directory)) == there
+        assert goes_on(started)
+
+    def test_no_log_file(self, spawn, directory):
+        """If twistd itself fails after the socket was made (no directory for its log), the socket goes too."""
+        started = spawn(Bus, directory, flags=["-n", "--pidfile=", f"--logfile={directory}/missing/log"])
+        assert started.wait() > 0
+        assert os.listdir(directory) == []
+
+    def test_no_pid_file(self, spawn, directory):
+        """The same for its pid file."""
+        started = spawn(Bus, directory, flags=["-n", f"--pidfile={directory}/missing/pid"])
+        assert started.wait() > 0
+        assert os.listdir(directory) == []
+
+
+class TestStart:
+    """What the log says at the start."""
+
+    def test_effective_limits(self, bus, directory):
+        """The address, and the limits in force."""
+        limits = {
+            "max-packet": 1001,
+            "max-clients": 1002,
+            "max-patterns": 1003,
+            "max-pattern-bytes": 1004,
+            "queue-messages": 1005,
+            "queue-bytes": 1006,
+            "total-queue-bytes": 1007,
+            "block-timeout": 1008,
+        }
+        started = bus(*(f"--{name}={value}" for name, value in limits.items()))
+        line = started.wait_log(r"sbus listens on .*")[0][0]
+        assert f"sbus listens on {directory}/bus " in line
+        for value in limits.values():
+            assert str(value) in line
+
+    def test_slow_backend_is_told(self, bus):
+        """That the plain helper is in use, which costs speed, is a warning."""
+        started = bus(env={"SBUS_PURE": "1"})
+        started.wait_log(r"#warn\] the compiled helper is not in use")
+
+
+class TestStop:
+    """SIGTERM and SIGINT."""
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_signals(self, bus, directory, number):
+        """Connections are closed, the socket and the pid file removed, and the exit status is 0."""
+        started = bus(flags=["-n", f"--pidfile={directory}/pid"])
+        clients = [started.client(b"x") for _ in range(5)]
+        assert int((directory / "pid").read_text()) == started.pid
+        assert stat.S_ISSOCK((directory / "bus").stat().st_mode)
+        assert started.stop(number) == 0
+        for client in clients:
+            assert client.has_ended()
+        assert os.listdir(directory) == []
+        assert "Traceback" not in started.log
+
+    def test_while_clients_stall(self, bus, directory):
+        """Readers that do not read, and publishers that are held back, do not delay the end."""
+        started = bus("--max-packet=1024", "--block-timeout=600")
+        stalled, blocking = started.client(b"flood"), started.client(b"flood")
+        blocking.cmsg(b"blocking/soft/block")
+        blocking.sync()
+        publisher = started.client()
+        for packet in numbered(b"flood", 100):
+            publisher.send(packet)
+        first = stalled.recv()
+        assert first == numbered(b"flood", 1)[0]
+        began = time.monotonic()
+        assert started.stop() == 0
+        assert time.monotonic() - began < 5
+        for client in (stalled, blocking, publisher):
+            client.rest()
+        assert os.listdir(directory) == []
+
+    def test_while_a_half_closed_client_lingers(self, bus):
+        """Nor does a client that has shut its side down and still has messages to come."""
+        started = bus("--max-packet=1024", "--block-timeout=600")
+        client = started.client(b"flood")
+        for packet in numbered(b"flood", 100):
+            client.send(packet)
+        client.sock.shutdown(socket.SHUT_WR)
+        assert goes_on(started)
+        assert started.stop() == 0
+
+    def test_impatient(self, bus, directory):
+        """Several signals in a row do no harm."""
+        started = bus()
+        assert goes_on(started)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            started.kill(number)
+        assert started.wait() == 0
+        assert os.listdir(directory) == []
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_at_once(self, spawn, directory, number):
+        """A signal that comes as soon as there is a socket ends the process as cleanly."""
+        for _ in range(2):
+            started = spawn(Bus, directory, flags=["-n", f"--pidfile={directory}/pid"])
+            deadline = time.monotonic() + TIMEOUT
+            while not (directory / "bus").exists():
+                assert time.monotonic() < deadline
+            assert started.stop(number) == 0
+            assert os.listdir(directory) == []
+
+    def test_waiting_messages_are_counted(self, bus):
+        """What still waited for a client when the bus stopped is counted as dropped, with everything else."""
+        started = bus("--max-packet=1024")
+        reader, publisher = started.client(b"flood"), started.client()
+        for packet in numbered(b"flood", 500):
+            publisher.send(packet)
+        publisher.sync()
+        assert started.stop() == 0
+        assert len(reader.rest()) + started.dropped() == 500
+
+
+class TestRestart:
+    """A bus after a bus."""
+
+    def test_after_a_stop(self, bus, directory):
+        """A bus can be started again where one was stopped, without --reuse; clients that come back are served."""
+        for _ in range(3):
+            started = bus()
+            client = started.client(b"again")
+            packet = client.msg(b"again")
+            assert client.sync() == [packet]
+            assert started.stop() == 0
+            assert client.has_ended()
+
+    def test_after_a_crash(self, bus, directory):
+        """After SIGKILL --reuse is needed; clients notice the crash as end-of-file."""
+        started = bus()
+        client = started.client()
+        started.kill(signal.SIGKILL)
+        assert started.wait() == -signal.SIGKILL
+        assert client.has_ended()
+        assert "--reuse" in refusal(directory)
+        assert goes_on(bus("--reuse"))
+
+    def test_nothing_is_remembered(self, bus):
+        """Subscriptions do not outlive the bus, nor do messages."""
+        started = bus()
+        with started.client(b"old") as client:
+            client.msg(b"old")
+        started.stop()
+        started = bus()
+        client = started.client()
+        client.msg(b"old")
+        assert client.sync() == []
+
+
+class TestAutoClose:
+    """--auto-close."""
+
+    def test_last_client(self, bus, directory):
+        """The bus stops after the last client has left, as cleanly as by a signal; not before one has come."""
+        started = bus("--auto-close", flags=["-n", f"--pidfile={directory}/pid"])
+        one = started.client()
+        two = started.client()
+        one.close()
+        assert two.sync() == []
+        started.wait_log("client 1 disconnected")
+        three = started.client()
+        two.close()
+        started.wait_log("client 2 disconnected")
+        assert three.sync() == []
+        three.close()
+        assert started.wait() == 0
+        assert os.listdir(directory) == []
+
+    def test_last_words(self, bus):
+        """What the last but one has published before it left is delivered."""
+        started = bus("--auto-close")
+        reader = started.client(b"words")
+        with started.client() as publisher:
+            packet = publisher.msg(b"words")
+        assert reader.recv() == packet
+        reader.close()
+        assert started.wait() == 0
+
+    def test_disconnected_client(self, bus):
+        """A last client that was disconnected for a violation is one that has left."""
+        started = bus("--auto-close")
+        client = started.client()
+        client.send(b"nonsense")
+        assert started.wait() == 0
+
+    @pytest.mark.parametrize("flags", [[], ["--reuse"]], ids=["", "reuse"])
+    def test_second_server_is_no_client(self, bus, directory, flags):
+        """A server that finds the socket in use leaves no trace there: the bus waits for its first client."""
+        started = bus("--auto-close")
+        assert "is in use by a server that is running" in refusal(directory, *flags)
+        started.client().close()
+        assert started.wait() == 0
+        assert len(started.wait_log("client . connected")) == 1
+
+    def test_refused_clients_do_not_count(self, as_root, bus):
+        """A client that was never let in does not stop the bus by leaving."""
+        started = bus("--auto-close", "--mode=0777", "--credentials=own-user")
+        assert started.client(user=OTHER_USER).has_ended()
+        started.wait_log("refused a connection")
+        assert goes_on(started)
+        assert started.wait() == 0
+
+
+class TestDaemon:
+    """twistd without -n."""
+
+    @pytest.fixture
+    def daemon(self, directory):
+        """Start a bus as a daemon; returns its pid. It is ended by that pid."""
+        pids = []
+
+        def start(*options: str) -> int:
+            flags = [f"--pidfile={directory}/pid", f"--logfile={directory}/log", f"--rundir={directory}"]
+            command = [*twistd(), *flags, "sbus", f"--socket={directory}/bus", *options]
+            result = subprocess.run(command, capture_output=True, text=True, env=environment_with({}), timeout=TIMEOUT)
+            assert (result.returncode, result.stderr) == (0, "")
+            pids.append(int((directory / "pid").read_text()))
+            return pids[-1]
+
+        yield start
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            wait_end(pid)
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_life(self, daemon, directory, number):
+        """By the time twistd returns the bus serves; a signal ends it and removes the socket and the pid file."""
+        pid = daemon()
+        address = directory / "bus"
+        with Client(address) as client, Client(address) as other:
+            other.sub(b"daemon")
+            other.sync()
+            packet = client.msg(b"daemon")
+            assert other.recv() == packet
+            assert stat.S_IMODE(address.stat().st_mode) == 0o700
+            os.kill(pid, number)
+            assert client.has_ended()
+            assert other.has_ended()
+        wait_end(pid)
+        assert os.listdir(directory) == ["log"]
+        log = (directory / "log").read_text()
+        assert f"sbus listens on {address} " in log
+        assert "client 1 connected" in log
+        assert "Traceback" not in log
+
+    def test_auto_close(self, daemon, directory):
+        """--auto-close ends a daemon too."""
+        pid = daemon("--auto-close")
+        Client(directory / "bus").close()
+        wait_end(pid)
+        assert os.listdir(directory) == ["log"]
+
+    def test_random_address(self, directory, daemon):
+        """The random abstract address is printed where whoever starts the daemon can read it."""
+        flags = [f"--pidfile={directory}/pid", f"--logfile={directory}/log"]
+        command = [*twistd(), *flags, "sbus", "--socket=/dev/unix/abstract", "--auto-close"]
+        result = subprocess.run(
+            command, capture_output=True, text=True, cwd=directory, env=environment_with({}), timeout=TIMEOUT
+        )
+        pid = int((directory / "pid").read_text())
+        with Client(result.stdout.strip()) as client:
+            assert client.sync() == []
+        wait_end(pid)
+
+    def test_second_one(self, daemon, directory):
+        """A second daemon on the same address is refused, and the first one not disturbed."""
+        daemon()
+        line = refusal(directory, flags=[f"--pidfile={directory}/pid2", f"--logfile={directory}/log2"])
+        assert "is in use by a server that is running" in line
+        with Client(directory / "bus") as client:
+            assert client.sync() == []
+
+
+class TestIdle:
+    """A bus with nothing to do."""
+
+    def test_no_cpu(self, bus):
+        """An idle bus with clients, stalled ones among them, uses no CPU time."""
+        started = bus("--max-packet=1024", "--block-timeout=600")
+        clients = [started.client(b"flood") for _ in range(10)]
+        clients[0].cmsg(b"blocking/soft/discard")
+        clients[1].cmsg(b"blocking/soft/block")
+        clients[1].sync()
+        publisher = started.client()
+        for packet in numbered(b"flood", 100):
+            publisher.send(packet)
+        gone = started.client()
+        gone.sock.shutdown(socket.SHUT_WR)
+        assert goes_on(started)
+        before = started.cpu()
+        assert not select.select([publisher.sock], [], [], 0.5)[0]
+        assert started.cpu() - before <= 0.1
+
+
+_TWENTY_BATCHES = """
+import resource
+from sbus.daemon.process import Process
+
+def batch():
+    [bytes(60_000) for _ in range(64)]
+
+Process().startService()
+batch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    batch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt(3)")
+def test_memory_is_used_again():
+    """What a batch of large packets took is there for the next: it is not handed back to the kernel in between."""
+    result = subprocess.run(
+        [sys.executable, "-c", _TWENTY_BATCHES], capture_output=True, text=True, check=True, timeout=TIMEOUT
+    )
+    assert int(result.stdout) < 64 * 60_000 // os.sysconf("SC_PAGE_SIZE")  # less than one batch takes anew
+
+
+def test_files_of_the_directory(bus, directory):
+    """A running bus makes one file, its socket (and twistd's pid file)."""
+    bus(flags=["-n", f"--pidfile={directory}/pid"])
+    assert sorted(os.listdir(directory)) == ["bus", "pid"]
+    assert Path(directory / "pid").is_file()

@@ -1,1 +1,0 @@
-"""The recorder, its journal, and Spark: what the extras bring."""

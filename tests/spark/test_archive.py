@@ -1,0 +1,277 @@
+"""The archive job on Spark: what is in the journals gets into the lake, in its hour, once, whatever fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest import mock
+
+import pyarrow.parquet as pq
+import pytest
+
+from sbus.errors import JournalError, LakeError, SparkError
+from sbus.journal.consumers import consumers
+from sbus.journal.retention import retain
+from sbus.journal.schema import Kind
+from sbus.spark.jobs.archive import Archive
+from sbus.spark.jobs.checkpoint import Checkpoint
+from sbus.spark.jobs.lake import Lake
+from tests.spark.lakes import archived, files, recorded
+from tests.support.journals import Clock
+
+MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
+HOUR = 3_600_000_000
+
+
+def messages(count: int) -> list[tuple[bytes, bytes]]:
+    """Some that differ, with keys and payloads that are no text."""
+    return [(b"a/\xff/%d" % number, bytes((number % 256,)) * (number % 7)) for number in range(count)]
+
+
+def put_away(spark, journals, lake: Path, **how) -> Archive:
+    """Archive what is there."""
+    with Archive(spark, [str(journal) for journal in journals], Lake(lake), **how) as archive:
+        while not archive.wait(30):
+            pass
+    return archive
+
+
+def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_path):
+    """Gaps as well as messages; the last microsecond of a day is in another hour than the first of the next."""
+    clock = Clock(MIDNIGHT - HOUR)
+    journal = new_journal(clock=clock)
+    journal.mark(Kind.START, {"patterns": [""]})
+    journal.append(messages(1000))
+    journal.append([(b"last", b"")], MIDNIGHT - 1)
+    journal.append([(b"first", b"")], MIDNIGHT)
+    journal.sync()
+    done = put_away(spark, [journal.directory], tmp_path / "lake")
+    assert archived(tmp_path / "lake") == recorded(journal.directory)
+    assert [str(path.parent.relative_to(tmp_path / "lake")) for path in files(tmp_path / "lake")] == [
+        "date=2026-01-30/hour=23",
+        "date=2026-01-31/hour=00",
+    ]
+    assert (done.rows, done.batches) == (1003, 1)
+
+
+@pytest.mark.slow
+def test_a_later_run_takes_what_is_new(spark, new_journal, tmp_path):
+    """Of journals that it knows and of one that it does not; each batch makes one file an hour. The journals are
+    told what is safe. Rows that are gone before they were archived are an error.
+    """
+    one, two = new_journal("one", clock=Clock(MIDNIGHT)), new_journal("two", clock=Clock(MIDNIGHT + HOUR // 2))
+    one.append(messages(10))
+    one.sync()
+    put_away(spark, [tmp_path / "o*"], tmp_path / "lake")
+    assert consumers(one.directory) == {"archive": 10}
+    one.append(messages(5))
+    one.sync()
+    two.append(messages(20))
+    two.sync()
+    put_away(spark, [one.directory, two.directory], tmp_path / "lake", consumer="other")
+    assert archived(tmp_path / "lake") == recorded(one.directory, two.directory)
+    assert 2 <= len(files(tmp_path / "lake")) <= 3
+    assert consumers(one.directory) == {"archive": 10, "other": 15}
+    assert consumers(two.directory) == {"other": 20}
+    one.append(messages(3))
+    one.roll()
+    one.append(messages(3))
+    one.roll()
+    retain(one.directory, keep_bytes=1, force=True)
+    with pytest.raises(JournalError, match=r"rows 15 to 17 of the journal in .* are deleted"):
+        put_away(spark, [one.directory, two.directory], tmp_path / "lake")
+
+
+def failing(operations: Iterator[int]):
+    """Let every commit fail at the file operation whose number comes next, until there are no more."""
+    from sbus.spark.jobs import lake as module
+
+    real = {name: getattr(module, name) for name in ("_move", "_sync")}
+    left = [next(operations, 1000)]
+
+    def run(name):
+        def operation(*args):
+            if not left[0]:
+                left[0] = next(operations, 1000)
+                raise OSError(errno.EIO, "the disk is broken")
+            left[0] -= 1
+            return real[name](*args)
+
+        return operation
+
+    return mock.patch.multiple(module, **{name: run(name) for name in real})
+
+
+@pytest.mark.slow
+def test_a_batch_that_failed_half_way_is_done_again(spark, new_journal, tmp_path):
+    """Some of its files are in the lake already, and are replaced; the error is told in a line."""
+    journal = new_journal(clock=(clock := Clock(MIDNIGHT)))
+    for _ in range(3):
+        journal.append(messages(10))
+        clock.time += HOUR
+    journal.sync()
+    with failing(iter([1, 4])):
+        for _ in range(2):
+            with pytest.raises(SparkError, match=r"^Spark: .*the disk is broken$"):
+                put_away(spark, [journal.directory], tmp_path / "lake")
+            # The job is known as one that needs all rows, so that nothing is deleted.
+            assert consumers(journal.directory) == {"archive": 0}
+        # What is recorded meanwhile is no part of the batch that is to be done again.
+        journal.append(messages(7))
+        journal.sync()
+        done = put_away(spark, [journal.directory], tmp_path / "lake")
+    assert archived(tmp_path / "lake") == recorded(journal.directory)
+    assert done.rows == 37
+    assert len(files(tmp_path / "lake")) == 4
+
+
+@pytest.mark.slow
+def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_journal, tmp_path):
+    """The newest files of Spark's are empty, or there without the others: no row is lost, and none there twice."""
+    journal = new_journal()
+    lake = tmp_path / "lake"
+    journal.append(messages(60))
+    journal.sync()
+    put_away(spark, [journal.directory], lake, max_rows=20)
+    checkpoint = Lake(lake).checkpoint
+    last = Checkpoint(checkpoint).done()
+    (checkpoint / "commits" / str(last)).write_bytes(b"")
+    (checkpoint / "offsets" / str(last)).write_bytes(b"v1\n{")
+    (checkpoint / "commits" / str(last - 1)).unlink()
+    journal.append(messages(40))
+    journal.sync()
+    put_away(spark, [journal.directory], lake, max_rows=25)
+    assert archived(lake) == recorded(journal.directory)
+
+
+def logs(checkpoint: Path, **batches: dict[int, str]) -> None:
+    """Write what Spark would: for each log the lines of its batches."""
+    for log, lines in batches.items():
+        (checkpoint / log).mkdir(parents=True)
+        for batch, line in lines.items():
+            (checkpoint / log / str(batch)).write_text(f"v1\n{{}}\n{line}\n" if line else "")
+    (checkpoint / "metadata").write_text('{"id": "1"}')
+
+
+def test_commits_without_any_plan_are_removed(tmp_path):
+    """Spark would take them for another job's that writes here."""
+    logs(tmp_path, offsets={0: ""}, commits={0: "{}"})
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.mend()
+    assert checkpoint.done() == -1
+    assert list((tmp_path / "commits").iterdir()) == []
+
+
+def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_path):
+    """Spark has not asked for that: rows could be deleted that a power cut makes it plan once more."""
+    journal = new_journal()
+    journal.append(messages(3))
+    journal.sync()
+    lake = Lake(tmp_path / "lake")
+    logs(lake.checkpoint, offsets={0: json.dumps({journal.id: 3})}, commits={0: "{}"})
+    happened: list[object] = []
+    spark = mock.Mock()
+    spark.readStream.format.side_effect = SparkError("far enough")
+    with (
+        mock.patch.object(Checkpoint, "keep", lambda _, batch: happened.append(batch)),
+        mock.patch("sbus.spark.jobs.archive.advance", lambda _, consumer, seq: happened.append((consumer, seq))),
+        pytest.raises(SparkError, match="far enough"),
+    ):
+        Archive(spark, [journal.directory], lake).start()
+    assert happened == [0, ("archive", 3)]
+
+
+def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog):
+    """It is a copy of another machine's, perhaps; that its retention does not learn of it is said."""
+    journal = new_journal()
+    journal.append(messages(10))
+    journal.sync()
+    (Path(journal.directory) / "consumers").write_text("in the way")
+    put_away(spark, [journal.directory], tmp_path / "lake")
+    assert archived(tmp_path / "lake") == recorded(journal.directory)
+    assert "its retention does not learn of it" in caplog.text
+
+
+def test_a_journal_that_could_not_be_written_is_told_when_it_can_be(spark, new_journal, tmp_path, caplog, monkeypatch):
+    """Also if nothing was recorded since; that it could not be is said once."""
+    monkeypatch.setattr("sbus.spark.jobs.archive._AGAIN", 0.0)
+    journal = new_journal()
+    journal.append(messages(10))
+    journal.sync()
+    (Path(journal.directory) / "consumers").write_text("in the way")
+    with Archive(spark, [journal.directory], Lake(tmp_path / "lake"), every=0.1) as archive:
+        while not archive.rows:
+            assert not archive.wait(0.05)
+        assert caplog.text.count("its retention does not learn of it") == 1
+        (Path(journal.directory) / "consumers").unlink()
+        archive.wait(0.05)
+        assert consumers(journal.directory) == {"archive": 10}
+
+
+def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_path):
+    """A journal of a host that is no more, and rows that were deleted by force; the error names the option."""
+    lake = tmp_path / "lake"
+    journals = [new_journal(name, segment_bytes=1) for name in ("one", "two")]
+    for journal in journals:
+        journal.append(messages(5))
+        journal.sync()
+    put_away(spark, [tmp_path / "*"], lake)
+    left, gone = journals
+    gone.close()
+    shutil.rmtree(gone.directory)
+    with pytest.raises(JournalError, match=f"{gone.id}.* is gone: .*--allow-loss"):
+        put_away(spark, [tmp_path / "*"], lake)
+    left.append(messages(3))
+    left.append(messages(2))
+    left.sync()
+    retain(left.directory, keep_bytes=1, force=True)
+    put_away(spark, [tmp_path / "*"], lake, fail_on_data_loss=False)
+    assert [row["seq"] for row in archived(lake) if row["journal"] == left.id] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        8,
+        9,
+    ]
+
+
+def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
+    """With more than one task the rows of an hour meet in one of them, and are in order."""
+    journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]
+    for hour in range(3):
+        for journal in journals:
+            journal.append(messages(100), MIDNIGHT + hour * HOUR)
+            journal.roll()
+    rows = spark.read.format("sbus").option("journal", str(tmp_path / "*")).load()
+    lake = Lake(tmp_path / "lake")
+    with lake.writing():
+        lake.write(rows, 0, writers=3)
+    assert archived(lake.directory) == recorded(*(journal.directory for journal in journals))
+    assert len(files(lake.directory)) == 3
+    for path in files(lake.directory):
+        found = [(row["journal"], row["seq"]) for row in pq.read_table(path, partitioning=None).to_pylist()]
+        assert found == sorted(found)
+
+
+def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_path):
+    """Files of other hours are not even listed; the rows have the columns of a journal."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    for hour in range(4):
+        journal.append(messages(2), MIDNIGHT + hour * HOUR)
+    journal.sync()
+    put_away(spark, [journal.directory], tmp_path / "lake")
+    lake = Lake(tmp_path / "lake")
+    assert lake.read(spark).columns == ["journal", "seq", "time", "kind", "key", "payload"]
+    assert lake.read(spark).count() == 8
+    rows = lake.read(spark, datetime(2026, 1, 31, 1, tzinfo=UTC), datetime(2026, 1, 31, 2, 59))
+    assert sorted(row.seq for row in rows.collect()) == [2, 3, 4, 5]
+    assert ["hour=01" in name or "hour=02" in name for name in rows.inputFiles()] == [True, True]
+    assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
+    with pytest.raises(LakeError, match="nothing in it yet"):
+        Lake(tmp_path / "nowhere").read(spark)

@@ -1,0 +1,193 @@
+"""The lake's commit step: whatever it is interrupted at and however it goes on, each batch is there exactly once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbus.errors import LakeError
+from sbus.journal import disk
+from sbus.spark.jobs import lake as lake_module
+from sbus.spark.jobs.lake import Lake
+
+HOURS = [f"date=2026-01-{day:02}/hour={hour:02}" for day in (30, 31) for hour in (0, 23)]
+
+Batch = dict[str, str]
+"""The content of a batch: what there is of each hour."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """A killed process loses nothing that it has written, synced or not; so that time can be saved."""
+    with mock.patch.object(os, "fsync", return_value=None):
+        yield
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+@contextmanager
+def killed_after(operations: int) -> Iterator[list[int]]:
+    """Let so many file operations succeed and none after that; yields a list with how many were left in the end."""
+    left = [operations]
+
+    def counting(operation):
+        def run(*args, **kwargs):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return operation(*args, **kwargs)
+
+        return run
+
+    with (
+        mock.patch.multiple(
+            disk,
+            replace=counting(disk.replace),
+            remove=counting(disk.remove),
+            sync_directory=counting(disk.sync_directory),
+        ),
+        mock.patch.multiple(
+            lake_module,
+            _move=counting(lake_module._move),
+            _sync=counting(lake_module._sync),
+        ),
+        mock.patch.multiple(os, mkdir=counting(os.mkdir), unlink=counting(os.unlink)),
+    ):
+        yield left
+
+
+def put(lake: Lake, number: int, batch: Batch) -> None:
+    """Write a batch as Spark would, and commit it."""
+    (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)  # Spark writes down first what it is about to do
+    staged = Path(tempfile.mkdtemp(dir=lake.directory / "_sbus/staging"))
+    for hour, text in batch.items():
+        path = staged / hour / "part-00000-0123.c000.zstd.parquet"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        path.with_name(f".{path.name}.crc").write_text("a checksum of Hadoop's")
+    lake.commit(number, staged)
+
+
+def content(lake: Lake) -> dict[str, str]:
+    """What readers of the lake see."""
+    return {
+        str(path.relative_to(lake.directory)): path.read_text()
+        for path in lake.directory.rglob("*")
+        if path.is_file() and "_sbus" not in path.parts
+    }
+
+
+def expected(batches: list[Batch]) -> dict[str, str]:
+    return {
+        f"{hour}/{number:010}.parquet": text for number, batch in enumerate(batches) for hour, text in batch.items()
+    }
+
+
+batches = st.lists(
+    st.dictionaries(st.sampled_from(HOURS), st.text("abc", min_size=1, max_size=3)), min_size=1, max_size=4
+)
+
+
+@given(
+    first=batches,
+    second=batches,
+    kills=st.lists(st.lists(st.integers(0, 40), max_size=2), min_size=8, max_size=8),
+    back=st.integers(0, 3),
+)
+@settings(max_examples=40)
+def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, back):
+    """Batches are killed at any file operation, some of them again and again. Then what Spark knew of the last ones is
+    lost, so that other rows get their numbers: in the end, the lake has what was committed last, and nothing else.
+    """
+    directory = tempfile.mkdtemp()
+    lake = Lake(directory)
+    kept = first[: len(first) - min(back, len(first))]
+    for (number, batch), operations in zip([*enumerate(first), *enumerate(second, len(kept))], kills, strict=False):
+        for count in operations:
+            with lake.writing(), suppress(Killed), killed_after(count):
+                put(lake, number, batch)
+        with lake.writing():
+            put(lake, number, batch)
+    assert content(lake) == expected(kept + second)
+    assert not list((lake.directory / "_sbus/staging").iterdir())
+    shutil.rmtree(directory)
+
+
+def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
+    """A batch that replaces one with other hours is killed before each of its file operations in turn."""
+    old: Batch = {HOURS[0]: "old", HOURS[1]: "old"}
+    new: Batch = {HOURS[1]: "new", HOURS[2]: "new"}
+    for operations in range(100):
+        lake = Lake(tmp_path / str(operations))
+        with lake.writing():
+            put(lake, 0, {HOURS[0]: "before"})
+            put(lake, 1, old)
+            with killed_after(operations) as left, suppress(Killed):
+                put(lake, 1, new)
+            is_through = bool(left[0])
+            put(lake, 1, new)
+        assert content(lake) == expected([{HOURS[0]: "before"}, new])
+        if is_through:
+            break
+    assert operations > 10
+
+
+def test_lists_of_files_do_not_pile_up(tmp_path):
+    """What is remembered of old batches is removed, and the batches stay."""
+    lake = Lake(tmp_path / "lake")
+    with lake.writing():
+        for number in range(103):
+            put(lake, number, {HOURS[0]: str(number)})
+    assert len(list((lake.directory / "_sbus/batches").iterdir())) == 100
+    assert len(content(lake)) == 103
+
+
+def test_two_jobs_cannot_write_one_lake(tmp_path):
+    """The second is told; when the first has ended, another may."""
+    lake = Lake(tmp_path / "lake")
+    with (
+        lake.writing(),
+        pytest.raises(LakeError, match="another job writes this lake"),
+        Lake(tmp_path / "lake").writing(),
+    ):
+        pass
+    with lake.writing():
+        pass
+
+
+def test_a_lake_without_its_state_is_not_written(tmp_path):
+    """Its batches would begin with number 0 again, and take the places of those that are there."""
+    lake = Lake(tmp_path / "lake")
+    with lake.writing():
+        put(lake, 0, {HOURS[0]: "rows"})
+    shutil.rmtree(lake.checkpoint)
+    with pytest.raises(LakeError, match=r"nothing says from where .*checkpoint is missing"), lake.writing():
+        pass
+
+
+def test_only_its_owner_may_look_into_a_lake(tmp_path):
+    """Payloads are as private as in the journal, whatever the umask is."""
+    before = os.umask(0)
+    try:
+        with Lake(tmp_path / "lake").writing():
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "lake").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_url_is_no_lake():
+    """Renaming is not what it is on a disk in an object store; the error says what to do."""
+    with pytest.raises(LakeError, match="mount it"):
+        Lake("s3a://bucket/lake")

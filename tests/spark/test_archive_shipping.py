@@ -1,0 +1,34 @@
+"""A journal that is copied elsewhere, in the order that the documentation says, is a journal at every moment."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from sbus.journal.reader import JournalReader
+from tests.support.journals import rows
+
+
+def test_a_copy_is_a_journal_after_every_file(new_journal, tmp_path):
+    """It has the first of the closed segments, then more, and at last all of them; the open one is left out."""
+    journal = new_journal(segment_bytes=3000)
+    for number in range(20):
+        journal.append([(b"k", b"%d %d" % (number, row)) for row in range(30)])
+    journal.roll()
+    closed = journal.next_seq
+    journal.append([(b"open", b"")])
+    journal.sync()
+    here, there = Path(journal.directory), tmp_path / "copy"
+    there.mkdir()
+    names = sorted(path.stem for path in here.glob("*-*.json"))
+    assert len(names) > 3
+    order = ["journal.json", *(name + suffix for name in names for suffix in (".idx", ".json"))]
+    order += [f"{name}.arrows" for name in names]
+    seen = 0
+    for name in order:
+        shutil.copy(here / name, there / name)
+        end = JournalReader(there).end()
+        assert end >= seen
+        assert rows(there) == rows(here, 0, end)
+        seen = end
+    assert seen == closed

@@ -1,0 +1,144 @@
+"""The jobs on a real cluster: a master and two workers on loopback, whose Python has never heard of this package."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pyspark
+import pytest
+
+from tests.spark.lakes import archived, files, recorded
+
+TIMEOUT = 240.0
+BROUGHT = (
+    "pyarrow",
+    "pyspark",
+    "py4j",
+    "numpy",
+    "packaging",
+    "six",
+    "dateutil",
+    "pandas",
+    "pytz",
+    "tzdata",
+    "zstandard",
+)
+
+
+class Cluster(NamedTuple):
+    """Where it is, and how its executors are to run Python."""
+
+    master: str
+    python: Path
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with what Spark and Arrow need, and without this package."""
+    home = tmp_path_factory.mktemp("python")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    theirs = next((home / "lib").glob("python*/site-packages"))
+    for path in Path(sysconfig.get_path("platlib")).iterdir():
+        if re.split(r"[-.]", path.name)[0] in BROUGHT:
+            (theirs / path.name).symlink_to(path)
+    interpreter = home / "bin/python"
+    run = subprocess.run([interpreter, "-c", "import pyarrow, pyspark, sbus"], capture_output=True, text=True, cwd="/")
+    assert "No module named 'sbus'" in run.stderr
+    return interpreter
+
+
+@pytest.fixture(scope="module")
+def cluster(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone master with two workers of one core each, in directories of their own."""
+    home = tmp_path_factory.mktemp("cluster")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+    env |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
+    env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_NO_DAEMONIZE": "1"}
+
+    def start(kind: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+        where = home / f"{kind}{len(list(home.iterdir()))}"
+        where.mkdir()
+        log = where / "log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [f"{env['SPARK_HOME']}/bin/spark-class", f"org.apache.spark.deploy.{kind.lower()}.{kind}",
+                 "--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments],
+                env=env, cwd=where, stdout=file, stderr=file,
+            )  # fmt: skip
+        return process, log
+
+    with ExitStack() as ends:
+
+        def end(process: subprocess.Popen[bytes]) -> None:
+            process.terminate()
+            process.wait(TIMEOUT)
+
+        master, log = start("Master")
+        ends.callback(end, master)
+        url = told(master, log, r"Starting Spark master at (spark://\S+)")
+        for _ in range(2):
+            worker, log = start("Worker", "--cores", "1", "--memory", "600m", "--work-dir", str(home / "work"), url)
+            ends.callback(end, worker)
+            told(worker, log, r"Successfully registered with (master)")
+        yield Cluster(url, python)
+
+
+def told(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+    """Wait until a process has logged something; returns the part of it that is asked for."""
+    deadline = time.monotonic() + TIMEOUT
+    while not (found := re.search(pattern, log.read_text())):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    return found[1]
+
+
+JOBS = """
+import sys
+from sbus.spark.jobs.archive import Archive
+from sbus.spark.jobs.lake import Lake
+from sbus.spark.jobs.tables import recorded
+from sbus.spark.runtime.session import get_session
+from sbus.spark.jobs.traffic import traffic
+
+master, journals, lake = sys.argv[1:]
+local = {f"spark.driver.{name}": "127.0.0.1" for name in ("host", "bindAddress")}
+spark = get_session(master=master, conf={"spark.executor.memory": "512m", "spark.driver.memory": "512m", **local})
+with Archive(spark, [journals], Lake(lake)) as job:
+    assert job.wait()
+print(job.rows, job.batches)
+for row in traffic(recorded(spark, lake=lake), window=86400, depth=2).collect():
+    print(row["prefix"], row["messages"])
+"""
+
+
+@pytest.mark.slow
+def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path):
+    """Two journals are archived, and measured in the lake, on executors whose Python lacks the package."""
+    journals = [new_journal(name, segment_bytes=20_000) for name in ("one", "two")]
+    for journal in journals:
+        for number in range(10):
+            journal.append([(b"a/%d" % (row % 3), bytes(row % 100)) for row in range(100 + number)])
+        journal.sync()
+    lake = tmp_path / "lake"
+    done = subprocess.run(
+        [sys.executable, "-c", JOBS, cluster.master, f"{tmp_path}/*", str(lake)],
+        env=os.environ | {"PYSPARK_PYTHON": str(cluster.python)}, capture_output=True, text=True, timeout=TIMEOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    archive, *measured = done.stdout.splitlines()
+    assert archive == "2090 1"
+    assert archived(lake) == recorded(*(journal.directory for journal in journals))
+    assert 1 <= len(files(lake)) <= 2
+    messages = dict(line.split() for line in measured)
+    assert messages.keys() == {"a/0", "a/1", "a/2"}
+    assert sum(map(int, messages.values())) == 2090

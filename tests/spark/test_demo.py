@@ -1,0 +1,128 @@
+"""The demo: all of it, in a shortened form, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sbus.cli.spark.demo import demo
+from sbus.errors import SbusError, UsageError
+from sbus.journal.reader import JournalReader
+from sbus.spark.demo.plant import HOT, LIMIT, SILENT, SITES, Site
+from sbus.spark.demo.processes import Process, python, running
+from sbus.spark.demo.show import run
+
+
+def _processes_in(directory: Path) -> list[str]:
+    """The command lines of processes that have to do with a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue  # it has just ended
+            if f"{directory}/" in command:
+                found.append(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.mark.slow
+def test_all_of_it(spark: Any, place: Path) -> None:
+    """The fault is found and told over the bus, the recorder survives a kill, and the report has the silent sensor."""
+    said: list[tuple[str, str]] = []
+    outcome = run(spark, place, seconds=20, say=lambda who, what: said.append((who, what)))
+    assert _processes_in(place) == []
+    hot = HOT.split("/")
+    assert outcome.alerts
+    for message in outcome.alerts:
+        assert message.key == f"alerts/{hot[1]}/{hot[2]}/bearing".encode()
+        assert json.loads(message.payload)["degrees"] > LIMIT
+    assert [what for who, what in said if who == "alert"]
+    # The lake has exactly what the journal has.
+    assert outcome.archived == JournalReader(os.fspath(place / "journal")).end()
+    assert outcome.figures is not None
+    assert [gap.ended for gap in outcome.figures.gaps if gap.is_loss] == ["crash"]
+    changes = outcome.figures.changes
+    assert changes is not None
+    # Where the alert took its time, the report is about later days, on which the sensor was not heard at all.
+    quiet = {silence.scope for silence in outcome.figures.silences} | {change.scope for change in changes.vanished}
+    assert SILENT in quiet
+    assert "alerts" in {change.scope.partition("/")[0] for change in changes.new}
+    assert outcome.report is not None
+    assert "A day of a plant" in outcome.report.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_it_ends_early_in_order(spark: Any, tmp_path: Path) -> None:
+    """Whoever stops it while the plant works gets no report, and no process is left."""
+    over = threading.Event()
+
+    def say(who: str, what: str) -> None:
+        if who == "plant":
+            over.set()
+
+    outcome = run(spark, tmp_path, seconds=60, say=say, stop=over.is_set)
+    assert outcome.report is None
+    assert _processes_in(tmp_path) == []
+    assert not (tmp_path / "bus").exists()
+    assert JournalReader(os.fspath(tmp_path / "journal")).end() >= 2  # start and stop
+
+
+def test_command_needs_a_directory_of_its_own(tmp_path: Path) -> None:
+    """What is there is never written into, and a lake cannot be given."""
+    (tmp_path / "file").touch()
+    told = CliRunner().invoke(demo, ["--directory", str(tmp_path)])
+    assert isinstance(told.exception, UsageError)
+    assert "not empty" in str(told.exception)
+    told = CliRunner().invoke(demo, ["--lake", str(tmp_path)])
+    assert isinstance(told.exception, UsageError)
+
+
+def test_a_process_that_ends_is_noticed(tmp_path: Path) -> None:
+    """What a part of the demo has said last is told, and the rest is ended."""
+    command = python("-c", "import sys; sys.exit('it broke')")
+    with running("part", command, tmp_path / "log") as process:
+        process._process.wait()
+        with pytest.raises(SbusError, match=r"the part has ended with status 1(.|\n)*it broke"):
+            process.check()
+
+
+def test_a_process_is_ended(tmp_path: Path) -> None:
+    """At the end of the block the process is gone."""
+    with running("part", python("-c", "import time; time.sleep(60)"), tmp_path / "log") as process:
+        assert isinstance(process, Process)
+        process.check()
+    with pytest.raises(SbusError):
+        process.check()
+
+
+def test_the_plant_lives_through_days() -> None:
+    """It is busier by day, only one bearing grows hot, one sensor falls silent, and the same seed sends the same."""
+    seconds = 100.0
+    sent: dict[str, list[tuple[float, bytes]]] = {}
+    for name in SITES:
+        site, same = Site(name, seconds), Site(name, seconds)
+        for tick in range(1000):
+            messages = list(site.messages(tick / 10, (tick + 1) / 10))
+            assert messages == list(same.messages(tick / 10, (tick + 1) / 10))
+            for key, payload in messages:
+                sent.setdefault(str(key), []).append((tick / 10, payload))
+    hottest = {key: max(float(p) for _, p in some) for key, some in sent.items() if key.endswith("temperature")}
+    assert hottest.pop(HOT) > LIMIT + 5
+    assert max(hottest.values()) < LIMIT
+    assert 69 <= sent[SILENT][-1][0] <= 70
+    night = sum(1 for some in sent.values() for at, _ in some if at < 10)
+    noon = sum(1 for some in sent.values() for at, _ in some if 18 <= at < 28)
+    assert noon > 1.3 * night

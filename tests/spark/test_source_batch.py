@@ -1,0 +1,291 @@
+"""Journals as tables, on real Spark: every row and column, filters that skip segments, and what errors say."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+
+from sbus.journal.keytext import as_text
+from sbus.journal.layout import list_segments
+from sbus.journal.reader import JournalReader, read
+from sbus.journal.schema import Kind
+from sbus.journal.writer import Journal
+from sbus.spark.datasource.options import ReadOptions
+from sbus.spark.datasource.scan import schema
+from sbus.spark.datasource.source import PushingReader
+from tests.support.journals import NewJournal
+
+KEYS = [b"hosts/a/load", b"hosts/b/load", b"hosts/a/fan", b"", b"\xff\\/x", "größe".encode()]
+HOUR = 3_600_000_000
+
+
+def table(spark: SparkSession, *journals: Any, columns: str | None = None, **options: str) -> DataFrame:
+    """The table that these journals are."""
+    paths = ",".join(getattr(journal, "directory", str(journal)) for journal in journals)
+    reader = spark.read.format("sbus").option("journal", paths).options(**options)
+    return (reader.schema(columns) if columns else reader).load()
+
+
+def pushing(spark: SparkSession, *journals: Any, **options: str) -> DataFrame:
+    """The same, for one query that applies its conditions while it reads."""
+    return table(spark, *journals, pushFilters="true", **options)
+
+
+def seqs(frame: DataFrame) -> list[int]:
+    """The numbers of the rows."""
+    return sorted(row.seq for row in frame.select("seq").collect())
+
+
+def stored(journal: Journal) -> list[dict[str, Any]]:
+    """What stands in a journal, read without Spark."""
+    reader = JournalReader(journal.directory)
+    parts = reader.plan(reader.start(), reader.end())
+    return [row for part in parts for batch in read(part) for row in batch.to_pylist()]
+
+
+def fill(journal: Journal) -> Journal:
+    """Five segments, one for each hour since 1970: a gap row, and messages, some with the hour in their key."""
+    for hour in range(5):
+        start = hour * HOUR
+        keys = [*KEYS, b"hour/%d" % hour]
+        journal.mark(Kind.START, {"hour": hour})
+        for i in range(3):
+            journal.append([(key, b"%d" % i) for key in keys], [start + i * 1000 + j for j in range(len(keys))])
+        journal.roll()
+    return journal
+
+
+@pytest.fixture(scope="module")
+def clock() -> Callable[[], int]:
+    """A clock that stands still, so that rows which are not stamped by a test come before those that are."""
+    return lambda: 0
+
+
+def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal, clock: Callable[[], int]):
+    """Each row of a journal is there once, with all that it holds; keys are text, or bytes if that is wanted."""
+    journal = fill(new_journal(clock=clock))
+    journal.append([(b"not", b"synced")])
+    expected = stored(journal)
+    assert len(expected) == 5 * (1 + 3 * 7)
+    for raw in (False, True):
+        rows = table(spark, journal, rawKeys=str(raw)).toArrow().sort_by("seq").to_pylist()
+        wanted = [{**row, "key": row["key"] if raw else as_text(row["key"])} for row in expected]
+        assert rows == wanted
+
+
+def test_some_columns(spark: SparkSession, new_journal: NewJournal):
+    """A schema with some columns in any order gives those; a filter may be on others of the journal's."""
+    journal = new_journal()
+    journal.append([(b"a", b"1"), (b"b", b"2")])
+    journal.sync()
+    frame = table(spark, journal, columns="payload BINARY, seq BIGINT", pattern="b")
+    assert [tuple(row) for row in frame.collect()] == [(b"2", 1)]
+    assert table(spark, journal, columns="kind STRING").distinct().collect() == [("message",)]
+    for columns, words in (("Seq BIGINT", "no column Seq BIGINT"), ("key BINARY", "no column key BINARY")):
+        with pytest.raises(PySparkException, match=f"UsageError: .*{words}: choose from journal STRING, seq BIGINT"):
+            table(spark, journal, columns=columns).collect()
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory, clock: Callable[[], int]) -> Journal:
+    """A journal of five segments, see `fill`."""
+    journal = fill(Journal.open(tmp_path_factory.mktemp("five") / "journal", clock=clock))
+    journal.close()
+    return journal
+
+
+def spoil(source: str, target: Path, touched: set[int]) -> None:
+    """Copy a journal, with rubbish in the place of the segments that should not be touched."""
+    shutil.copytree(source, target)
+    for i, segment in enumerate(list_segments(str(target))):
+        if i not in touched:
+            Path(segment.path()).write_bytes(b"rubbish")
+
+
+def at(hour: int, microsecond: int = 0) -> datetime:
+    return datetime(1970, 1, 1, hour, 0, 0, microsecond, UTC)
+
+
+SKIPPED: list[tuple[list[Filter], set[int]]] = [
+    ([GreaterThanOrEqual(("time",), at(1)), LessThan(("time",), at(2, 5))], {1, 2}),
+    ([EqualTo(("time",), at(3, 1006))], {3}),
+    ([GreaterThan(("time",), at(4))], {4}),
+    ([GreaterThanOrEqual(("seq",), 30), LessThanOrEqual(("seq",), 40)], {1}),
+    ([EqualTo(("key",), "hour/2")], {2}),
+    ([In(("key",), ("hour/0", "hour/3", "nothing"))], {0, 3}),
+    ([StringStartsWith(("key",), "hour/4")], {4}),
+    ([GreaterThan(("key",), "hour/2"), LessThan(("key",), "hour/4")], {3}),
+    ([EqualTo(("key",), "hour/1"), GreaterThan(("time",), at(2))], set()),
+    ([EqualTo(("kind",), "stop")], set()),
+    ([Not(EqualTo(("kind",), "message"))], {0, 1, 2, 3, 4}),
+    ([EqualTo(("journal",), "another")], set()),
+]
+
+
+@pytest.mark.parametrize(("filters", "touched"), SKIPPED, ids=[str(filters)[1:40] for filters, _ in SKIPPED])
+def test_what_is_read_at_all(five: Journal, filters: list[Filter], touched: set[int]):
+    """Of the segments only those are planned to be read that can hold something."""
+    reader = PushingReader(ReadOptions((five.directory,)), schema(raw_keys=False))
+    assert reader.pushFilters(filters) == []
+    first_seqs = [segment.first_seq for segment in list_segments(five.directory)]
+    planned = [part.segment.first_seq for partition in reader.partitions() for part in partition.slices]
+    assert planned == [first_seqs[i] for i in sorted(touched)]
+
+
+QUERIES: list[tuple[str, set[int], Callable[[dict[str, Any]], bool]]] = [
+    (
+        "time >= '1970-01-01 01:00' AND time < '1970-01-01 02:00:00.000005' AND kind = 'message' AND key LIKE 'ho%'",
+        {1, 2},
+        lambda row: at(1) <= row["time"] < at(2, 5) and row["key"].startswith(b"ho"),
+    ),
+    (
+        "key IN ('hour/1', 'hour/4', '\\\\xff\\\\x5c/x') AND seq < 88 AND seq > 25",
+        {1, 2, 3},
+        lambda row: row["key"] in (b"hour/1", b"hour/4", b"\xff\\/x") and 25 < row["seq"] < 88,
+    ),
+    # What the source cannot do Spark does, on what is left.
+    (
+        "(kind <> 'message' OR payload = X'32') AND hour(time) % 2 = 0 AND NOT key = 'hour/2' AND seq >= 66",
+        {3, 4},
+        lambda row: (
+            (row["kind"] != "message" or row["payload"] == b"2")
+            and row["seq"] >= 66
+            and row["time"].hour % 2 == 0
+            and row["key"] != b"hour/2"
+        ),
+    ),
+]
+
+
+def test_filters(spark: SparkSession, five: Journal, tmp_path: Path):
+    """The filters of a query find exactly their rows; segments that can hold none of them may be rubbish."""
+    for i, (query, touched, is_wanted) in enumerate(QUERIES):
+        spoil(five.directory, tmp_path / str(i), touched)
+        expected = [row["seq"] for row in stored(five) if is_wanted(row)]
+        assert expected
+        assert seqs(pushing(spark, tmp_path / str(i)).where(query)) == expected
+        assert seqs(table(spark, five).where(query)) == expected
+
+
+def test_filters_of_queries_on_one_table(spark: SparkSession, five: Journal):
+    """What one query wants is not what the next one gets, nor another part of the same query."""
+    frame = table(spark, five)
+    everything = [row["seq"] for row in stored(five)]
+    few = frame.where("seq < 10")
+    assert seqs(few) == everything[:10]
+    assert seqs(frame) == everything
+    assert seqs(few.union(frame.where("seq >= 20"))) == everything[:10] + everything[20:]
+
+
+def test_a_span_of_time(spark: SparkSession, five: Journal, tmp_path: Path):
+    """The options since and until leave out exactly what is beyond them; segments that are beyond may be rubbish."""
+    rows = stored(five)
+    since, until = (rows[at]["time"].replace(tzinfo=UTC) for at in (30, 50))
+    options = {"since": since.isoformat(), "until": until.isoformat()}
+    expected = [row["seq"] for row in rows if since <= row["time"].replace(tzinfo=UTC) < until]
+    assert seqs(table(spark, five, **options)) == expected
+    assert 0 < len(expected) < len(rows)
+    spoil(five.directory, tmp_path / "spoiled", {1, 2})
+    assert seqs(table(spark, tmp_path / "spoiled", **options)) == expected
+
+
+def test_damage_is_told(spark: SparkSession, five: Journal, tmp_path: Path):
+    """A segment that is needed and is damaged fails the query, with its name and the remedy."""
+    spoil(five.directory, tmp_path / "spoiled", {0})
+    with pytest.raises(
+        PySparkException, match=r"sbus\.errors\.JournalError: .*0000000000000022-.*restore it from a copy"
+    ):
+        table(spark, tmp_path / "spoiled").where("seq < 23").collect()
+
+
+def test_patterns(spark: SparkSession, five: Journal, tmp_path: Path):
+    """A pattern means what it means to the bus, and it too skips segments."""
+    keys = table(spark, five, pattern="hosts/*/load").groupBy("key").count().orderBy("key").collect()
+    assert [tuple(row) for row in keys] == [("hosts/a/load", 15), ("hosts/b/load", 15)]
+    assert table(spark, five, pattern=r"\xff\x5c/", gaps="true").count() == 20
+    spoil(five.directory, tmp_path / "spoiled", {1})
+    assert table(spark, tmp_path / "spoiled", pattern="hour/1").count() == 3
+
+
+def test_several_journals(spark: SparkSession, new_journal: NewJournal, tmp_path: Path):
+    """Paths and globs may be mixed; a journal that is found twice is read once."""
+    for name in ("a/x", "b/x", "c/y"):
+        journal = new_journal(name)
+        journal.append([(name.encode(), b"")])
+        journal.sync()
+    frame = table(spark, f"{tmp_path}/*/x", f"{tmp_path}/c/y\n{tmp_path}/a/x")
+    assert sorted(row.key for row in frame.collect()) == ["a/x", "b/x", "c/y"]
+    assert frame.select("journal").distinct().count() == 3
+
+
+def test_the_size_of_tasks(spark: SparkSession, new_journal: NewJournal):
+    """Small segments are read by one task; a large one is shared by several, and each row is read once."""
+    journal = new_journal()
+    for _ in range(20):
+        journal.append([(b"k", b"p" * 1000)] * 100)
+    journal.roll()
+    for _ in range(20):
+        journal.append([(b"k", b"p")])
+        journal.roll()
+    assert table(spark, journal).rdd.getNumPartitions() == 1
+    frame = table(spark, journal, partitionBytes="500000")
+    assert 4 <= frame.rdd.getNumPartitions() <= 6
+    assert seqs(frame) == list(range(2020))
+
+
+def test_nothing_recorded(spark: SparkSession, new_journal: NewJournal):
+    """A journal without rows is a table without rows."""
+    assert table(spark, new_journal()).collect() == []
+
+
+def test_sql(spark: SparkSession, five: Journal):
+    """A journal is a view in SQL, with all columns or those that are named."""
+    spark.sql(f"CREATE TEMPORARY VIEW some (key STRING) USING sbus OPTIONS (journal '{five.directory}')")
+    try:
+        rows = spark.sql(
+            "SELECT key, count(*) AS n FROM some WHERE key LIKE 'hour/%' GROUP BY key ORDER BY key"
+        ).collect()
+        assert [tuple(row) for row in rows] == [(f"hour/{i}", 3) for i in range(5)]
+    finally:
+        spark.catalog.dropTempView("some")
+
+
+def test_wrong_options(spark: SparkSession, five: Journal):
+    """What is wrong with a read is said when it is loaded, in batches and in streams."""
+    with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*pattern is meant"):
+        spark.read.format("sbus").options(journal=five.directory, patern="a").load()
+    with pytest.raises(PySparkException, match=r"sbus\.errors\.JournalError: /none: this is no journal"):
+        spark.readStream.format("sbus").options(journal="/none").load()
+
+
+def test_a_segment_of_another_journal(spark: SparkSession, new_journal: NewJournal):
+    """A segment that does not belong to its journal is named."""
+    one, other = new_journal("one"), new_journal("other")
+    for journal in (one, other):
+        journal.append([(b"k", b"")], 0)
+        journal.close()
+    segment = list_segments(one.directory)[0]
+    for suffix in (".arrows", ".idx", ".json"):
+        shutil.copy(list_segments(other.directory)[0].path(suffix), segment.path(suffix))
+    with pytest.raises(
+        PySparkException, match=rf"JournalError: {segment.path()}: a segment of another schema or journal"
+    ):
+        table(spark, one).collect()

@@ -1,0 +1,112 @@
+"""The options of the data source: what they mean, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbus.errors import UsageError
+from sbus.protocol.keys import EARLY
+from sbus.spark.datasource.options import EARLIEST, LATEST, ReadOptions, StreamOptions, WriteOptions
+
+
+def read(**options: str) -> ReadOptions:
+    return ReadOptions.parse({"journal": "/j", **options})
+
+
+def stream(**options: str) -> StreamOptions:
+    return StreamOptions.parse({"journal": "/j", **options})
+
+
+def test_defaults():
+    """With a journal alone everything in it is read, as text, and a stream begins at its beginning."""
+    assert read() == ReadOptions(journals=("/j",))
+    assert stream() == StreamOptions(read=read(), start=EARLIEST)
+
+
+def test_names_in_any_case():
+    """Spark hands option names over in lower case; they mean the same in any."""
+    assert read(RAWKEYS="TRUE").raw_keys
+    assert read(rawkeys="true").raw_keys
+    assert not read(rawKeys="False").raw_keys
+
+
+def test_several_journals():
+    """Paths and globs are separated by commas or new lines; spaces around them do not count."""
+    assert read(journal="/a, /b/*,\n/c d\n").journals == ("/a", "/b/*", "/c d")
+
+
+def test_a_pattern_leaves_gaps_out_unless_told():
+    """With a pattern only messages are read, without one all rows; the option gaps decides otherwise."""
+    assert (read().gaps, read(pattern="a/").gaps) == (True, False)
+    assert (read(gaps="false").gaps, read(pattern="a/", gaps="true").gaps) == (False, True)
+
+
+def test_a_pattern_as_text():
+    r"""A pattern is written as keys are read: UTF-8, and any other byte as \xNN."""
+    assert read(pattern="größe/*").pattern == "größe/*".encode()
+    assert read(pattern=r"a\xff\x5c/").pattern == b"a\xff\\/"
+    assert read(pattern="").pattern == b""
+
+
+def test_a_dialect():
+    """The dialect decides which patterns there are."""
+    assert read(dialect="early", pattern="a.!.*").dialect is EARLY
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("1970-01-01", 0),
+        ("1970-01-02T00:00:01.5", 86_401_500_000),
+        ("1970-01-01 01:00:00+01:00", 0),
+        ("1969-12-31T23:59:59.999999Z", -1),
+    ],
+)
+def test_a_starting_time(text: str, microseconds: int):
+    """A stream starts at a time in ISO 8601, which is UTC unless it says another zone."""
+    assert stream(startingOffsets=text).start == microseconds
+
+
+def test_limits_of_a_stream():
+    """What else a stream takes."""
+    options = stream(startingOffsets="Latest", maxRowsPerTrigger="5", maxBytesPerTrigger="7", failOnDataLoss="false")
+    assert options == StreamOptions(read(), LATEST, 5, 7, False)
+
+
+def test_where_to_publish(monkeypatch: pytest.MonkeyPatch):
+    """The socket is the one that is named, else the one that clients use by default; a checkpoint is Spark's."""
+    monkeypatch.setenv("SBUS_SOCKET", "/else")
+    assert WriteOptions.parse({"socket": "/s", "maxpacket": "1000"}) == WriteOptions("/s", max_packet=1000)
+    assert WriteOptions.parse({"checkpointlocation": "/c", "dialect": "early"}) == WriteOptions("/else", "early")
+
+
+WRONG = [
+    (ReadOptions, {}, "option journal: name the directory"),
+    (ReadOptions, {"journal": " , "}, "option journal=' , ': name the directory"),
+    (ReadOptions, {"path": "/j"}, r"no option 'path' .*\.option\('journal', …\)\.load\(\)"),
+    (
+        ReadOptions,
+        {"journal": "/j", "patern": "x"},
+        "no option 'patern'.*; pattern is meant, perhaps; there are",
+    ),
+    (ReadOptions, {"journal": "/j", "socket": "/s"}, "no option 'socket' to read with"),
+    (ReadOptions, {"journal": "/j", "rawkeys": "yes"}, "option rawKeys='yes': say true or false"),
+    (ReadOptions, {"journal": "/j", "dialect": "late"}, "option dialect='late': say 'current' or 'early'"),
+    (ReadOptions, {"journal": "/j", "pattern": "a/!/b"}, "option pattern='a/!/b': '!' is reserved"),
+    (ReadOptions, {"journal": "/j", "pattern": "!/cred////a"}, "secret messages are never recorded"),
+    (ReadOptions, {"journal": "/j", "pattern": "a\\b"}, r"a backslash in a key is written \\x5c"),
+    (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': say a whole number"),
+    (ReadOptions, {"journal": "/j", "startingoffsets": "latest"}, "startingOffsets='latest': this is for streams"),
+    (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': say earliest, latest or a"),
+    (StreamOptions, {"journal": "/j", "maxrowspertrigger": "1e6"}, "maxRowsPerTrigger='1e6': say a whole number"),
+    (StreamOptions, {"journal": "/j", "maxbytespertrigger": "-1"}, "maxBytesPerTrigger='-1': say a whole number"),
+    (WriteOptions, {"sockt": "/s"}, "no option 'sockt' to write with; socket is meant, perhaps"),
+    (WriteOptions, {"path": "/s"}, "no option 'path' to write with; there are: socket"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "words"), WRONG, ids=[words[:30] for _, _, words in WRONG])
+def test_wrong_options(kind: type, options: dict[str, str], words: str):
+    """A wrong or unknown option is named, with what to say instead."""
+    with pytest.raises(UsageError, match=words):
+        kind.parse(options)  # type: ignore[attr-defined]

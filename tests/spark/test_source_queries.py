@@ -1,0 +1,165 @@
+"""Streaming queries on real Spark: restarts with a checkpoint, journals that come and roll; and publishing to a bus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sbus.journal.writer import Journal
+from sbus.testing import RunningBus
+from tests.support.journals import NewJournal
+
+TIMEOUT = 60
+
+
+class Query:
+    """A streaming query that can be started again, and all rows that it has read.
+
+    :ivar batches: the payloads of each batch, by its number.
+    """
+
+    def __init__(self, spark: SparkSession, checkpoint: Path, **options: str) -> None:
+        self.batches: dict[int, list[str]] = {}
+        self._frame = spark.readStream.format("sbus").options(**options).schema("payload BINARY").load()
+        self._checkpoint = checkpoint
+        self._running: StreamingQuery | None = None
+
+    def writer(self, keep: Callable[[DataFrame, int], Any] | None = None) -> DataStreamWriter:
+        return self._frame.writeStream.foreachBatch(keep or self._keep).option(
+            "checkpointLocation", str(self._checkpoint)
+        )
+
+    def _keep(self, batch: DataFrame, number: int) -> None:
+        self.batches[number] = [row.payload.decode() for row in batch.collect()]
+
+    def run(self, keep: Callable[[DataFrame, int], Any] | None = None) -> list[list[str]]:
+        """Read all that is there; returns the batches with rows of this run."""
+        self.batches.clear()
+        assert self.writer(keep).trigger(availableNow=True).start().awaitTermination(TIMEOUT)
+        return [rows for _, rows in sorted(self.batches.items()) if rows]
+
+    def start(self) -> StreamingQuery:
+        """Follow the journals until `stop`."""
+        self._running = self.writer().start()
+        return self._running
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.stop()
+
+
+@pytest.fixture
+def new_query(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Query]]:
+    """Make a `Query` with these options, and one checkpoint for all of the test."""
+    mine: list[Query] = []
+
+    def make(**options: str) -> Query:
+        mine.append(Query(spark, tmp_path / "checkpoint", **options))
+        return mine[-1]
+
+    yield make
+    for query in mine:
+        query.stop()
+
+
+def record(journal: Journal, *payloads: str) -> None:
+    journal.append([(b"k", payload.encode()) for payload in payloads])
+    journal.sync()
+
+
+def test_what_was_missed(new_journal: NewJournal, new_query: Callable[..., Query]):
+    """A query that is started again reads exactly what has come since, through rolls and a change of the recorder."""
+    journal = new_journal()
+    record(journal, "a", "b")
+    journal.append([(b"k", b"c")])  # not safe yet, so not seen
+    query = new_query(journal=journal.directory, gaps="false", maxRowsPerTrigger="2")
+    assert query.run() == [["a", "b"]]
+    journal.roll()
+    record(journal, "d", "e")
+    journal.close()
+    again = new_journal()
+    record(again, "f")
+    assert query.run() == [["c", "d"], ["e", "f"]]
+    assert query.run() == []
+
+
+def test_a_batch_that_failed_is_read_again(new_journal: NewJournal, new_query: Callable[..., Query]):
+    """A batch whose work failed comes again, with the same number and rows, though more has come."""
+    journal = new_journal()
+    record(journal, "a", "b")
+    query = new_query(journal=journal.directory)
+    failed: dict[int, int] = {}
+
+    def fail(batch: DataFrame, number: int) -> None:
+        failed[number] = batch.count()
+        assert not failed[number]
+
+    with pytest.raises(PySparkException):
+        query.run(fail)
+    record(journal, "c")
+    query.run()
+    assert failed == {0: 0, 1: 2}
+    assert query.batches == {1: ["a", "b"], 2: ["c"]}
+
+
+def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp_path: Path):
+    """A query that runs sees what is recorded meanwhile, also into new segments and into journals that appear."""
+    first = new_journal("a/journal", segment_bytes=1000)
+    record(first, "before")
+    query = new_query(journal=f"{tmp_path}/*/journal", startingOffsets="latest")
+    running = query.start()
+    running.processAllAvailable()
+    for i in range(3):
+        record(first, f"{i}" + "." * 500)
+    second = new_journal("b/journal")
+    record(second, "new")
+    running.processAllAvailable()  # the new one joins,
+    running.processAllAvailable()  # and is read
+    record(second, "newer")
+    running.processAllAvailable()
+    query.stop()
+    read = sorted(row.rstrip(".") for rows in query.batches.values() for row in rows)
+    assert read == ["0", "1", "2", "new", "newer"]
+    progress = running.lastProgress
+    assert progress is not None
+    assert f'"{second.id}": 2' in str(progress.sources[0].endOffset)
+
+
+# --- publishing ---------------------------------------------------------------------------------------------
+
+
+def test_there_and_back(spark: SparkSession, new_journal: NewJournal, sbus_bus: RunningBus):
+    """What was recorded can be published again as it was: all keys and payloads, in order."""
+    journal = new_journal()
+    messages = [(key, b"%d" % i) for i, key in enumerate([b"a", b"\xff\\", "ä".encode(), b""] * 50)]
+    journal.append(messages)
+    journal.sync()
+    frame = spark.read.format("sbus").option("journal", journal.directory).schema("key STRING, payload BINARY").load()
+    with sbus_bus.connect() as bus:
+        bus.subscribe(b"")
+        bus.fence(TIMEOUT)
+        frame.write.format("sbus").option("socket", sbus_bus.address).mode("append").save()
+        assert [tuple(bus.receive(TIMEOUT)) for _ in messages] == messages
+
+
+def test_what_cannot_be_published(spark: SparkSession, sbus_bus: RunningBus):
+    """Whatever goes wrong fails the query, with the reason: a NULL, a wrong column, an option, no bus."""
+    frame = spark.sql("SELECT CAST(NULL AS STRING) AS key, 'x' AS payload")
+    good = spark.sql("SELECT 'k' AS key, 'x' AS payload")
+    wrong = [
+        (frame, {"socket": sbus_bus.address}, "append", r"UsageError: .*column key is NULL in 1 of 1 rows"),
+        (good.selectExpr("key"), {}, "append", r"UsageError: .*there is no column payload"),
+        (good, {"sockt": "/x"}, "append", r"UsageError: .*no option 'sockt'.*socket is meant"),
+        (good, {}, "overwrite", r"UsageError: .*use mode\('append'\)"),
+        (good, {"socket": "/nowhere"}, "append", r"ConnectError: no bus at /nowhere"),
+    ]
+    for rows, options, mode, words in wrong:
+        with pytest.raises(PySparkException, match=rf"sbus\.errors\.{words}"):
+            rows.write.format("sbus").options(**options).mode(mode).save()

@@ -1,0 +1,107 @@
+"""How what is read is divided among tasks and batches; without Spark."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.journal.schema import decode, encode
+from sbus.journal.writer import Journal
+from sbus.spark.datasource import scan
+from sbus.spark.datasource.options import ReadOptions
+from sbus.spark.datasource.scan import JournalPartition, Scan, resized, schema
+from sbus.spark.datasource.snapshot import Snapshot
+from tests.support.journals import NewJournal
+
+MIB = 1 << 20
+
+
+def sizes(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
+    for name, value in values.items():
+        monkeypatch.setattr(scan, f"_{name.upper()}", value)
+
+
+def rows_of(lengths: list[int], first_seq: int, journal: str = "j") -> pa.RecordBatch:
+    """A batch of a journal, with payloads of these lengths."""
+    data = encode("message", first_seq, 0, [b"k"] * len(lengths), [b"p" * length for length in lengths])  # type: ignore[arg-type]
+    return decode(data, journal)
+
+
+@given(st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=30), max_size=12))
+def test_sizes_of_batches(lengths: list[list[int]]):
+    """The same rows come in the same order; no batch but one of a single row is large, and hardly any is small."""
+    with pytest.MonkeyPatch.context() as patch:
+        sizes(patch, few=10, small=1000, large=2000)
+        batches: list[pa.RecordBatch] = []
+        for one in lengths:
+            batches.append(rows_of(one, sum(batch.num_rows for batch in batches)))
+        found = list(resized(batches))
+    assert [seq for batch in found for seq in batch.column("seq").to_pylist()] == list(range(sum(map(len, lengths))))
+    assert all(batch.num_rows <= 40 for batch in found)
+    # A batch is cut evenly by rows, so with rows of uneven length its parts may be up to some times as large.
+    assert all(batch.nbytes <= 2000 * 2 or batch.num_rows == 1 for batch in found if batch.nbytes)
+    if all(batch.nbytes <= 2000 for batch in batches):  # none is cut
+        for one, following in pairwise(found):
+            # Batches that are joined share the dictionaries that each of them had, which are less than half of it.
+            assert one.num_rows + following.num_rows > 10 or one.nbytes + following.nbytes > 450
+
+
+def test_batches_of_many_journals():
+    """More journals than one byte can tell apart are not joined into one batch, and few of them are."""
+    ids = [f"j{number}" for number in range(300)]
+    found = list(resized(rows_of([1], seq, journal) for seq, journal in enumerate(ids)))
+    assert [journal for batch in found for journal in batch.column("journal").to_pylist()] == ids
+    assert len(found) == 3
+
+
+def planned(journal: Journal, **options: Any) -> list[JournalPartition]:
+    reader = Snapshot(journal.directory)
+    return Scan(ReadOptions((journal.directory,), **options), schema(raw_keys=False)).partitions(
+        [(reader, reader.start(), reader.end())]
+    )
+
+
+def ranges(partitions: list[JournalPartition]) -> list[tuple[int, int]]:
+    """The first seq of each task, and the one behind its last; tasks and their slices follow on each other."""
+    slices = [piece for partition in partitions for piece in partition.slices]
+    assert all(one.end_seq == other.start_seq for one, other in pairwise(slices))
+    return [(partition.slices[0].start_seq, partition.slices[-1].end_seq) for partition in partitions]
+
+
+def test_sizes_of_tasks(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
+    """Small segments share a task, a large one is divided; and every row is read by exactly one task."""
+    journal = new_journal()
+    for count in (1, 1, 1, 20, 1, 1):
+        for _ in range(count):
+            journal.append([(b"k", b"p" * 1000)] * 100)
+        journal.roll()
+    assert ranges(planned(journal)) == [(0, 2500)]
+    found = ranges(planned(journal, partition_bytes=500_000))
+    assert 4 <= len(found) <= 8
+    assert (found[0][0], found[-1][1]) == (0, 2500)
+    # Without being told, each core gets some tasks if there is enough to do.
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    sizes(monkeypatch, smallest=1000)
+    assert 6 <= len(ranges(planned(journal))) <= 12
+
+
+def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
+    """With many segments a task reads a whole one; so planning reads names alone, however large they are."""
+    journal = new_journal()
+    for _ in range(20):
+        journal.append([(b"k", b"p" * 1000)])
+        journal.roll()
+    sizes(monkeypatch, smallest=1000, largest=2000)
+
+    def refuse(_: object) -> None:
+        raise AssertionError("an index was read")
+
+    # The newest segment says how far the journal may be read; that is looked at.
+    monkeypatch.setattr("sbus.journal.reader.read_index", refuse)
+    monkeypatch.setattr("sbus.journal.reader.read_summary", refuse)
+    assert ranges(planned(journal)) == [(i, i + 1) for i in range(20)]

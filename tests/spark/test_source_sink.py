@@ -1,0 +1,109 @@
+"""Publishing what Arrow holds: order, text and bytes, and what is refused; on a real bus, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType
+
+from sbus.errors import ConnectError, InvalidKey, PacketTooLong, UsageError
+from sbus.spark.datasource.options import WriteOptions
+from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter, publish
+from sbus.testing import RunningBus
+
+
+def columns(**types: DataType) -> StructType:
+    schema = StructType()
+    for name, kind in types.items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+def batch(keys: list[Any], payloads: list[Any], kind: pa.DataType | None = None) -> pa.RecordBatch:
+    kind = kind or pa.binary()
+    return pa.RecordBatch.from_arrays([pa.array(keys, kind), pa.array(payloads, kind)], names=["key", "payload"])
+
+
+def test_order_and_count(sbus_bus: RunningBus):
+    """All rows of all batches arrive in their order before the task ends, and are counted."""
+    sent = [(b"k/%d" % (i % 7), b"%d" % i) for i in range(3000)]
+    thirds = [sent[at : at + 1000] for at in range(0, 3000, 1000)]
+    batches = [batch([key for key, _ in third], [payload for _, payload in third]) for third in thirds]
+    with sbus_bus.connect() as bus:
+        bus.subscribe(b"k/")
+        bus.fence(5)
+        assert publish(WriteOptions(sbus_bus.address), iter(batches)).messages == 3000
+        assert [tuple(bus.receive(5)) for _ in sent] == sent
+
+
+def test_text(sbus_bus: RunningBus):
+    r"""Text is UTF-8; in keys, and in keys alone, \xNN stands for any other byte, as it does when they are read."""
+    keys, payloads = ["ä/b", r"\xff\x5c", r"\xff\x5c", ""], ["ü", r"\xff", "", "\0"]
+    with sbus_bus.connect() as bus:
+        bus.subscribe(b"")
+        bus.fence(5)
+        publish(WriteOptions(sbus_bus.address), iter([batch(keys, payloads, pa.utf8())]))
+        expected = [("ä/b".encode(), "ü".encode()), (b"\xff\\", rb"\xff"), (b"\xff\\", b""), (b"", b"\0")]
+        assert [tuple(bus.receive(5)) for _ in keys] == expected
+
+
+def test_nothing_to_publish():
+    """A partition without rows needs no bus."""
+    assert publish(WriteOptions("/nowhere"), iter([])).messages == 0
+
+
+REFUSED = [
+    (batch([b"a", None], [b"", b""]), UsageError, "key is NULL in 1 of 2 rows.*where key IS NOT NULL"),
+    (batch([b"a", b"b"], [None, None]), UsageError, r"payload is NULL in 2 of 2 rows.*coalesce\(payload"),
+    (batch(["a\\b"], ["x"], pa.utf8()), UsageError, "a backslash in a key"),
+    (batch([b"a\0b"], [b""]), InvalidKey, "holds a NUL"),
+    (batch([b"!/x"], [b""]), InvalidKey, "'!' is reserved"),
+    (batch([b"a"], [b"p" * 500_000]), PacketTooLong, "500006 bytes"),
+]
+
+
+@pytest.mark.parametrize(("refused", "error", "words"), REFUSED, ids=[words[:20] for _, _, words in REFUSED])
+def test_what_cannot_be_published(sbus_bus: RunningBus, refused: pa.RecordBatch, error: type[Exception], words: str):
+    """A row that cannot be sent fails the task with the reason, and nothing of its batch is sent."""
+    with sbus_bus.connect() as bus:
+        bus.subscribe(b"")
+        bus.fence(5)
+        with pytest.raises(error, match=words):
+            publish(WriteOptions(sbus_bus.address), iter([batch([b"first"], [b"1"]), refused]))
+        bus.publish(b"ours")  # in no order with what others publish
+        assert {bus.receive(5).key for _ in range(2)} == {b"first", b"ours"}
+        bus.fence(5)
+        assert bus.get_ready() == []
+
+
+def test_no_bus():
+    """Where no bus is the task fails, with the remedy."""
+    with pytest.raises(ConnectError, match=r"no bus at /nowhere: .*start one"):
+        publish(WriteOptions("/nowhere"), iter([batch([b"a"], [b""])]))
+
+
+WRONG = [
+    (columns(key=StringType()), "there is no column payload"),
+    (columns(payload=StringType(), key=BinaryType(), kind=StringType()), r"kind cannot be.*select\('key', 'payload'\)"),
+    (columns(key=LongType(), payload=StringType()), r"the column key is bigint.*CAST\(key AS STRING\)"),
+]
+
+
+@pytest.mark.parametrize("writer", [SbusWriter, SbusStreamWriter])
+@pytest.mark.parametrize(("schema", "words"), WRONG, ids=[words[:20] for _, words in WRONG])
+def test_wrong_columns(writer: Callable[..., Any], schema: StructType, words: str):
+    """Columns that cannot be published are named, with what to do, before anything is sent."""
+    with pytest.raises(UsageError, match=words):
+        writer(WriteOptions("/nowhere"), schema, False)
+
+
+def test_modes():
+    """What was published cannot be overwritten, so only modes that append are taken."""
+    schema = columns(payload=StringType(), key=BinaryType())
+    with pytest.raises(UsageError, match=r"mode\('append'\)"):
+        SbusWriter(WriteOptions("/nowhere"), schema, True)
+    with pytest.raises(UsageError, match=r"outputMode\('append'\)"):
+        SbusStreamWriter(WriteOptions("/nowhere"), schema, True)

@@ -1,0 +1,404 @@
+"""Reactors to test the transport on: every real one, and one that a test turns by hand.
+
+The one place that imports Twisted's `ReactorBuilder`, which is in its wheel but not public.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet import asyncioreactor, interfaces
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.test.reactormixins import ReactorBuilder
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from zope.interface import implementer
+
+from sbus.interfaces import IPacketReceiver
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.seqpacket.multiplexer import Hub
+from sbus.seqpacket.transport import PacketTransport
+
+__all__ = [
+    "AsyncioSelectorReactor",
+    "BatchRecorder",
+    "HalfRecorder",
+    "HandTurnedReactor",
+    "PacketReactorBuilder",
+    "Recorder",
+    "descriptors",
+    "in_reactor",
+    "received",
+    "socket_pair",
+]
+
+TIMEOUT = 10
+"""Seconds after which a test that is still running has failed."""
+
+
+def descriptors() -> dict[str, str]:
+    """The open descriptors of this process, and what they are."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected SEQPACKET sockets, neither of which waits."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    return one, other
+
+
+def received(peer: socket.socket) -> list[bytes]:
+    """All that a raw peer can read right now; an empty packet at the end is end-of-file."""
+    packets: list[bytes] = []
+    while not packets or packets[-1]:
+        try:
+            packets.append(peer.recv(1 << 20))
+        except BlockingIOError:
+            break
+        except ConnectionResetError:
+            pass  # told once, before what still waits
+    return packets
+
+
+# --- protocols that write down what they are told -----------------------------------------------
+
+
+class Recorder(Protocol):
+    """Writes down what it is told, and calls back who waits for it.
+
+    :ivar packets: what ``dataReceived`` got, call by call.
+    :ivar lost: the reasons that ``connectionLost`` got; there should never be more than one.
+    :ivar react: called with each packet.
+    :ivar soon: calls back who waits, so that it does not go on in the middle of a batch.
+    """
+
+    transport: Any
+
+    def __init__(self, react: Callable[[bytes], object] | None = None) -> None:
+        self.packets: list[bytes] = []
+        self.lost: list[Failure] = []
+        self.react = react
+        self.soon: Callable[..., object] = lambda call, *args: call(*args)
+        self._waiting: list[tuple[Callable[[], object], Deferred[None]]] = []
+
+    def dataReceived(self, data: bytes) -> None:
+        self.packets.append(data)
+        try:
+            if self.react is not None:
+                self.react(data)
+        finally:
+            self.noticed()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.lost.append(reason)
+        self.noticed()
+
+    def when(self, condition: Callable[[], object]) -> Deferred[None]:
+        """Fires as soon as something was noticed after which the condition holds."""
+        deferred: Deferred[None] = Deferred()
+        if condition():
+            deferred.callback(None)
+        else:
+            self._waiting.append((condition, deferred))
+        return deferred
+
+    def whenLost(self) -> Deferred[None]:
+        """Fires when the connection is lost."""
+        return self.when(lambda: self.lost)
+
+    def whenCount(self, count: int) -> Deferred[None]:
+        """Fires when so many packets have come."""
+        return self.when(lambda: len(self.packets) >= count)
+
+    def noticed(self) -> None:
+        """Something has happened: call back who waited for it."""
+        for waiting in tuple(self._waiting):
+            if waiting[0]() and waiting in self._waiting:
+                self._waiting.remove(waiting)
+                self.soon(waiting[1].callback, None)
+
+
+@implementer(IPacketReceiver)
+class BatchRecorder(Recorder):
+    """A recorder that takes batches.
+
+    :ivar batches: how many packets ``packetsReceived`` got, call by call.
+    :ivar room: how many packets it takes before it pauses the transport; None for any number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.room: int | None = None
+
+    def packetsReceived(self, packets: list[bytes]) -> int:
+        self.batches.append(len(packets))
+        taken = packets[: self.room]
+        if self.room is not None:
+            self.room -= len(taken)
+            if not self.room:
+                self.transport.pauseProducing()
+        self.packets += taken
+        self.noticed()
+        return len(taken)
+
+
+@implementer(interfaces.IHalfCloseableProtocol)
+class HalfRecorder(Recorder):
+    """A recorder of half-closed connections.
+
+    :ivar halves: which ends were lost, in order: "read", "write".
+    """
+
+    def __init__(self, react: Callable[[bytes], object] | None = None) -> None:
+        super().__init__(react)
+        self.halves: list[str] = []
+
+    def whenHalf(self) -> Deferred[None]:
+        """Fires when one end is lost."""
+        return self.when(lambda: self.halves)
+
+    def readConnectionLost(self) -> None:
+        self.halves.append("read")
+        self.noticed()
+
+    def writeConnectionLost(self) -> None:
+        self.halves.append("write")
+        self.noticed()
+
+
+# --- a reactor that a test turns by hand --------------------------------------------------------
+
+
+class HandTurnedReactor(MemoryReactorClock):
+    """A reactor of which a test decides when it looks at sockets and when time passes."""
+
+    def turn(self, times: int = 1) -> None:
+        """One turn of a reactor's: what is due is called, then what is readable is read.
+
+        What is put off meanwhile, if only by 0 seconds, waits for the next turn, as with real reactors
+        (`Clock.advance` would call it at once).
+        """
+        for _ in range(times):
+            due: list[Any] = [call for call in self.getDelayedCalls() if call.getTime() <= self.seconds()]
+            for call in due:
+                if call.active():
+                    self.calls.remove(call)
+                    call.called = 1
+                    call.func(*call.args, **call.kw)
+            for reader in self.getReaders():
+                if select.select([reader], [], [], 0)[0]:
+                    reader.doRead()
+
+    def settle(self) -> None:
+        """Turn until nothing is left to do now."""
+        self.turn(8)
+
+
+# --- real reactors ------------------------------------------------------------------------------
+
+
+@implementer(interfaces.IReadDescriptor)
+class _Readable:
+    """Waits with the reactor's own means for a raw socket, apart from the code that is tested."""
+
+    def __init__(self, reactor: Any, sock: socket.socket) -> None:
+        self._reactor = reactor
+        self._sock = sock
+        self.ready: Deferred[None] = Deferred()
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def doRead(self) -> None:
+        self._reactor.removeReader(self)
+        ready, self.ready = self.ready, Deferred()
+        ready.callback(None)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """A poll reactor's word for a hang-up, which a raw socket learns by reading."""
+        self.doRead()
+
+    def logPrefix(self) -> str:
+        return "a raw peer"
+
+
+@implementer(interfaces.IWriteDescriptor)
+class _Writable(_Readable):
+    """The same for a socket to be written to."""
+
+    def __init__(self, reactor: Any, sock: socket.socket) -> None:
+        self._reactor = reactor
+        self._sock = sock
+        self.ready = Deferred()
+        reactor.addWriter(self)
+
+    def doRead(self) -> None:
+        self._reactor.removeWriter(self)
+        ready, self.ready = self.ready, Deferred()
+        ready.callback(None)
+
+    doWrite = doRead
+
+
+if TYPE_CHECKING:
+
+    class _Base(ReactorBuilder, SynchronousTestCase):
+        """What the test cases are that `makeTestCaseClasses` makes."""
+else:
+    _Base = ReactorBuilder
+
+
+def AsyncioSelectorReactor(case: Any) -> Any:
+    """An asyncio reactor with a loop of its own (it is called as a method of the test)."""
+    loop = asyncio.new_event_loop()
+    case.addCleanup(loop.close)
+    return asyncioreactor.AsyncioSelectorReactor(loop)
+
+
+class PacketReactorBuilder(_Base):
+    """The base of tests that run on every reactor; each test method is an ``async`` one in `in_reactor`.
+
+    After each test every connection it has made is closed, and nothing of it may be left: neither a
+    protocol that was not told exactly once, nor a descriptor, nor anything in the reactor.
+    """
+
+    _reactors = [
+        "twisted.internet.epollreactor.EPollReactor",
+        "twisted.internet.pollreactor.PollReactor",
+        "twisted.internet.selectreactor.SelectReactor",
+        "tests.support.reactors.AsyncioSelectorReactor",
+    ]
+
+    reactor: Any
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._protocols: list[Recorder] = []
+        self._sockets: list[socket.socket] = []
+        self.path = tempfile.mkdtemp(prefix="sbus-test-")
+        self.addCleanup(shutil.rmtree, self.path)
+
+    def buildReactor(self) -> Any:
+        """Build the reactor; here all four must be there."""
+        try:
+            return super().buildReactor()
+        except SkipTest as why:
+            raise AssertionError(f"the reactor cannot be built: {why}") from why
+
+    def connect(
+        self,
+        protocol: Recorder,
+        max_packet: int = DEFAULT_MAX_PACKET,
+        transport_class: type[PacketTransport] = PacketTransport,
+    ) -> socket.socket:
+        """Give a protocol a connection; returns the raw socket at the other end."""
+        ours, peer = socket_pair()
+        self._sockets.append(peer)
+        self.watch(protocol)
+        transport_class(self.reactor, ours, max_packet).start(protocol)
+        return peer
+
+    def watch(self, protocol: Recorder) -> Recorder:
+        """Have a protocol that is connected in another way looked after too."""
+        protocol.soon = lambda call, *args: self.reactor.callLater(0, call, *args)
+        self._protocols.append(protocol)
+        return protocol
+
+    def readable(self, peer: socket.socket) -> Deferred[None]:
+        """Fires when a raw socket has something to read."""
+        return _Readable(self.reactor, peer).ready
+
+    def writable(self, peer: socket.socket) -> Deferred[None]:
+        """Fires when a raw socket can be written to."""
+        return _Writable(self.reactor, peer).ready
+
+    def turns(self, count: int = 1) -> Deferred[None]:
+        """Fires after so many turns of the reactor."""
+        deferred: Deferred[None] = Deferred()
+
+        def turn(left: int) -> None:
+            if left:
+                self.reactor.callLater(0, turn, left - 1)
+            else:
+                deferred.callback(None)
+
+        turn(count)
+        return deferred
+
+    async def send(self, peer: socket.socket, *packets: bytes) -> None:
+        """Send from a raw socket, at its pace."""
+        for packet in packets:
+            while True:
+                try:
+                    peer.send(packet)
+                    break
+                except BlockingIOError:
+                    await self.writable(peer)
+
+    async def receive(self, peer: socket.socket, count: int) -> list[bytes]:
+        """Receive so many packets at a raw socket; end-of-file counts as an empty one."""
+        packets: list[bytes] = []
+        while len(packets) < count:
+            try:
+                packets.append(peer.recv(1 << 20))
+            except BlockingIOError:
+                await self.readable(peer)
+        return packets
+
+    async def tidyUp(self) -> None:
+        """Close what is still open, and see that each protocol was told once."""
+        for sock in self._sockets:
+            sock.close()
+        for protocol in self._protocols:
+            if not protocol.lost:
+                protocol.transport.abortConnection()
+                await protocol.whenLost()
+        told = [len(protocol.lost) for protocol in self._protocols]
+        assert told == [1] * len(told), f"connectionLost was called {told} times"
+        hubs = [reader for reader in self.reactor.getReaders() if isinstance(reader, Hub)]
+        assert not hubs, "a hub without sockets is still in the reactor"
+
+
+def in_reactor(test: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
+    """Run an ``async`` test method of a `PacketReactorBuilder` inside its reactor."""
+
+    @wraps(test)
+    def run(self: PacketReactorBuilder) -> None:
+        self.reactor = self.buildReactor()
+        outcome: list[Any] = []
+
+        async def play() -> None:
+            before = descriptors()
+            try:
+                await test(self)
+            finally:
+                await self.tidyUp()
+            left = descriptors().items() - before.items()
+            assert not left, f"descriptors were left open: {left}"
+
+        def start() -> None:
+            Deferred.fromCoroutine(play()).addBoth(outcome.append).addBoth(lambda _: self.reactor.stop())
+
+        self.reactor.callWhenRunning(start)
+        self.runReactor(self.reactor, timeout=TIMEOUT)
+        if isinstance(outcome[0], Failure):
+            outcome[0].raiseException()
+
+    return run

@@ -1,0 +1,166 @@
+"""Fixtures that start the real twistd, stop it by its pid, and show its log where a test fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.harness import OTHER_USER, Bus, Process
+
+StartBus = Callable[..., Bus]
+
+_SHOWN = 4_000
+_started: list[Process] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    if report.failed:
+        for process in _started:
+            report.sections.append((f"end of the output of {' '.join(process.command[1:])}", process.log[-_SHOWN:]))
+    return report
+
+
+def _new_directory() -> Path:
+    """A directory with a short name (a socket's path has 107 bytes at most) into which other users may look."""
+    directory = Path(tempfile.mkdtemp(prefix="sbus-"))
+    directory.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """An empty directory for a test, which other users may enter."""
+    directory = _new_directory()
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Any]]:
+    """Start a `Process`, or one of its kinds: ``spawn(Bus, directory, '--reuse')``."""
+    mine: list[Process] = []
+
+    def start(kind: type[Process], *args: Any, **kwargs: Any) -> Process:
+        process = kind(*args, **kwargs)
+        mine.append(process)
+        _started.append(process)
+        return process
+
+    yield start
+    for process in mine:
+        process.ensure_gone()
+        _started.remove(process)
+
+
+@pytest.fixture
+def bus(spawn: Callable[..., Any], directory: Path) -> StartBus:
+    """Start a bus and wait until it serves: ``bus('--dialect=early')``; see `Bus`."""
+
+    def start(*options: str, **kwargs: Any) -> Bus:
+        started: Bus = spawn(Bus, directory, *options, **kwargs)
+        return started.wait_started()
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def module_bus() -> Iterator[StartBus]:
+    """As `bus`, for buses that the tests of a module share; these must outlive all of the tests."""
+    mine: list[tuple[Bus, Path]] = []
+
+    def start(*options: str, **kwargs: Any) -> Bus:
+        directory = _new_directory()
+        started = Bus(directory, *options, **kwargs)
+        mine.append((started, directory))
+        _started.append(started)
+        return started.wait_started()
+
+    try:
+        yield start
+        assert all(started.is_running() for started, _ in mine)
+    finally:
+        for started, directory in mine:
+            started.ensure_gone()
+            _started.remove(started)
+            shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def _leased(module_bus: StartBus) -> StartBus:
+    buses: dict[Any, Bus] = {}
+
+    def start(*options: str, pure: bool = False) -> Bus:
+        if (options, pure) not in buses:
+            buses[options, pure] = module_bus(*options, env={"SBUS_PURE": "1"} if pure else {})
+        return buses[options, pure]
+
+    return start
+
+
+@pytest.fixture
+def lease(_leased: StartBus) -> Iterator[StartBus]:
+    """As `bus`, but a bus with the same options is used by all tests of a module, one after the other.
+
+    Each finds it without clients, and as if nothing had been logged yet.
+    """
+    mine: list[Bus] = []
+
+    def start(*options: str, **kwargs: Any) -> Bus:
+        mine.append(_leased(*options, **kwargs).lease())
+        return mine[-1]
+
+    yield start
+    for bus in mine:
+        bus.release()
+
+
+@pytest.fixture(scope="module")
+def shared(module_bus: StartBus) -> Bus:
+    """A bus with default options which the tests of a module share."""
+    return module_bus()
+
+
+def _may_become_others() -> bool:
+    if os.geteuid() != 0:
+        return False
+    become = (
+        "import os, sys; os.setgroups([]); os.setresgid(*[int(sys.argv[2])] * 3); os.setresuid(*[int(sys.argv[1])] * 3)"
+    )
+    command = [sys.executable, "-I", "-S", "-c", become, *map(str, OTHER_USER)]
+    return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.fixture(scope="session")
+def as_root() -> None:
+    """For tests that play several users, which only root can."""
+    if not _may_become_others():
+        pytest.skip("only root can play several users")
+
+
+@pytest.fixture(scope="session")
+def become(as_root: None) -> list[str]:
+    """A command that starts another, given behind it, as another user who can run this interpreter.
+
+    The interpreter may lie where only root may read (in root's home directory), so the command keeps
+    the capability to read everything; not the one to write.
+    """
+    user, group = OTHER_USER
+    command = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups"]
+    reading = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    for prefix in (command, command + reading):
+        try:
+            if subprocess.run([*prefix, sys.executable, "-c", "import sbus.server.twistd"]).returncode == 0:
+                return prefix
+        except FileNotFoundError:
+            break
+    pytest.skip("another user cannot run this interpreter")

@@ -1,0 +1,295 @@
+"""Requests, answers, private keys and proofs, on a shell that only writes down what it is to send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+import pytest
+
+from sbus.client.api import Calls, Inbox, Request, call_key
+from sbus.client.core import ClientCore, Message
+from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError
+from sbus.protocol.keys import CURRENT, EARLY, Dialect
+
+WHOAMI = b"CMSG !/cred/whoami"
+ME = b"!/cred/1/2/3"
+CHAINED = b"!/cred/1/2/3/!/cred/4/5/6"
+
+
+class Waiter:
+    """A waiter that hands itself to whoever runs the coroutine."""
+
+    def __init__(self) -> None:
+        self.outcome: Any = None
+
+    def succeed(self, value: bytes) -> None:
+        if self.outcome is None:
+            self.outcome = value
+
+    def fail(self, error: Exception) -> None:
+        if self.outcome is None:
+            self.outcome = error
+
+    def __await__(self) -> Generator[Waiter, None, bytes]:
+        if self.outcome is None:
+            yield self
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        outcome: bytes = self.outcome
+        return outcome
+
+
+class Sub:
+    """A subscription that keeps its messages, or hands them to a callback."""
+
+    pattern = b""
+
+    def __init__(self, callback: Callable[[Message], Any] | None) -> None:
+        self.messages: list[Message] = []
+        self.callback = callback
+
+    def deliver(self, messages: list[Message]) -> None:
+        for message in messages:
+            (self.callback or self.messages.append)(message)
+
+
+class Shell(Calls[Sub]):
+    """The vocabulary without a connection.
+
+    :ivar sent: what was to be sent since it was last looked at.
+    """
+
+    def __init__(self, dialect: Dialect = CURRENT, max_packet: int = 10_000) -> None:
+        super().__init__()
+        self.core = ClientCore(dialect, max_packet)
+        self.sent: list[bytes] = []
+
+    def send(self, packets: list[bytes]) -> None:
+        self.sent += packets
+
+    def waiter(self) -> Waiter:
+        return Waiter()
+
+    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
+        sub = Sub(callback)
+        self.send(self.core.subscribe(pattern, sub))
+        return sub
+
+    def take(self) -> list[bytes]:
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class Running:
+    """A call that has begun; `result` is what it has ended with, if it has."""
+
+    def __init__(self, call: Coroutine[Any, None, Any]) -> None:
+        self._call = call
+        self.result: Any = None
+        self.is_done = False
+        self.go_on()
+
+    def go_on(self) -> Running:
+        try:
+            self._call.send(None)
+            return self
+        except StopIteration as end:
+            self.result = end.value
+        except Exception as error:
+            self.result = error
+        self.is_done = True
+        return self
+
+
+def started(call: Coroutine[Any, None, Any], shell: Shell, me: bytes = ME) -> Running:
+    """A call whose first question, who we are, was answered."""
+    running = Running(call)
+    assert shell.take() == [WHOAMI]
+    shell.core.receive([WHOAMI + b"\0" + me])
+    return running.go_on()
+
+
+def reply_to(packet: bytes) -> bytes:
+    """The key to answer to, of a request's packet."""
+    return packet.split(b"\0")[1]
+
+
+@pytest.mark.parametrize("me", [ME, CHAINED])
+def test_request_asks_for_an_answer_to_a_private_key(me: bytes) -> None:
+    """The first request learns our name and subscribes; each has a key of its own that nobody can guess."""
+    shell = Shell()
+    first = started(shell._request("ask/me", b"x\0y"), shell, me)
+    subscription, packet = shell.take()
+    assert subscription == b"SUB " + me + b"/sbus/reply/*"
+    key, to, payload = packet.split(b"\0", 2)
+    assert (key, payload) == (b"MSG ask/me", b"x\0y")
+    prefix, _, token = to.rpartition(b"/")
+    assert (prefix, len(bytes.fromhex(token.decode()))) == (me + b"/sbus/reply", 16)
+    second = Running(shell._request(b"ask/me", b""))
+    (packet,) = shell.take()
+    assert reply_to(packet) != to
+    shell.core.receive([b"MSG %b\0+two" % reply_to(packet), b"MSG %b\0-no" % to, b"MSG %b\0+late" % to])
+    assert second.go_on().result == b"two"
+    assert isinstance(first.go_on().result, RequestFailed)
+    assert str(first.result) == "no"
+    assert shell._calls == {}
+
+
+def test_answers_to_nobody_are_ignored() -> None:
+    """An answer to a request that is over, or was never made, disturbs nobody."""
+    shell = Shell()
+    running = started(shell._request("k", b""), shell)
+    to = reply_to(shell.take()[1])
+    running._call.close()
+    assert shell._calls == {}
+    shell.core.receive([b"MSG %b\0+x" % to, b"MSG " + ME + b"/sbus/reply/guess\0+x"])
+
+
+@pytest.mark.parametrize(("key", "payload", "error"), [("!", b"", InvalidKey), ("k", bytes(10_000), PacketTooLong)])
+def test_request_that_cannot_be_sent_is_forgotten(key: str, payload: bytes, error: type[Exception]) -> None:
+    """Nobody waits for its answer."""
+    shell = Shell()
+    assert isinstance(started(shell._request(key, payload), shell).result, error)
+    assert shell._calls == {}
+
+
+def test_lost_connection_is_a_new_name() -> None:
+    """Those who wait are handed out; the next request asks who we are, and subscribes, anew."""
+    shell = Shell()
+    running = started(shell._request("k", b""), shell)
+    shell.take()
+    asking = Running(shell._whoami())
+    error = Disconnected("gone")
+    waiting = shell._lost()
+    assert len(waiting) == 2
+    assert shell.core.greeting() == []
+    for waiter in waiting:
+        waiter.fail(error)
+    assert (running.go_on().result, asking.go_on().result) == (error, error)
+    shell.take()
+    started(shell._request("k", b""), shell, CHAINED)
+    assert shell.take()[0] == b"SUB " + CHAINED + b"/sbus/reply/*"
+
+
+def test_responding() -> None:
+    """The handler gets key and payload; what it returns is the answer, what it raises the error."""
+    shell = Shell()
+    requests: list[Request] = []
+
+    def handler(request: Request) -> bytes:
+        requests.append(request)
+        return b"%d" % (12 // int(request.payload))
+
+    shell.respond("div/*", handler)
+    assert shell.take() == [b"SUB div/*"]
+    to = ME + b"/sbus/reply/token"
+    shell.core.receive([b"MSG div/x\0%b\0%b" % (to, payload) for payload in (b"3", b"0", b"x")])
+    first, second, third = shell.take()
+    assert first == b"MSG %b\0+4" % to
+    assert second.startswith(b"MSG %b\0-ZeroDivisionError: " % to)
+    assert third.startswith(b"MSG %b\0-ValueError: " % to)
+    assert requests[0] == (b"div/x", b"3")
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        b"",
+        b"open/sbus/reply/x",
+        b"!/sbus/reply/x",
+        b"!/cred/1/2/sbus/reply/x",
+        b"!/cred/1/2/x/sbus/reply/x",
+        b"!/cred/1/2/3/!/sbus/reply/x",
+        ME + b"/sbus/other",
+        ME + b"/sbus/reply/" + b"x" * 1024,
+    ],
+)
+def test_only_private_keys_for_answers_are_answered_to(to: bytes) -> None:
+    """Nobody can have a responder publish with a key of his choice, nor make it fail."""
+    shell = Shell()
+    message = Message(b"k", to + b"\0payload")
+    shell.answer(message, b"x")
+    shell.fail(message, "x")
+    shell.answer(Message(b"k", to), b"x")  # no NUL: no request
+    assert shell.sent == []
+
+
+def test_errors_are_cut_and_made_text() -> None:
+    """An error's text is no more than a line or two, whatever it was."""
+    shell = Shell()
+    request = Message(b"k", ME + b"/sbus/reply/x\0")
+    shell.fail(request, "é" * 5000)
+    shell.fail(request, "\udc80")
+    prefix = b"MSG " + ME + b"/sbus/reply/x\0-"
+    assert shell.take() == [prefix + "é".encode() * 1000, prefix + b"?"]
+    with pytest.raises(PacketTooLong):
+        shell.answer(request, bytes(10_000))
+    shell.respond("k", lambda request: bytes(10_000))
+    shell.take()
+    shell.core.receive([b"MSG k\0" + request.payload])
+    assert shell.take()[0].startswith(prefix + b"PacketTooLong: ")
+
+
+def test_inbox_is_below_our_name() -> None:
+    """Its key is what whoami answers, word for word, and the name."""
+    shell = Shell()
+    running = started(shell._inbox("lettres/ä"), shell, CHAINED)
+    assert isinstance(running.result, Inbox)
+    assert running.result.key == running.result.subscription.pattern == CHAINED + "/lettres/ä".encode()
+    assert shell.take() == [b"SUB " + running.result.key]
+    assert call_key(ME, b"x") == ME + b"/x"
+
+
+@pytest.mark.parametrize(("answer", "proved"), [(b"+%b", True), (b"+", False), (b"%b", False), (b"-%b", False)])
+def test_only_what_was_sent_proves_who_answers(answer: bytes, proved: bool) -> None:
+    """The proof is the random payload, sent back; anything else is none."""
+    shell = Shell()
+    running = started(shell._verify(CHAINED.decode()), shell)
+    packet = shell.take()[1]
+    key, to, nonce = packet.split(b"\0", 2)
+    assert (key, len(nonce)) == (b"MSG " + CHAINED + b"/sbus/proof", 32)
+    shell.core.receive([b"MSG %b\0%b" % (to, answer.replace(b"%b", nonce))])
+    assert running.go_on().result is proved
+
+
+def test_proofs_are_answered() -> None:
+    """What comes to the private key for proofs is sent back as it came."""
+    shell = Shell()
+    assert isinstance(started(shell._answer_proofs(), shell).result, Sub)
+    assert shell.take() == [b"SUB " + ME + b"/sbus/proof"]
+    to = CHAINED + b"/sbus/reply/x"
+    shell.core.receive([b"MSG %b/sbus/proof\0%b\0no\0nce" % (ME, to)])
+    assert shell.take() == [b"MSG %b\0+no\0nce" % to]
+
+
+def test_settings() -> None:
+    """Each choice is a control message; what is not chosen is not sent."""
+    shell = Shell()
+    shell.flood_control(soft="block", order="stack")
+    shell.flood_control(hard="error")
+    shell.flood_control()
+    shell.echo(True)
+    shell.echo(False)
+    shell.control("a/b", b"x")
+    assert [packet.removeprefix(b"CMSG ") for packet in shell.take()] == [
+        b"blocking/soft/block",
+        b"order/stack",
+        b"blocking/hard/error",
+        b"echo/on",
+        b"echo/off",
+        b"a/b\0x",
+    ]
+
+
+def test_early_dialect_has_fences_only() -> None:
+    """What needs our name raises; a fence does not."""
+    shell = Shell(EARLY)
+    calls = (shell._whoami(), shell._inbox("x"), shell._request("k", b""), shell._verify("x"), shell._answer_proofs())
+    for call in calls:
+        assert isinstance(Running(call).result, UsageError)
+    running = Running(shell._fence())
+    shell.core.receive([packet for packet in shell.take() if packet.startswith(b"MSG")])
+    assert not running.is_done
+    assert running.go_on().is_done
+    assert running.result is None

@@ -1,0 +1,122 @@
+"""How clients find a bus, what they say when there is none, and how long they wait before they try again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from twisted.internet import error
+
+from sbus.client.connecting import (
+    CLOSED,
+    Backoff,
+    describe_loss,
+    dial,
+    find_address,
+    overloaded,
+    remedy,
+    try_to_dial,
+)
+from sbus.errors import AddressError, ConnectError
+from sbus.syscalls.sockets import sendable
+
+
+def test_address_is_looked_for_in_this_order(tmp_path: Path) -> None:
+    """As given; ``$SBUS_SOCKET``; the runtime directory, if a bus is there; the system's."""
+    everything = {"SBUS_SOCKET": "/from/variable", "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert find_address("/given", everything) == "/given"
+    for nothing in (None, ""):
+        assert find_address(nothing, everything) == "/from/variable"
+        assert find_address(nothing, {**everything, "SBUS_SOCKET": ""}) == "/run/sbus.sock"
+    (tmp_path / "sbus.sock").touch()
+    assert find_address(None, {"XDG_RUNTIME_DIR": str(tmp_path)}) == str(tmp_path / "sbus.sock")
+    assert find_address(None, {}) == "/run/sbus.sock"
+
+
+def test_pauses_grow_to_a_limit_and_differ() -> None:
+    """The first attempt is made at once; each pause is longer than the last, up to a limit, less a random part."""
+    exact = Backoff(first=1.0, factor=2.0, longest=5.0, spread=0.0)
+    assert list(islice(exact.delays(), 6)) == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert list(islice(Backoff(first=20.0, longest=15.0, spread=0.0).delays(), 3)) == [0.0, 15.0, 15.0]
+    spread = Backoff(first=1.0, factor=1.0, longest=1.0, spread=0.5)
+    delays = list(islice(spread.delays(), 1, 200))
+    assert all(0.5 <= delay <= 1.0 for delay in delays)
+    assert len(set(delays)) > 100
+
+
+@pytest.fixture
+def listening(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(tmp_path / "bus"))
+        server.listen(0)
+        yield server
+
+
+def test_connected_socket_takes_long_packets(listening: socket.socket) -> None:
+    """It does not block, is not inherited, and has room for a packet of the limit."""
+    with dial(listening.getsockname(), 300_000, 1.0) as sock:
+        assert sock.getblocking() is False
+        assert not os.get_inheritable(sock.fileno())
+        assert sendable(sock) >= 300_000
+
+
+def test_full_backlog_is_waited_for(listening: socket.socket) -> None:
+    """A server whose backlog is full is there: one tries again, and gives up when the time is over."""
+    address = listening.getsockname()
+    with dial(address, 1000, None):
+        assert try_to_dial(address, 1000) is None
+        with pytest.raises(ConnectError, match="accepts nobody: it is overloaded or stopped"):
+            dial(address, 1000, 0.02)
+        assert overloaded(address).startswith(f"the bus at {address} accepts nobody")
+        listening.accept()[0].close()
+        dial(address, 1000, 0.0).close()
+
+
+def test_failed_connections_leave_no_descriptors(tmp_path: Path) -> None:
+    """An attempt that fails closes what it has opened."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(ConnectError):
+            try_to_dial(str(tmp_path / "none"), 1000)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    """No server, a dead one, one of another kind, and what is no server at all: each has its reason and remedy."""
+    (tmp_path / "file").touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(tmp_path / "dead"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.bind(str(tmp_path / "stream"))
+        stream.listen()
+        for name, why, what in (
+            ("none", "No such file or directory", "start one (twistd sbus --socket="),
+            ("dead", "Connection refused", "the server is gone; start it again (with --reuse"),
+            ("stream", "Protocol wrong type for socket", "that is a socket of another kind"),
+            ("file", "Socket operation on non-socket", "that is no socket; say where the bus is"),
+        ):
+            with pytest.raises(ConnectError) as raised:
+                dial(str(tmp_path / name), 1000, 1.0)
+            assert str(raised.value).startswith(f"no bus at {tmp_path / name}: {why}: {what}")
+    with pytest.raises(AddressError):
+        dial("/dev/fd/3", 1000, 1.0)
+
+
+def test_remedies_know_the_errors_of_both_worlds() -> None:
+    """An OSError, Twisted's error that holds one, and one that says nothing have a text each."""
+    refused = "no bus at @x: Permission denied: you lack the permission; ask whoever runs it"
+    assert remedy("@x", PermissionError(errno.EACCES, "")).startswith(refused)
+    assert remedy("@x", error.ConnectError(osError=errno.EACCES)).startswith(refused)
+    assert "say where the bus is" in remedy("@x", error.UserError())
+    assert remedy("/x", OSError()).startswith("no bus at /x: OSError: say where")
+
+
+def test_losses_are_described() -> None:
+    """A peer that is gone is one that closed, however the kernel tells of it; anything else is named."""
+    assert describe_loss(BrokenPipeError(errno.EPIPE, "")) == CLOSED
+    assert describe_loss(ConnectionResetError(errno.ECONNRESET, "")) == CLOSED
+    assert describe_loss(OSError(errno.EIO, "Input/output error")) == "the connection broke: Input/output error"

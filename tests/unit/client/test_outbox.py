@@ -1,0 +1,137 @@
+"""The outbox keeps order, tells each waiter at the right packet, and takes to a new connection what still counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zope.interface.verify import verifyObject
+
+from sbus.client.outbox import Outbox
+from sbus.client.tx import protocol
+from sbus.interfaces import IPacketQueue
+
+
+class Waiter:
+    """Somebody who waits, and writes down for what."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Any] = []
+
+    def succeed(self, value: bytes) -> None:
+        self.outcomes.append(value)
+
+    def fail(self, error: Exception) -> None:
+        self.outcomes.append(error)
+
+
+class Model:
+    """One line of packets and waiters: a waiter is told when no packet stands before it."""
+
+    def __init__(self) -> None:
+        self.line: list[bytes | Waiter] = []
+        self.told: list[Waiter] = []
+
+    def packets(self) -> list[bytes]:
+        return [item for item in self.line if isinstance(item, bytes)]
+
+    def settle(self) -> None:
+        while self.line and isinstance(self.line[0], Waiter):
+            self.told.append(self.line.pop(0))  # type: ignore[arg-type]
+
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            self.line.pop(0)
+            self.settle()
+
+    def restart(self, greeting: list[bytes]) -> None:
+        kept = [item for item in self.line if isinstance(item, Waiter) or item.startswith(b"MSG ")]
+        self.line = [*greeting, *kept]
+        self.settle()
+
+
+numbered = st.sampled_from((b"MSG k\0%d", b"SUB %d", b"UNSUB %d", b"CMSG %d"))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject) -> None:
+    """In whatever order packets are added, waited for, sent, and connections lost."""
+    outbox, model = Outbox(), Model()
+    waiters: list[Waiter] = []
+    number = 0
+
+    def packets(most: int) -> list[bytes]:
+        nonlocal number
+        made = [kind % (number + i) for i, kind in enumerate(data.draw(st.lists(numbered, max_size=most)))]
+        number += len(made)
+        return made
+
+    for _ in range(data.draw(st.integers(1, 20))):
+        action = data.draw(st.sampled_from(("write", "extend", "wait", "wait", "send", "send", "restart")))
+        if action in ("write", "extend"):
+            added = packets(4)
+            model.line += added
+            if action == "extend":
+                outbox.extend(added)
+            else:
+                for packet in added:
+                    outbox.write(packet)
+        elif action == "wait":
+            waiter = Waiter()
+            waiters.append(waiter)
+            model.line.append(waiter)
+            model.settle()
+            outbox.wait(waiter)
+        elif action == "send":
+            taken = outbox.take(data.draw(st.integers(1, 5)))
+            assert taken == model.packets()[: len(taken)]
+            sent = data.draw(st.integers(0, len(taken)))
+            outbox.done(taken, sent)
+            model.send(sent)
+        else:
+            greeting = [packet for packet in packets(3) if not packet.startswith(b"MSG")]
+            outbox.restart(greeting)
+            model.restart(greeting)
+        assert outbox.take(1000) == model.packets()
+        assert len(outbox) == len(model.packets())
+        assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.told]
+    assert all(waiter.outcomes in ([], [b""]) for waiter in waiters)
+    error = OSError()
+    outbox.fail(error)
+    assert all(waiter.outcomes in ([error], [b""]) for waiter in waiters)
+    assert (len(outbox), outbox.take(9)) == (0, [])
+    late = Waiter()
+    outbox.wait(late)
+    assert late.outcomes == [b""]
+
+
+def test_waiters_may_add_packets_and_wait_again() -> None:
+    """Who is told may go on at once, from within the call: a program that publishes one message after the other."""
+    outbox = Outbox()
+    told: list[int] = []
+
+    class Publisher(Waiter):
+        def succeed(self, value: bytes) -> None:
+            told.append(len(told))
+            if len(told) < 5:
+                outbox.write(b"MSG k\0%d" % len(told))
+                outbox.wait(self)
+
+    outbox.write(b"MSG k\0")
+    outbox.wait(Publisher())
+    while taken := outbox.take(2):
+        outbox.done(taken, len(taken))
+    assert told == [0, 1, 2, 3, 4]
+
+
+def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
+    """It is a packet transport's queue, which survives the transport; a packet that does not fit ends that."""
+    outbox = Outbox()
+    assert protocol.__name__  # it says that an outbox is a queue
+    assert verifyObject(IPacketQueue, outbox)
+    outbox.write(b"MSG k\0")
+    outbox.abandon(outbox.take(1))
+    assert outbox.take(5) == [b"MSG k\0"]
+    assert not outbox.refused(b"MSG k\0")

@@ -1,0 +1,655 @@
+"""Coming, going and back-pressure of a session, on a shell without sockets whose time a test turns by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from sbus.client.connecting import Backoff
+from sbus.client.core import Message
+from sbus.client.options import Settings
+from sbus.client.session import HIGH_WATER, QueuedSubscription, Session
+from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.syscalls.batch import BATCH
+
+WHOAMI = b"CMSG !/cred/whoami"
+NAME = b"!/cred/1/2/3"
+
+
+class Waiter:
+    """A waiter; those who await it go on in the moment that it is told, as with Twisted."""
+
+    def __init__(self) -> None:
+        self.outcome: Any = None
+        self.waiting: list[Running] = []
+
+    def succeed(self, value: bytes) -> None:
+        self._end(value)
+
+    def fail(self, error: Exception) -> None:
+        self._end(error)
+
+    def _end(self, outcome: Any) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+            for running in self.waiting:
+                running.go_on()
+
+    def __await__(self) -> Generator[Waiter, None, bytes]:
+        if self.outcome is None:
+            yield self
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        outcome: bytes = self.outcome
+        return outcome
+
+
+class Running:
+    """A coroutine that runs as far as it can."""
+
+    def __init__(self, call: Coroutine[Any, None, Any]) -> None:
+        self._call = call
+        self.is_done = False
+        self.result: Any = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        try:
+            waiter: Waiter = self._call.send(None)
+        except StopIteration as end:
+            self.is_done, self.result = True, end.value
+        except Exception as error:
+            self.is_done, self.result = True, error
+        else:
+            waiter.waiting.append(self)
+
+
+class Sub(QueuedSubscription):
+    def get(self) -> Running:
+        return Running(self._get())
+
+
+class FakeSession(Session[Sub]):
+    """A session with a server that does what the test says.
+
+    :ivar sent: what the server was sent on this connection.
+    :ivar room: packets that the socket takes; None for any number.
+    :ivar answers: what becomes of the attempts to connect: an error, or a call to make when there is a connection.
+    :ivar naps: the pauses made; each is over when its waiter is told.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__("/fake", Settings(**{"max_packet": 1000, "bundles": False, **settings}))
+        self.soon: list[Callable[[], None]] = []
+        self.connected = True
+        self.reading = True
+        self.sent: list[bytes] = []
+        self.room: int | None = None
+        self.answers: deque[Any] = deque()
+        self.naps: list[tuple[float, Waiter]] = []
+        self.failures: list[BaseException] = []
+        self.ends: list[Exception] = []
+        self.attempts: list[Running] = []
+
+    # what the server does
+
+    def arrive(self, *packets: bytes) -> None:
+        self._arrived(list(packets))
+
+    def turn(self) -> None:
+        """The turn of the loop is over."""
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
+
+    def reply(self) -> None:
+        """Answer all questions that were asked on this connection and not answered yet."""
+        questions, self.sent = self.sent.count(WHOAMI), [p for p in self.sent if p != WHOAMI]
+        self.arrive(*[WHOAMI + b"\0" + NAME] * questions)
+
+    def wake(self) -> None:
+        """The newest pause is over."""
+        self.naps[-1][1].succeed(b"")
+
+    # what a shell does
+
+    def waiter(self) -> Waiter:
+        return Waiter()
+
+    def callback_failed(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+    def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Sub:
+        return Sub(self, callback)
+
+    def _flush(self) -> None:
+        while self.connected and self.room != 0 and (taken := self.outbox.take(1)):
+            self.sent += taken
+            if self.room is not None:
+                self.room -= 1
+            self.outbox.done(taken, 1)
+
+    def _send_now(self, packets: list[bytes]) -> int:
+        count = 0 if not self.connected else len(packets) if self.room is None else min(self.room, len(packets))
+        self.sent += packets[:count]
+        if self.room is not None:
+            self.room -= count
+        return count
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def _set_reading(self, reading: bool) -> None:
+        assert reading is not self.reading
+        self.reading = reading
+
+    async def _open(self) -> None:
+        answer = self.answers.popleft() if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        self.connected = True
+        self.sent = []
+        if answer is not None:
+            answer()
+        self._flush()
+
+    def _is_connected(self) -> bool:
+        return self.connected
+
+    def _detach(self) -> None:
+        self.connected = False
+
+    def _sleep(self, seconds: float) -> Waiter:
+        self.naps.append((seconds, Waiter()))
+        return self.naps[-1][1]
+
+    def _drained(self) -> Waiter:  # type: ignore[override]
+        self._flush()
+        waiter = Waiter()
+        self.outbox.wait(waiter)
+        return waiter
+
+    def _reconnect(self) -> None:
+        self.attempts.append(Running(self._come_back()))
+
+    def _ended(self, error: Exception) -> None:
+        self.ends.append(error)
+
+
+def lose(session: FakeSession) -> None:
+    session._disconnected("the server fell over")
+
+
+class Exact(Backoff):
+    """Pauses of 0, 1, 2, … seconds."""
+
+    def delays(self) -> Iterator[float]:
+        yield from range(1000)
+
+
+# --- subscriptions ---------------------------------------------------------------------------
+
+
+def test_reading_stops_at_the_high_water_mark() -> None:
+    """The subscription that is not read stops the reading, once; it goes on when a quarter is left."""
+    session = FakeSession()
+    sub, other = session.subscribe("a"), session.subscribe("b")
+    for i in range(HIGH_WATER - 1):
+        session.arrive(b"MSG a\0%d" % i)
+    assert session.reading
+    session.arrive(*[b"MSG a\0x"] * BATCH)
+    assert not session.reading
+    session.arrive(b"MSG b\0x")
+    for _ in range(HIGH_WATER - 1 + BATCH - HIGH_WATER // 4 - 1):
+        assert sub._next() is not None
+    assert not session.reading
+    sub._next()
+    assert session.reading
+    assert (len(sub.get_ready()), len(other.get_ready())) == (HIGH_WATER // 4, 1)
+
+
+def test_every_crowded_subscription_must_have_room() -> None:
+    """Reading goes on when the last of those that were not read is read, in whatever way, or closed."""
+    session = FakeSession()
+    subs = [session.subscribe("a") for _ in range(3)]
+    session.arrive(*[b"MSG a\0x"] * HIGH_WATER)
+    subs[0].get_ready()
+    subs[1].close()
+    assert not session.reading
+    for _ in range(HIGH_WATER - HIGH_WATER // 4):
+        subs[2]._next()
+    assert session.reading
+    callback = session.subscribe("b", lambda message: None)
+    session.arrive(*[b"MSG b\0x"] * (2 * HIGH_WATER))
+    assert session.reading
+    assert callback.get_ready() == []
+
+
+def test_several_may_wait_for_one_subscription() -> None:
+    """Messages go to those who wait in their order; the end is told to all that are left."""
+    session = FakeSession()
+    sub = session.subscribe("a")
+    gets = [sub.get() for _ in range(4)]
+    session.arrive(b"MSG a\x001", b"MSG a\x002")
+    assert [get.is_done for get in gets] == [True, True, False, False]
+    assert [get.result.payload for get in gets[:2]] == [b"1", b"2"]
+    sub.close()
+    assert {type(get.result) for get in gets[2:]} == {Closed}
+    assert sub._waiting == []
+    assert session.sent == [b"SUB a", b"UNSUB a"]
+
+
+def test_abandoned_wait_takes_no_message() -> None:
+    """Who stops to wait is forgotten, and the next message goes to who still waits."""
+    session = FakeSession()
+    sub = session.subscribe("a")
+    gets = [sub.get() for _ in range(2)]
+    gets[0]._call.close()
+    assert len(sub._waiting) == 1
+    session.arrive(b"MSG a\x001")
+    assert gets[1].result.payload == b"1"
+
+
+def test_closed_subscription_gets_nothing_more() -> None:
+    """Not even the message that another sink was just told, which closed it."""
+    session = FakeSession()
+    got: list[Message] = []
+    session.subscribe("a", lambda message: second.close())
+    second = session.subscribe("a", got.append)
+    third = session.subscribe("a")
+    session.arrive(b"MSG a\0")
+    assert (got, len(third.get_ready())) == ([], 1)
+    with session.subscribe("b"):
+        pass
+    assert session.sent == [b"SUB a", b"SUB b", b"UNSUB b"]
+
+
+def test_exceptions_of_the_application_go_to_its_log() -> None:
+    """Of callbacks, and of the hook for control messages; whoever comes behind gets what is his."""
+    session = FakeSession(on_control=lambda key, payload: 1 // 0)
+    session.subscribe("a", lambda message: 1 // 0)
+    sub = session.subscribe("a")
+    session.arrive(b"MSG a\0", b"CMSG x\0", b"MSG a\0")
+    assert [type(error) for error in session.failures] == [ZeroDivisionError] * 3
+    assert len(sub.get_ready()) == 2
+
+
+# --- sending ---------------------------------------------------------------------------------
+
+
+def publish(session: FakeSession, *numbers: int) -> None:
+    for number in numbers:
+        session.send([b"MSG k\0%d" % number])
+
+
+def numbers(session: FakeSession) -> list[int]:
+    """What was sent since this was last asked."""
+    sent, session.sent = session.sent, []
+    return [int(packet.partition(b"\0")[2]) for packet in sent]
+
+
+def test_lone_packets_go_at_once() -> None:
+    """Nothing is put off but one packet in many, to see whether others come, and that only to the end of the turn."""
+    session = FakeSession()
+    for number in range(10 * BATCH):
+        publish(session, number)
+        if session.soon:
+            assert numbers(session) == list(range(number - number % (BATCH + 1), number))
+            session.turn()
+            assert numbers(session) == [number]
+            session.sent = []
+            break
+        assert len(session.sent) == number + 1
+    assert number == BATCH
+    publish(session, 1)
+    assert (numbers(session), session.soon) == ([1], [])
+
+
+def test_packets_of_a_turn_go_together() -> None:
+    """The first goes at once and the others at the end of the turn, as long as there are others."""
+    session = FakeSession()
+    publish(session, *range(BATCH + 10))
+    assert numbers(session) == list(range(BATCH))
+    session.turn()
+    assert numbers(session) == list(range(BATCH, BATCH + 10))
+    for _ in range(3):
+        publish(session, 1, 2, 3)
+        assert numbers(session) == [1]
+        session.turn()
+        assert numbers(session) == [2, 3]
+    publish(session, 1)  # alone: goes at once
+    assert numbers(session) == [1]
+    session.turn()
+    publish(session, 2)  # alone, but that is not known yet
+    assert numbers(session) == []
+    session.turn()
+    assert numbers(session) == [2]
+    publish(session, *range(BATCH))
+    assert numbers(session) == list(range(BATCH))
+
+
+def test_much_is_not_put_off() -> None:
+    """What would fill a bundle is sent before the turn is over, so that a producer without measure is held back."""
+    session = FakeSession()
+    publish(session, *range(BATCH))
+    packet = b"MSG k\0" + bytes(1000)
+    for _ in range(100):
+        session.send([packet])
+    assert len(session.outbox) < 67
+    assert len(session.outbox) + len(session.sent) == BATCH + 100
+    session.turn()
+    assert len(session.outbox) == 0
+    assert session.soon == []
+
+
+def test_what_is_put_off_keeps_its_place() -> None:
+    """Subscriptions and questions stand in line with messages; a full socket and a loss change no order."""
+    session = FakeSession(reconnect=Exact())
+    publish(session, *range(BATCH), 100)
+    session.subscribe("a")
+    publish(session, 101)
+    session.room = 0
+    session.turn()
+    publish(session, 102)
+    assert session.soon == []  # it is sent when there is room
+    session.room = None
+    session._flush()
+    assert session.sent[BATCH:] == [b"MSG k\x00100", b"SUB a", b"MSG k\x00101", b"MSG k\x00102"]
+    publish(session, 103, 104)
+    lose(session)
+    session.turn()
+    session.wake()
+    assert session.sent[:2] == [b"SUB a", b"MSG k\x00104"]
+
+
+def test_bundles_are_asked_for_first() -> None:
+    """The question waits for the connection, and is the first packet on it, each time."""
+    session = FakeSession(bundles=True, reconnect=Exact())
+    session.connected = False
+    session.subscribe("a")
+    Running(session._open())
+    assert session.sent == [b"CMSG bundle/on", b"SUB a"]
+    session.arrive(b"CMSG bundle/on\x0065536")
+    assert session.core.bundle_limit > 0
+    lose(session)
+    assert session.core.bundle_limit == 0
+    session.wake()
+    assert session.sent[:2] == [b"CMSG bundle/on", b"SUB a"]
+
+
+def test_readers_are_told_when_all_is_where_it_belongs() -> None:
+    """Who goes on in the moment that he is told finds everything that came with his message."""
+    session = FakeSession()
+    sub, other = session.subscribe("a"), session.subscribe("b")
+    seen: list[int] = []
+
+    async def read() -> None:
+        await sub._get()
+        seen.append(len(other.get_ready()))
+        other.close()
+        seen.append(len(await sub._get_many()))
+
+    Running(read())
+    session.arrive(b"MSG a\0", b"MSG b\0", b"MSG a\0", b"MSG b\0")
+    assert seen == [2, 1]
+
+
+# --- the end ---------------------------------------------------------------------------------
+
+
+def test_lost_connection_is_the_end() -> None:
+    """Everybody who waits is told, once; what came before can be read; nothing can be done any more."""
+    session = FakeSession()
+    session.room = 2
+    sub, idle = session.subscribe("a"), session.subscribe("b")
+    waiting = [Running(session._whoami()), Running(session._fence()), idle.get()]
+    publishing = session._drained()
+    session.arrive(b"MSG a\x001")
+    lose(session)
+    lose(session)
+    (end,) = session.ends
+    assert str(end) == "the server fell over (/fake)"
+    assert [call.result for call in waiting] == [end] * 3
+    assert publishing.outcome is end
+    assert sub._next() == (b"a", b"1")
+    assert sub.get().result is end
+    for call in (
+        lambda: session.subscribe("c"),
+        lambda: session.send([]),
+        lambda: session.control("x"),
+        lambda: session.echo(False),
+    ):
+        with pytest.raises(Disconnected, match="fell over"):
+            call()
+    sub.close()
+    assert session.ends == [end]
+
+
+def test_closing_sends_what_waits_first() -> None:
+    """Then it is the end, and everything that waits is told that we have closed."""
+    session = FakeSession()
+    session.room = 0
+    sub = session.subscribe("a")
+    get = sub.get()
+    closing = Running(session._finish())
+    assert not closing.is_done
+    session.room = 5
+    session._flush()
+    assert closing.is_done
+    assert session.sent == [b"SUB a"]
+    assert type(get.result) is type(session.ends[0]) is Closed
+    assert Running(session._finish()).is_done
+    assert len(session.ends) == 1
+
+
+def test_closing_that_is_given_up_closes_nothing() -> None:
+    """It still has to send; who gives up waiting for that has an open connection."""
+    session = FakeSession(reconnect=Exact())
+    session.room = 0
+    session.subscribe("a")
+    closing = Running(session._finish())
+    closing._call.close()
+    assert session.ends == []
+    lose(session)
+    assert (session.ends, len(session.attempts)) == ([], 1)
+
+
+def test_connection_lost_while_closing_is_closed() -> None:
+    """Nothing is connected again for the sake of what could not be sent."""
+    session = FakeSession(reconnect=Exact())
+    session.room = 0
+    session.subscribe("a")
+    closing = Running(session._finish())
+    lose(session)
+    assert closing.is_done
+    assert [type(end) for end in session.ends] == [Closed]
+    assert session.attempts == []
+
+
+# --- coming back -----------------------------------------------------------------------------
+
+
+def test_lost_connection_is_made_again() -> None:
+    """With growing pauses; the new one is told what is in force; when it has proved that, the gap is told."""
+    gaps: list[Exception] = []
+    session = FakeSession(reconnect=Exact(), on_gap=gaps.append)
+    session.subscribe("a")
+    session.echo(False)
+    asked = Running(session._whoami())
+    session.answers += [ConnectError("no"), ConnectError("no")]
+    lose(session)
+    assert isinstance(asked.result, Disconnected)
+    for _ in range(3):
+        session.wake()
+    assert [seconds for seconds, _ in session.naps] == [0, 1, 2]
+    assert session.sent == [b"CMSG echo/off", b"SUB a", WHOAMI]
+    assert gaps == []
+    session.reply()
+    assert [str(gap) for gap in gaps] == ["the server fell over (/fake)"]
+    lose(session)
+    session.wake()
+    session.reply()
+    assert [seconds for seconds, _ in session.naps] == [0, 1, 2, 0]
+    assert len(gaps) == 2
+
+
+def test_connection_that_does_not_last_is_a_failed_attempt() -> None:
+    """Lost before its fence, at once or later: the pauses grow on, and there is one gap, with the first reason."""
+    gaps: list[Exception] = []
+    session = FakeSession(reconnect=Exact(), on_gap=gaps.append)
+    session.subscribe("a")
+    session._disconnected("first")
+    session.wake()
+    session._disconnected("second")
+    session.answers += [lambda: session._disconnected("third"), ConnectError("no")]
+    for _ in range(3):
+        session.wake()
+    session.reply()
+    assert [seconds for seconds, _ in session.naps] == [0, 1, 2, 3]
+    assert len(session.attempts) == 1
+    assert session.attempts[0].is_done
+    assert [str(gap) for gap in gaps] == ["first (/fake)"]
+
+
+def test_loss_in_the_moment_of_the_proof_is_not_overlooked() -> None:
+    """Whoever is told of the fence's reply finds the connection lost again, and goes on."""
+    session = FakeSession(reconnect=Exact())
+    lose(session)
+    session.wake()
+    fence = session.core._waiting[0]
+    assert isinstance(fence, Waiter)
+    fence.waiting.insert(0, Lose(session))  # type: ignore[arg-type]
+    session.reply()
+    assert len(session.naps) == 2
+    session.wake()
+    session.reply()
+    assert session.connected
+    assert session.attempts[0].is_done
+
+
+class Lose:
+    """Somebody who loses the connection when he is told something."""
+
+    def __init__(self, session: FakeSession) -> None:
+        self._session = session
+
+    def go_on(self) -> None:
+        lose(self._session)
+
+
+def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
+    """What waited is sorted out when the connection is lost; what is sent from then on is sent as it is."""
+    session = FakeSession(reconnect=Exact())
+    kept = session.subscribe("kept")
+    session.room = 0
+    session.send([session.core.publish("k", b"0")])
+    session.subscribe("waiting")
+    session.control("other/thing")
+    old = Running(session._fence())
+    sent: list[Waiter] = [session._drained()]
+    lose(session)
+    assert isinstance(old.result, Disconnected)
+    session.send([session.core.publish("k", b"1")])
+    sent.append(session._drained())
+    session.subscribe("new")
+    fence = Running(session._fence())
+    kept.close()
+    session.send([session.core.publish("k", b"2")])
+    session.room = None
+    session.wake()
+    greeting, later = [b"SUB kept", b"SUB waiting"], [b"SUB new", WHOAMI, b"UNSUB kept", b"MSG k\x002", WHOAMI]
+    assert session.sent == [*greeting, b"MSG k\x000", b"MSG k\x001", *later]
+    assert all(waiter.outcome == b"" for waiter in sent)
+    assert not fence.is_done
+    session.reply()
+    assert fence.is_done
+    assert fence.result is None
+
+
+def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
+    """The new question is for the new connection, where its answer finds it."""
+    session = FakeSession(reconnect=Exact())
+    names: list[bytes] = []
+
+    async def ask() -> None:
+        try:
+            names.append(await session._whoami())
+        except Disconnected:
+            names.append(await session._whoami())
+
+    asking = Running(ask())
+    lose(session)
+    session.wake()
+    assert session.sent == [WHOAMI, WHOAMI]
+    session.reply()
+    assert asking.is_done
+    assert names == [NAME]
+    assert session._gap is None
+
+
+def test_who_is_told_of_the_loss_may_close() -> None:
+    """Then it is the end: nothing is connected any more."""
+    session = FakeSession(reconnect=Exact())
+
+    async def give_up() -> None:
+        try:
+            await session._whoami()
+        except Disconnected:
+            await session._finish()
+
+    asking = Running(give_up())
+    lose(session)
+    assert asking.is_done
+    assert [type(end) for end in session.ends] == [Closed]
+    session.wake()
+    session.wake()
+    assert all(attempt.is_done for attempt in session.attempts)
+    assert not session.connected
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_closing_while_there_is_no_connection(turns: int) -> None:
+    """It does not wait, and ends the attempts, whether they pause or prove the connection."""
+    session = FakeSession(reconnect=Exact())
+    lose(session)
+    for _ in range(turns):
+        session.wake()
+    get = session.subscribe("a").get()
+    session.room = 0
+    publishing = session._drained()
+    closing = Running(session._finish())
+    if turns:
+        session.room = None
+        session._flush()
+    assert closing.is_done
+    assert isinstance(get.result, Closed)
+    assert publishing.outcome in (b"", session.ends[0])
+    session.wake()
+    assert session.attempts[0].is_done
+    assert not session.connected
+
+
+def test_application_that_fails_when_told_of_the_gap() -> None:
+    """Its exception is logged, and the session goes on."""
+    session = FakeSession(reconnect=Exact(), on_gap=lambda error: 1 // 0)
+    for losses in (1, 2):
+        lose(session)
+        session.wake()
+        session.reply()
+        assert len(session.failures) == losses
+        assert session.connected
+
+
+def test_reader_that_did_not_read_when_the_connection_was_lost() -> None:
+    """The new connection is not read either, until he reads."""
+    session = FakeSession(reconnect=Exact())
+    sub = session.subscribe("a")
+    session.arrive(*[b"MSG a\0x"] * HIGH_WATER)
+    lose(session)
+    session.wake()
+    assert not session.reading
+    sub.get_ready()
+    assert session.reading

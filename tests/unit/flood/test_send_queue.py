@@ -1,0 +1,1249 @@
+"""Flood control: nothing is lost that is not counted, nothing is out of its promised order, and each limit is exact."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby, product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from sbus.errors import CloseReason
+from sbus.flood import (
+    HARD_STRATEGIES,
+    ORDERS,
+    SOFT_STRATEGIES,
+    QueueLimits,
+    SendQueue,
+    SharedBudget,
+    Verdict,
+)
+from sbus.flood.orders import Arrivals, Reply
+from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
+from tests.support.costs import calls
+
+BATCH = 64
+SOFT = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in SOFT_STRATEGIES}
+HARD = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in HARD_STRATEGIES}
+ORDER = {order.selector.rsplit(b"/", 1)[1].decode(): order for order in ORDERS}
+
+
+class Connection:
+    """A receiver with its queue and a socket that takes what the test says; it writes down all that it is told."""
+
+    def __init__(
+        self,
+        *,
+        messages: int = 1000,
+        size: int = 1 << 20,
+        budget: SharedBudget | None = None,
+        user: object = None,
+        soft: str | None = None,
+        hard: str | None = None,
+        order: str | None = None,
+    ) -> None:
+        self.budget = budget or SharedBudget()
+        self.queue = SendQueue(self, QueueLimits(messages, size), self.budget, user)
+        if soft:
+            self.queue.choose(soft=SOFT[soft])
+        if hard:
+            self.queue.choose(hard=HARD[hard])
+        if order:
+            self.queue.arrange(ORDER[order])
+        self.may_block = True
+        self.delivered: list[bytes] = []
+        self.lost = [0, 0]
+        self.blocks: list[bool] = []
+        self.moves: list[tuple[bool, bool]] = []
+        self.closed: CloseReason | None = None
+        self.is_congested = False
+
+    # What the queue asks and tells (`sbus.flood.Receiver`).
+
+    def mayBlock(self) -> bool:
+        return self.may_block
+
+    def block(self, until_empty: bool) -> None:
+        self.blocks.append(until_empty)
+
+    def moved(self, room: bool, empty: bool) -> None:
+        self.moves.append((room, empty))
+
+    def congested(self, now: bool) -> None:
+        assert now is not self.is_congested
+        assert now is self.queue.is_congested
+        self.is_congested = now
+
+    def dropped(self, packets: int, size: int) -> None:
+        assert packets > 0
+        self.lost[0] += packets
+        self.lost[1] += size
+
+    def misbehaved(self, reason: CloseReason) -> None:
+        assert self.closed is None
+        self.closed = reason
+
+    # What a server does.
+
+    def publish(self, *packets: bytes) -> None:
+        """Messages come for this receiver, all in one batch."""
+        if self.queue.is_congested:
+            self.queue.offer(list(packets))
+        else:
+            self.queue.pending += packets
+
+    def flush(self, room: int = 0) -> list[bytes]:
+        """Send, to a socket that takes so many packets and is full then; returns these."""
+        before = len(self.delivered)
+        while taken := self.queue.take(BATCH):
+            sent = min(room, len(taken))
+            room -= sent
+            self.delivered += taken[:sent]
+            self.queue.done(taken, sent)
+            if sent < len(taken):
+                break
+        return self.delivered[before:]
+
+    def stall(self, *packets: bytes) -> None:
+        """Messages come while the socket is full."""
+        self.publish(*packets)
+        self.flush(0)
+
+    def drain(self) -> list[bytes]:
+        """The socket takes everything."""
+        return self.flush(1 << 30)
+
+
+def packets(*sizes: int) -> list[bytes]:
+    """A message of each of these sizes, no two alike."""
+    return [bytes([i]) * size for i, size in enumerate(sizes)]
+
+
+A, B, C, D, E = packets(1, 2, 3, 4, 5)
+"""Messages of 1 to 5 bytes."""
+
+
+# --- what the interfaces promise ---------------------------------------------------------------------------------
+
+
+def test_interfaces():
+    """The built-in strategies, orders and the queue keep the promises of their interfaces."""
+    assert all(verifyObject(ISoftStrategy, strategy) for strategy in SOFT_STRATEGIES)
+    assert all(verifyObject(IHardStrategy, strategy) for strategy in HARD_STRATEGIES)
+    assert all(verifyObject(IQueueOrder, order) for order in ORDERS)
+    assert verifyObject(IPacketQueue, Connection().queue)
+
+
+def test_selectors():
+    """The control messages of the protocol, the defaults first."""
+    assert [s.selector for s in SOFT_STRATEGIES] == [
+        b"blocking/soft/queue",
+        b"blocking/soft/discard",
+        b"blocking/soft/block",
+        b"blocking/soft/error",
+    ]
+    assert [s.selector for s in HARD_STRATEGIES] == [
+        b"blocking/hard/discard",
+        b"blocking/hard/block",
+        b"blocking/hard/error",
+    ]
+    assert [o.selector for o in ORDERS] == [b"order/queue", b"order/stack", b"order/random"]
+
+
+# --- a receiver that takes everything ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("soft", "hard", "order"), list(product(SOFT, HARD, ORDER)))
+def test_nothing_happens_when_nobody_is_slow(soft, hard, order):
+    """As long as the socket takes everything no strategy, limit or order counts: all goes in the order of arrival."""
+    connection = Connection(messages=1, size=1, budget=SharedBudget(1), soft=soft, hard=hard, order=order)
+    for _ in range(3):
+        connection.publish(C, A)
+        connection.queue.write(b"reply")
+        connection.publish(B)
+        assert len(connection.queue) == 4
+        assert connection.drain() == [C, A, b"reply", B]
+    assert connection.lost == [0, 0]
+    assert (connection.blocks, connection.moves) == ([], [])
+    assert connection.closed is None
+    assert not connection.queue.is_congested
+    assert connection.budget.bytes == 0
+
+
+def test_more_than_a_batch():
+    """More than fits a batch goes in several, in order."""
+    connection = Connection(messages=1)
+    many = [b"%d" % i for i in range(3 * BATCH + 1)]
+    connection.publish(*many)
+    assert connection.drain() == many
+    connection.publish(*many)
+    assert connection.flush(BATCH + 1) == many[: BATCH + 1]
+    assert connection.drain() == many[BATCH + 1 : BATCH + 2]  # the limit is one message
+    assert connection.lost[0] == 2 * BATCH - 1
+
+
+def test_watch():
+    """Who watches is told of exactly the packets that were sent, replies too."""
+    connection = Connection()
+    seen: list[bytes] = []
+    connection.queue.watch = seen.extend
+    connection.publish(A, B, C)
+    connection.queue.write(b"reply")
+    for room in (1, 0, 2, 5):
+        connection.flush(room)
+        assert seen == connection.delivered
+    assert len(seen) == 4
+
+
+# --- the soft strategies -----------------------------------------------------------------------------------------
+
+
+def test_soft_queue():
+    """queue, the default, keeps what the socket does not take."""
+    connection = Connection()
+    connection.publish(A, B, C)
+    assert connection.flush(1) == [A]
+    assert connection.queue.is_congested
+    assert (connection.queue.messages, connection.queue.size) == (2, 5)
+    connection.publish(D)
+    assert connection.drain() == [B, C, D]
+    assert not connection.queue.is_congested
+    assert connection.lost == [0, 0]
+
+
+def test_soft_discard():
+    """discard drops what the socket does not take, and the next batch gets its chance."""
+    connection = Connection(soft="discard")
+    connection.publish(A, B, C)
+    assert connection.flush(1) == [A]
+    assert connection.lost == [2, 5]
+    assert not connection.queue.is_congested
+    assert len(connection.queue) == 0
+    connection.publish(D)
+    assert connection.drain() == [D]
+
+
+def test_soft_error():
+    """error disconnects the receiver when its socket is full; what waits for it is dropped and counted."""
+    connection = Connection(soft="error")
+    connection.publish(A, B, C)
+    connection.queue.write(b"reply")
+    assert connection.flush(1) == [A]
+    assert connection.closed is CloseReason.SOCKET_FULL
+    assert connection.lost == [2, 5]
+    assert not connection.queue.is_congested
+    assert len(connection.queue) == 0
+
+
+def test_soft_block():
+    """block keeps all, past any limit, and holds the publisher back until the queue is empty."""
+    connection = Connection(soft="block", messages=1, size=1, budget=SharedBudget(1))
+    connection.publish(A, B, C)
+    connection.flush(1)
+    assert connection.blocks == [True]
+    assert connection.queue.messages == 2
+    connection.publish(D)
+    assert connection.blocks == [True, True]
+    assert connection.flush(2) == [B, C]
+    assert connection.drain() == [D]
+    assert connection.moves == [(False, False), (True, True)]
+    assert connection.lost == [0, 0]
+
+
+@pytest.mark.parametrize("hard", HARD)
+def test_soft_block_toward_others(hard):
+    """Toward publishers that it may not hold back block acts as queue with hard/discard, whatever hard is."""
+    connection = Connection(soft="block", hard=hard, messages=2)
+    connection.may_block = False
+    connection.publish(A, B, C, D)
+    assert connection.flush(1) == [A]
+    assert connection.blocks == []
+    assert connection.closed is None
+    assert connection.lost == [1, 4]
+    assert connection.drain() == [B, C]
+    connection.stall(D)
+    connection.may_block = True
+    connection.publish(E, C, B)
+    assert connection.blocks == [True]
+    assert connection.drain() == [D, E, C, B]
+
+
+# --- the hard strategies -----------------------------------------------------------------------------------------
+
+
+def test_hard_discard():
+    """discard, the default, drops the new message, and later ones again find room."""
+    connection = Connection(messages=2)
+    connection.stall(A, B, C)
+    assert connection.lost == [1, 3]
+    connection.publish(D)
+    assert connection.lost == [2, 7]
+    assert connection.flush(1) == [A]
+    connection.publish(E)
+    assert connection.drain() == [B, E]
+
+
+def test_a_smaller_message_may_fit():
+    """A message is dropped if it does not fit, not because one before it did not."""
+    connection = Connection(size=5)
+    connection.stall(C, D, B, A)
+    assert connection.lost == [2, 5]
+    assert connection.drain() == [C, B]
+
+
+def test_hard_error():
+    """error disconnects the receiver at its limit; what waits is dropped and counted, as is the new message."""
+    connection = Connection(hard="error", messages=2)
+    connection.stall(A, B)
+    assert connection.closed is None
+    connection.publish(C, D)
+    assert connection.closed is CloseReason.QUEUE_FULL
+    assert connection.lost == [4, 10]
+    assert connection.budget.bytes == connection.queue.size == connection.queue.messages == 0
+
+
+def test_hard_block():
+    """block keeps the message all the same, and holds its publisher back until the low-water mark."""
+    connection = Connection(hard="block", messages=2)
+    connection.stall(A, B)
+    assert connection.blocks == []
+    connection.publish(C)
+    assert connection.blocks == [False]
+    assert connection.drain() == [A, B, C]
+    assert connection.lost == [0, 0]
+
+
+def test_hard_block_toward_others():
+    """Toward publishers that it may not hold back hard/block acts as hard/discard."""
+    connection = Connection(hard="block", messages=2)
+    connection.may_block = False
+    connection.stall(A, B, C)
+    assert connection.blocks == []
+    assert connection.lost == [1, 3]
+
+
+@pytest.mark.parametrize("hard", ["block", "error"])
+@pytest.mark.parametrize("soft", ["discard", "error"])
+def test_soft_comes_first(soft, hard):
+    """Where the soft strategy keeps nothing, the hard one is never asked."""
+    connection = Connection(soft=soft, hard=hard, messages=1)
+    connection.stall(A, B, C)
+    assert connection.blocks == []
+    assert connection.lost[0] == 3
+    assert connection.closed is (CloseReason.SOCKET_FULL if soft == "error" else None)
+
+
+def test_choices_hold_for_what_comes():
+    """The newest choice wins for new messages; what waits stays, and each kind is chosen apart."""
+    connection = Connection(soft="queue", messages=3)
+    connection.stall(A, B)
+    connection.queue.choose(soft=SOFT["discard"])
+    connection.publish(C)
+    assert connection.lost == [1, 3]
+    connection.queue.choose(hard=HARD["error"])
+    connection.publish(C)
+    assert connection.lost == [2, 6]
+    connection.queue.choose(soft=SOFT["queue"])
+    connection.publish(C)
+    assert connection.queue.messages == 3
+    connection.publish(D)
+    assert connection.closed is CloseReason.QUEUE_FULL
+
+
+@pytest.mark.parametrize(("soft", "hard"), list(product(SOFT, HARD)))
+def test_may_hold_back(soft, hard):
+    """A queue says whether what was chosen can hold anybody back."""
+    assert Connection(soft=soft, hard=hard).queue.may_hold_back == ("block" in (soft, hard))
+
+
+# --- the limits, to the message and the byte ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("limit", "lost"), [(4, 0), (3, 1)])
+def test_limit_of_messages(limit, lost, together):
+    """So many messages as the limit says wait, and not one more, whether they come together or one by one."""
+    connection = Connection(messages=limit)
+    if together:
+        connection.stall(A, B, C, D)
+    else:
+        for packet in (A, B, C, D):
+            connection.stall(packet)
+    assert connection.lost[0] == lost
+    assert connection.drain() == [A, B, C, D][:limit]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("limit", "lost"), [(10, 0), (9, 1)])
+def test_limit_of_bytes(limit, lost, together):
+    """So many bytes as the limit says wait, and not one more."""
+    connection = Connection(size=limit)
+    if together:
+        connection.stall(A, B, C, D)
+    else:
+        for packet in (A, B, C, D):
+            connection.stall(packet)
+    assert connection.lost == [lost, 4 * lost]
+    assert connection.queue.size == 10 - 4 * lost
+
+
+@pytest.mark.parametrize("hard", ["block", "error"])
+def test_limit_with_other_strategies(hard):
+    """At the limit nothing happens yet; one more message, or byte, is what counts."""
+    for connection in (Connection(hard=hard, messages=4), Connection(hard=hard, size=10)):
+        connection.stall(A, B, C, D)
+        assert connection.blocks == []
+        assert connection.closed is None
+        connection.publish(A)
+        assert connection.blocks == [False] * (hard == "block")
+        assert (connection.closed is CloseReason.QUEUE_FULL) == (hard == "error")
+
+
+def test_what_was_sent_makes_room():
+    """What the socket took no longer counts."""
+    connection = Connection(messages=2, size=5)
+    for _ in range(10):
+        connection.stall(B, C)
+        assert connection.drain() == [B, C]
+    connection.stall(B, C)
+    for _ in range(10):
+        assert len(connection.flush(1)) == 1
+        connection.publish(connection.delivered[-1])
+    assert connection.lost == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "sent", "room"),
+    [
+        # 8 messages of 4 bytes wait; the mark is a quarter of each limit.
+        (8, 1000, 5, False),
+        (8, 1000, 6, True),
+        (1000, 32, 5, False),
+        (1000, 32, 6, True),
+        (8, 36, 5, False),
+        (8, 32, 6, True),
+        (11, 32, 5, False),
+        (12, 47, 5, False),
+        (12, 1000, 4, False),
+        (1000, 48, 4, False),
+        (12, 48, 5, True),
+        (1000, 1000, 1, True),
+    ],
+)
+def test_low_water_mark(messages, size, sent, room):
+    """A queue has room again when a quarter of its limits, in messages and in bytes, is left in it or less."""
+    connection = Connection(messages=messages, size=size)
+    connection.stall(*[b"abcd"] * 8)
+    assert connection.lost == [0, 0]
+    assert connection.moves == []
+    connection.flush(sent)
+    assert connection.moves == [(room, False)]
+
+
+def test_moves():
+    """A queue tells of each flush that took something from what waited, and when it is empty; not of others."""
+    connection = Connection()
+    connection.publish(A, B, C)
+    connection.flush(1)  # what was sent had not waited
+    connection.flush(0)
+    assert connection.moves == []
+    connection.flush(1)
+    connection.drain()
+    assert connection.moves == [(True, False), (True, True)]
+
+
+# --- all queues together -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "lost"), [(10, 0), (9, 1)])
+def test_total_limit_of_one(limit, lost):
+    """One client alone may have the whole of the total limit, and not a byte more."""
+    connection = Connection(budget=SharedBudget(limit))
+    connection.stall(A, B, C, D)
+    assert connection.lost == [lost, 4 * lost]
+
+
+def test_fair_share():
+    """At the total limit who has more than a fair share loses; who has less is not punished, up to that share."""
+    budget = SharedBudget(100)
+    greedy, modest = (Connection(budget=budget, user=user) for user in "gm")
+    greedy.stall(*[b"x" * 10] * 12)
+    assert greedy.lost == [2, 20]
+    assert budget.bytes == 100
+    for _ in range(6):
+        modest.stall(b"y" * 10)
+    assert modest.queue.size == 50  # the limit by two users
+    assert modest.lost == [1, 10]
+    greedy.publish(b"z")
+    assert greedy.lost == [3, 21]
+    # Below the limit nobody is asked about shares.
+    assert greedy.flush(6)
+    assert budget.bytes == 90
+    modest.publish(b"y" * 10)
+    assert (modest.queue.size, budget.bytes) == (60, 100)
+    greedy.publish(b"z" * 10)  # 50 bytes with it: its share
+    assert (greedy.queue.size, budget.bytes) == (50, 110)
+    greedy.publish(b"z")
+    assert greedy.lost == [4, 22]
+
+
+def test_fair_share_to_the_byte():
+    """At the total limit a queue may reach its share exactly."""
+    for size, kept in ((50, True), (51, False)):
+        budget = SharedBudget(100)
+        greedy, modest = (Connection(budget=budget, user=user) for user in "gm")
+        greedy.stall(b"x" * 100)
+        modest.stall(b"y" * size)
+        assert (modest.queue.size == size) is kept
+
+
+def test_shares_go_by_users_then_clients():
+    """A user with many clients gets no more than one with few; clients without a queue do not count."""
+    budget = SharedBudget(120)
+    assert budget.share("a") == 120
+    several = [Connection(budget=budget, user="a") for _ in range(3)]
+    single = Connection(budget=budget, user="b")
+    idle = Connection(budget=budget, user="c")
+    idle.publish(A)
+    idle.drain()
+    for connection in (*several, single):
+        connection.stall(b"x")
+    assert budget.share("a") == 20
+    assert budget.share("b") == 60
+    assert budget.share("c") == 60  # before it has a queue, and with it a third of the limit
+    several[0].drain()
+    assert budget.share("a") == 30
+    for connection in several:
+        connection.drain()
+    assert budget.share("b") == 120
+    single.queue.abandon()
+    assert budget.share("b") == budget.share("a") == 120
+    assert budget.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("hard", "blocks", "closed"), [("block", [False], None), ("error", [], CloseReason.QUEUE_FULL)]
+)
+def test_total_limit_is_a_hard_limit(hard, blocks, closed):
+    """Past its share at the total limit a client is treated as at its own hard limit."""
+    connection = Connection(hard=hard, budget=SharedBudget(3))
+    connection.stall(A, B)
+    assert connection.blocks == []
+    connection.publish(A)
+    assert connection.blocks == blocks
+    assert connection.closed is closed
+
+
+# --- orders ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("orders", "delivered"),
+    [
+        ("queue", "pqrst"),
+        ("stack", "tsrqp"),
+        ("random", "tqspr"),
+        ("stack random", "tsqrp"),
+        ("stack queue random", "tqspr"),
+        ("random stack", "tsrqp"),
+        ("random queue", "pqrst"),
+        ("stack random queue", "pqrst"),
+        ("stack random queue stack random", "tsqrp"),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_orders(orders, delivered, when):
+    """The newest order counts, for what waits too; equal sizes keep the queue or stack order last chosen."""
+    connection = Connection()
+    if when == "before":
+        for order in orders.split():
+            connection.queue.arrange(ORDER[order])
+    connection.stall(b"p", b"qq", b"r", b"ss", b"ttt")
+    if when == "while":
+        for order in orders.split():
+            connection.queue.arrange(ORDER[order])
+            connection.flush(0)
+    assert "".join(chr(packet[0]) for packet in connection.drain()) == delivered
+
+
+def test_order_counts_for_what_waits_only():
+    """What can be sent at once goes in the order of arrival; only what a flush left behind is arranged."""
+    connection = Connection(order="stack")
+    connection.publish(A, B, C, D)
+    assert connection.flush(2) == [A, B]
+    assert connection.drain() == [D, C]
+
+
+@pytest.mark.parametrize(("order", "delivered"), [("stack", [C, E, D, B, A]), ("random", [E, D, C, B, A])])
+def test_new_messages_take_their_place(order, delivered):
+    """A message that comes while others wait is sent where its order puts it."""
+    connection = Connection(order=order)
+    connection.stall(A, B, D)
+    connection.publish(E, C)
+    assert connection.drain() == delivered
+
+
+@pytest.mark.parametrize("order", ORDER)
+def test_what_could_not_be_sent_keeps_its_place(order):
+    """Whatever the socket takes of a batch, what is left comes in the order in which it would have come."""
+    at_once, in_bits = Connection(order=order), Connection(order=order)
+    for connection in (at_once, in_bits):
+        connection.stall(B, A, C, A, B)
+        connection.queue.write(b"one")
+        connection.publish(D, B)
+        connection.queue.write(b"two")
+    at_once.drain()
+    for room in (1, 0, 2, 0, 1, 3, 2):
+        in_bits.flush(room)
+    assert in_bits.delivered == at_once.delivered
+    assert len(in_bits.delivered) == 9
+
+
+def test_a_change_of_order_costs_nothing_until_something_is_sent():
+    """Changes of the order alone do not make the server arrange what waits, however much that is."""
+    few, many = Connection(), Connection()
+    few.stall(A)
+    many.stall(*[A] * 1000)
+
+    def change(connection):
+        for order in ("stack", "random", "queue", "queue", "random"):
+            connection.queue.arrange(ORDER[order])
+
+    assert calls(change, many) == calls(change, few)
+    many.flush(1)
+    assert calls(many.flush, 1) < 500  # once arranged is enough
+
+
+def test_offers_cost_no_more_after_replies():
+    """Messages for a slow receiver are let in all at once where there is room, whatever replies it had before."""
+    plain, asked = Connection(), Connection()
+    asked.queue.write(b"reply")
+    asked.drain()
+    asked.queue.write(b"reply")
+    for connection in (plain, asked):
+        connection.stall(A)
+        assert connection.queue.is_congested
+    many = [B] * 100
+    assert calls(plain.queue.offer, many) == calls(asked.queue.offer, many) < 200
+
+
+@pytest.mark.parametrize("soft", ["queue", "block"])
+def test_what_is_kept_costs_by_the_batch(soft):
+    """To keep many messages for a slow receiver takes as many calls as to keep two."""
+    few, many = Connection(soft=soft), Connection(soft=soft)
+    for connection in (few, many):
+        connection.stall(A)
+    assert calls(few.queue.offer, [B] * 2) == calls(many.queue.offer, [B] * 200)
+
+
+def test_what_is_sent_costs_by_the_batch():
+    """To send a whole batch of messages that have waited takes as many calls as to send two of them."""
+    few, many = Connection(), Connection()
+    few.stall(*[A] * 20)
+    many.stall(*[A] * 200)
+    assert calls(few.flush, 2) == calls(many.flush, BATCH - 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "send", "pop"]), st.integers(0, 6)), max_size=60))
+def test_arrivals(steps):
+    """Packets in order of arrival are that, however they come and go; a message dropped leaves the replies."""
+    arrivals, expected, number = Arrivals(iter(())), [], 0
+    for step, count in steps:
+        if step == "push":
+            packets = [b"%d" % n if n % 3 else Reply(b"%d" % n) for n in range(number, number + count)]
+            number += count
+            arrivals.push(packets)
+            expected += packets
+        elif step == "send":
+            taken = arrivals.take(count + 1)
+            assert taken == expected[: count + 1]
+            sent = min(count, len(taken))
+            arrivals.done(sent)
+            del expected[:sent]
+        else:
+            message = next((packet for packet in expected if type(packet) is not Reply), None)
+            assert arrivals.pop_message() == message
+            if message is not None:
+                expected.remove(message)
+        assert len(arrivals) == len(expected)
+        assert list(arrivals) == expected
+
+
+def test_what_is_sent_is_let_go_of():
+    """A queue that is never empty keeps nothing of what was sent, so that its limit is one of memory too."""
+    arrivals = Arrivals(iter(()))
+    packets = [bytes(1000 + n) for n in range(10)]
+    arrivals.push(packets)
+    arrivals.done(4)
+    references = [sys.getrefcount(packet) for packet in packets]
+    assert references == [references[0]] * 4 + [references[0] + 1] * 6
+
+
+# --- replies -----------------------------------------------------------------------------------------------------
+
+
+def test_replies_in_order_of_arrival():
+    """Under order/queue a reply follows everything that was queued before it."""
+    connection = Connection()
+    connection.stall(A)
+    connection.queue.write(b"one")
+    connection.publish(B)
+    connection.queue.write(b"two")
+    assert connection.drain() == [A, b"one", B, b"two"]
+
+
+@pytest.mark.parametrize("order", ["stack", "random"])
+def test_replies_go_back_to_their_place(order):
+    """Who returns to order/queue gets replies and messages as they came, whatever came while another order counted."""
+    connection = Connection()
+    connection.stall(D)
+    connection.queue.write(b"one")
+    connection.queue.arrange(ORDER[order])
+    connection.flush(0)
+    connection.publish(C)
+    connection.queue.write(b"two")
+    connection.publish(A)
+    connection.queue.arrange(ORDER["queue"])
+    assert connection.drain() == [D, b"one", C, b"two", A]
+
+
+@pytest.mark.parametrize("order", ["stack", "random"])
+def test_replies_first(order):
+    """Under the other orders replies go first, in the order asked."""
+    connection = Connection(order=order)
+    connection.stall(E, D)
+    connection.queue.write(b"one")
+    connection.publish(C)
+    connection.queue.write(b"a longer one")
+    connection.queue.write(b"three")
+    assert connection.flush(1) == [b"one"]
+    assert connection.flush(1) == [b"a longer one"]
+    connection.queue.write(b"four")
+    assert connection.drain()[:2] == [b"three", b"four"]
+
+
+@pytest.mark.parametrize("soft", ["queue", "discard", "block"])
+@pytest.mark.parametrize("hard", HARD)
+@pytest.mark.parametrize("order", ORDER)
+def test_replies_are_never_lost(soft, hard, order):
+    """No strategy and no limit drops a reply, counts it or holds anybody back for it."""
+    connection = Connection(soft=soft, hard=hard, order=order, messages=1, size=1, budget=SharedBudget(1))
+    replies = [b"reply %d" % i for i in range(10)]
+    for reply in replies:
+        connection.queue.write(reply)
+        connection.flush(0)
+    assert connection.queue.replies == 10
+    assert (connection.queue.messages, connection.queue.size, connection.budget.bytes) == (0, 0, 0)
+    connection.stall(A)
+    assert connection.closed is None
+    assert [packet for packet in connection.drain() if packet != A] == replies
+    assert connection.queue.replies == 0
+    assert not connection.queue.is_congested
+
+
+def test_replies_of_a_first_batch():
+    """A reply among messages that were dropped is sent all the same, and in its place."""
+    connection = Connection(soft="discard")
+    connection.publish(A)
+    connection.queue.write(b"one")
+    connection.publish(B)
+    connection.stall()
+    assert connection.lost == [2, 3]
+    assert (len(connection.queue), connection.queue.replies) == (1, 1)
+    assert connection.drain() == [b"one"]
+
+
+def test_a_queue_of_replies_is_not_at_its_limit():
+    """Messages that come behind many replies find all of the room."""
+    connection = Connection(messages=2)
+    for i in range(10):
+        connection.queue.write(b"%d" % i)
+    connection.stall(A, B, C)
+    assert connection.lost == [1, 3]
+    assert connection.queue.replies == 10
+
+
+# --- packets that cannot be sent ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_congested", [True, False])
+def test_refused(is_congested):
+    """A message that the kernel will never take is dropped and counted, a reply is not; the connection goes on.
+
+    Who watches what is sent is told of neither.
+    """
+    connection = Connection()
+    seen: list[bytes] = []
+    connection.queue.watch = seen.extend
+    connection.publish(A, E)
+    connection.queue.write(b"reply")
+    connection.publish(B, C)
+    if is_congested:
+        connection.flush(0)
+    taken = connection.queue.take(BATCH)
+    assert taken == [A, E, b"reply", B, C]
+    assert connection.queue.refused(taken[1])
+    assert connection.queue.refused(taken[2])
+    connection.queue.done(taken, 4)
+    assert connection.lost == [1, 5]
+    assert seen == [A, B]
+    taken = connection.queue.take(BATCH)
+    connection.queue.done(taken, 0)
+    assert (connection.queue.messages, connection.queue.size, connection.queue.replies) == (1, 3, 0)
+    assert connection.budget.bytes == 3
+    assert connection.drain() == [C]
+    assert seen == [A, B, C]
+    connection.publish(E)
+    taken = connection.queue.take(1)
+    connection.queue.refused(taken[0])
+    connection.queue.watch = lambda packets: pytest.fail(f"told of {packets}")
+    connection.queue.done(taken, 1)
+    assert connection.lost == [2, 10]
+
+
+@pytest.mark.parametrize("is_congested", [True, False])
+def test_refused_then_lost(is_congested):
+    """A message that was refused before the connection broke is counted once."""
+    connection = Connection()
+    connection.publish(A, E)
+    connection.queue.write(b"reply")
+    connection.publish(B, C)
+    if is_congested:
+        connection.flush(0)
+    taken = connection.queue.take(4)
+    connection.queue.refused(taken[1])
+    connection.queue.refused(taken[2])
+    connection.queue.abandon(taken)
+    assert connection.lost == [4, 11]
+    assert connection.budget.bytes == connection.queue.messages == len(connection.queue) == 0
+    connection.publish(A)
+    connection.queue.abandon()
+    assert connection.lost == [5, 12]
+
+
+@pytest.mark.parametrize("order", ORDER)
+def test_abandon(order):
+    """What waits for one who is gone is dropped and counted, replies aside; the shared limit gets its bytes back."""
+    budget = SharedBudget()
+    connection = Connection(order=order, budget=budget)
+    connection.stall(A, B)
+    connection.queue.write(b"reply")
+    connection.queue.abandon()
+    assert connection.lost == [2, 3]
+    assert (connection.queue.messages, connection.queue.size, connection.queue.replies) == (0, 0, 0)
+    assert budget.bytes == 0
+    assert not connection.queue.is_congested
+    connection.publish(C, D)
+    connection.queue.write(b"reply")
+    connection.queue.abandon()
+    connection.queue.abandon()
+    assert connection.lost == [4, 10]
+    assert len(connection.queue) == 0
+    assert connection.drain() == []
+
+
+@pytest.mark.parametrize("order", ORDER)
+@pytest.mark.parametrize("is_congested", [True, False])
+def test_abandon_what_was_taken(order, is_congested):
+    """What was taken and could not be sent is dropped and counted once, with what waits behind it."""
+    connection = Connection(order=order)
+    connection.publish(A, B, C)
+    if is_congested:
+        connection.flush(0)
+    taken = connection.queue.take(2)
+    assert len(taken) == 2
+    connection.queue.abandon(taken)
+    assert connection.lost == [3, 6]
+    assert len(connection.queue) == 0
+    assert connection.budget.bytes == 0
+
+
+# --- strategies and orders of others -----------------------------------------------------------------------------
+
+
+@implementer(ISoftStrategy, IHardStrategy)
+class Asked:
+    """A strategy that answers what the test wants, and remembers what it was asked."""
+
+    selector = b"blocking/soft/asked"
+    always = None
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        self.verdicts = list(verdicts)
+        self.asked: list[bytes] = []
+
+    def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
+        self.asked.append(packet)
+        return self.verdicts.pop(0)
+
+
+@implementer(ISoftStrategy, IHardStrategy)
+class DropOldest:
+    """Makes room by dropping what would be sent next; if that is not enough, drops the message."""
+
+    selector = b"blocking/hard/oldest"
+    always = None
+
+    def __init__(self, size: int, verdict: Verdict = Verdict.KEEP) -> None:
+        self.size = size
+        self.verdict = verdict
+
+    def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
+        while queue.size + len(packet) > self.size and queue.drop_next():
+            pass
+        return self.verdict
+
+
+def test_soft_strategy_of_others():
+    """A strategy that has to be asked is asked about each message that waits, and obeyed."""
+    strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
+    connection = Connection()
+    connection.queue.choose(soft=strategy)
+    assert connection.queue.may_hold_back
+    connection.publish(A, B)
+    connection.queue.write(b"reply")
+    connection.stall(C)
+    assert strategy.asked == [A, B, C]
+    assert connection.lost == [1, 2]
+    assert connection.blocks == [True]
+    assert len(connection.queue) == 3
+    connection.publish(D)
+    assert connection.closed is CloseReason.SOCKET_FULL
+    assert connection.lost == [4, 10]
+
+
+def test_hard_strategy_of_others():
+    """A hard strategy is asked at the limit only; what it says to keep is kept past it."""
+    strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
+    connection = Connection(messages=1)
+    connection.queue.choose(hard=strategy)
+    assert connection.queue.may_hold_back
+    connection.stall(A, B, C, D)
+    assert strategy.asked == [B, C, D]
+    assert connection.queue.messages == 3
+    assert connection.lost == [1, 3]
+    assert connection.blocks == [False]
+    connection.publish(E)
+    assert connection.closed is CloseReason.QUEUE_FULL
+    assert connection.lost == [5, 15]
+
+
+def test_hard_strategy_is_not_asked_for_nothing():
+    """Toward publishers that soft/block may not hold back the hard strategy does not count, so it is not asked."""
+    strategy = Asked()
+    connection = Connection(soft="block", messages=1)
+    connection.queue.choose(hard=strategy)
+    connection.may_block = False
+    connection.stall(A, B)
+    assert connection.lost == [1, 2]
+    assert strategy.asked == []
+
+
+@pytest.mark.parametrize(("order", "kept"), [("queue", [C, D]), ("stack", [D, B, A]), ("random", [D, B, A])])
+def test_drop_next(order, kept):
+    """A strategy can make room by dropping what would be sent next, in any order; replies stay."""
+    connection = Connection(messages=3)
+    connection.queue.choose(hard=DropOldest(7))
+    connection.stall(A, B, C)
+    connection.queue.write(b"reply")
+    connection.queue.arrange(ORDER[order])
+    connection.publish(D)
+    assert connection.lost[0] + connection.queue.messages == 4
+    assert connection.queue.size == sum(map(len, kept)) == connection.budget.bytes
+    assert [packet for packet in connection.drain() if packet != b"reply"] == kept
+    assert not connection.queue.drop_next()
+
+
+@pytest.mark.parametrize("order", ORDER)
+def test_drop_next_of_nothing_but_replies(order):
+    """Where only replies wait there is nothing to drop."""
+    connection = Connection(order=order)
+    connection.queue.write(b"reply")
+    connection.stall()
+    assert not connection.queue.drop_next()
+    assert connection.drain() == [b"reply"]
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_all_is_dropped(kind):
+    """If a strategy drops all that waits and the new message too, the queue waits no more, and nobody for it."""
+    connection = Connection(messages=2)
+    connection.stall(A, B)
+    connection.queue.choose(**{kind: DropOldest(0, Verdict.DROP)})
+    connection.publish(C)
+    assert connection.lost == [3, 6]
+    assert not connection.queue.is_congested
+    assert connection.moves == [(True, True)]
+    connection.publish(D)
+    assert connection.drain() == [D]
+
+
+def test_order_of_others():
+    """An order that was added is told of the arrival, the size and the order chosen before; lowest goes first."""
+
+    @implementer(IQueueOrder)
+    class Shortest:
+        selector = b"order/shortest"
+        newestFirst = None
+        arrival = False
+
+        def rank(self, arrival: int, size: int, newest_first: bool) -> Any:
+            seen.append((arrival, size, newest_first))
+            return size
+
+    seen: list[tuple[int, int, bool]] = []
+    connection = Connection(order="stack")
+    connection.queue.arrange(Shortest())
+    connection.stall(C, A, b"c" * 3, B)
+    assert connection.drain() == [A, B, C, b"c" * 3]  # equal ranks in order of arrival
+    assert seen == [(1, 3, True), (2, 1, True), (3, 3, True), (4, 2, True)]
+
+
+# --- everything at once, against a simple model ------------------------------------------------------------------
+
+
+class Model:
+    """What one queue must do, in the plainest way: a list, searched from end to end for whatever is next."""
+
+    def __init__(self, connection: Connection, user: str, messages: int, size: int) -> None:
+        self.connection = connection
+        self.user = user
+        self.limit_messages = messages
+        self.limit_size = size
+        self.published: list[bytes] = []
+        self.pending: list[bytes] = []
+        self.waiting: list[bytes] | None = None
+        self.soft, self.hard, self.order, self.newest_first = "queue", "discard", "queue", False
+        self.delivered: list[bytes] = []
+        self.lost: list[bytes] = []
+        self.blocks: list[bool] = []
+        self.moves: list[tuple[bool, bool]] = []
+        self.closed = False
+
+    @property
+    def messages(self) -> list[bytes]:
+        return [packet for packet in self.waiting or () if not packet.startswith(b"R")]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.messages))
+
+    def next(self) -> bytes:
+        """What is sent first of what waits."""
+        assert self.waiting is not None
+        if self.order == "queue":
+            return self.waiting[0]
+        replies = [packet for packet in self.waiting if packet.startswith(b"R")]
+        if replies:
+            return replies[0]
+        largest = max(map(len, self.waiting)) if self.order == "random" else 0
+        candidates = [packet for packet in self.waiting if len(packet) >= largest]
+        return candidates[-1 if self.newest_first else 0]
+
+
+class FloodMachine(RuleBasedStateMachine):
+    """Several receivers of two users, and all that can happen to them.
+
+    Published is what was delivered, what was counted as dropped and what waits, always; and all of
+    it is exactly what the model says, in its order.
+    """
+
+    @initialize(
+        total=st.sampled_from((20, 60, 10_000)), messages=st.integers(1, 6), size=st.sampled_from((8, 30, 10_000))
+    )
+    def start(self, total, messages, size):
+        self.budget = SharedBudget(total)
+        self.number = 0
+        self.limits = messages, size
+        self.models = [self.connect(user) for user in "aab"]
+
+    def connect(self, user):
+        messages, size = self.limits
+        connection = Connection(messages=messages, size=size, budget=self.budget, user=user)
+        return Model(connection, user, messages, size)
+
+    # --- the model ---
+
+    def lacks_room(self, model, packet):
+        waiting = [m for m in self.models if m.waiting is not None]
+        total = sum(m.size for m in waiting)
+        users = len({m.user for m in waiting})
+        clients = sum(m.user == model.user for m in waiting)
+        share = self.budget.limit // (users * clients)
+        return (
+            len(model.messages) >= model.limit_messages
+            or model.size + len(packet) > model.limit_size
+            or (total + len(packet) > self.budget.limit and model.size + len(packet) > share)
+        )
+
+    def admit(self, model, packet, may):
+        if model.closed:
+            model.lost.append(packet)
+        elif packet.startswith(b"R"):
+            model.waiting.append(packet)
+        elif model.soft == "discard":
+            model.lost.append(packet)
+        elif model.soft == "error":
+            self.close(model, packet)
+        elif model.soft == "block" and may:
+            model.waiting.append(packet)
+            model.blocks.append(True)
+        elif not self.lacks_room(model, packet):
+            model.waiting.append(packet)
+        elif model.soft == "queue" and model.hard == "error":
+            self.close(model, packet)
+        elif model.soft == "queue" and model.hard == "block" and may:
+            model.waiting.append(packet)
+            model.blocks.append(False)
+        else:
+            model.lost.append(packet)
+
+    def close(self, model, packet):
+        model.closed = True
+        model.lost += [*model.messages, packet]
+        model.waiting = None
+
+    def flush_model(self, model, room, may):
+        if model.waiting is None:
+            sent, left = model.pending[:room], model.pending[room:]
+            model.pending = []
+            model.delivered += sent
+            if left:
+                model.waiting = []
+                for packet in left:
+                    if not (model.closed and packet.startswith(b"R")):
+                        self.admit(model, packet, may)
+                if not model.closed and not model.waiting:
+                    model.waiting = None
+                    model.moves.append((True, True))
+            return
+        sent = 0
+        while room and model.waiting:
+            packet = model.next()
+            model.waiting.remove(packet)
+            model.delivered.append(packet)
+            room -= 1
+            sent += 1
+        if sent:
+            room_again = len(model.messages) <= model.limit_messages // 4 and model.size <= model.limit_size // 4
+            model.moves.append((room_again, not model.waiting))
+            if not model.waiting:
+                model.waiting = None
+
+    # --- what happens ---
+
+    def packet(self, prefix, size):
+        self.number += 1
+        # A number that falls, so that no order by content can pass for the order of arrival.
+        return (b"%b%05d" % (prefix, 99_999 - self.number)).ljust(size, b".")
+
+    @rule(who=st.integers(0, 2), sizes=st.lists(st.integers(6, 9), min_size=1, max_size=5), may=st.booleans())
+    def publish(self, who, sizes, may):
+        model = self.models[who]
+        packets = [self.packet(b"M", size) for size in sizes]
+        model.published += packets
+        model.connection.may_block = may
+        model.connection.publish(*packets)
+        if model.waiting is None:
+            model.pending += packets
+        else:
+            for packet in packets:
+                self.admit(model, packet, may)
+        self.replace_closed(who)
+
+    @rule(who=st.integers(0, 2))
+    def reply(self, who):
+        model = self.models[who]
+        packet = self.packet(b"R", 0)
+        model.published.append(packet)
+        model.connection.queue.write(packet)
+        (model.pending if model.waiting is None else model.waiting).append(packet)
+
+    @rule(who=st.integers(0, 2), room=st.sampled_from((0, 0, 1, 2, 3, 50)), may=st.booleans())
+    def flush(self, who, room, may):
+        model = self.models[who]
+        model.connection.may_block = may
+        model.connection.flush(room)
+        self.flush_model(model, room, may)
+        self.replace_closed(who)
+
+    @rule(who=st.integers(0, 2), soft=st.sampled_from(list(SOFT)))
+    def choose_soft(self, who, soft):
+        self.models[who].soft = soft
+        self.models[who].connection.queue.choose(soft=SOFT[soft])
+
+    @rule(who=st.integers(0, 2), hard=st.sampled_from(list(HARD)))
+    def choose_hard(self, who, hard):
+        self.models[who].hard = hard
+        self.models[who].connection.queue.choose(hard=HARD[hard])
+
+    @rule(who=st.integers(0, 2), order=st.sampled_from(list(ORDER)))
+    def arrange(self, who, order):
+        model = self.models[who]
+        model.order = order
+        if order != "random":
+            model.newest_first = order == "stack"
+        model.connection.queue.arrange(ORDER[order])
+
+    @rule(who=st.integers(0, 2))
+    def vanish(self, who):
+        model = self.models[who]
+        model.connection.queue.abandon()
+        model.lost += [packet for packet in model.pending + (model.waiting or []) if not packet.startswith(b"R")]
+        model.pending, model.waiting = [], None
+        self.check(model)
+        self.models[who] = self.connect(model.user)
+
+    def replace_closed(self, who):
+        model = self.models[who]
+        assert (model.connection.closed is not None) == model.closed
+        if model.closed:
+            assert model.connection.closed in (CloseReason.SOCKET_FULL, CloseReason.QUEUE_FULL)
+            self.check(model)
+            self.models[who] = self.connect(model.user)
+
+    # --- what must hold ---
+
+    def check(self, model):
+        connection, queue = model.connection, model.connection.queue
+        assert connection.delivered == model.delivered
+        assert connection.lost == [len(model.lost), sum(map(len, model.lost))]
+        assert queue.is_congested == connection.is_congested == (model.waiting is not None)
+        assert len(queue) == len(model.pending) + len(model.waiting or ())
+        assert (queue.messages, queue.size) == (len(model.messages), model.size)
+        assert queue.replies == len(model.waiting or ()) - len(model.messages)
+        # Once for a batch is as good as once for each of its messages.
+        assert [held for held, _ in groupby(connection.blocks)] == [held for held, _ in groupby(model.blocks)]
+        assert connection.moves == model.moves
+        if not model.closed:
+            messages = [p for p in model.published if p.startswith(b"M")]
+            delivered = [p for p in connection.delivered if p.startswith(b"M")]
+            waiting = len([p for p in model.pending if p.startswith(b"M")]) + queue.messages
+            assert len(messages) == len(delivered) + connection.lost[0] + waiting
+
+    @invariant()
+    def as_the_model_says(self):
+        for model in self.models:
+            self.check(model)
+        assert self.budget.bytes == sum(model.size for model in self.models)
+
+    def teardown(self):
+        for model in getattr(self, "models", ()):
+            model.connection.drain()
+            self.flush_model(model, 1 << 30, True)
+            self.check(model)
+            replies = [p for p in model.published if p.startswith(b"R")]
+            assert [p for p in model.delivered if p.startswith(b"R")] == replies
+            assert not model.connection.queue.is_congested
+        if hasattr(self, "models"):
+            assert self.budget.bytes == 0
+            assert self.budget.share("a") == self.budget.limit
+
+
+TestFlood = FloodMachine.TestCase
+TestFlood.settings = settings(max_examples=150, stateful_step_count=40)

@@ -1,0 +1,352 @@
+"""Every single thing that the disk can refuse: nothing is lost by it, and what was refused can be done again."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+from contextlib import suppress
+
+import pytest
+
+from sbus.errors import JournalError
+from sbus.journal.layout import Segment
+from sbus.journal.reader import JournalReader, Slice, read
+from sbus.journal.schema import Kind
+from sbus.journal.segment import SegmentWriter
+from sbus.journal.verify import verify
+from sbus.journal.writer import Journal
+from tests.support.faults import Crash, FaultyDisk, let_go
+from tests.support.journals import Clock, messages, rows
+
+SCRIPT = ["append", "sync", "append", "sync", "roll", "append", "append", "sync", "append"]
+
+
+def play(directory, disk):
+    """Record by the script, on a disk that fails now and then; what was promised must be there after a power cut."""
+    written, promised, failures = [], 0, 0
+
+    def insist(call):
+        nonlocal failures
+        while True:
+            try:
+                return call()
+            except OSError:
+                failures += 1
+                assert failures < 30
+
+    journal = insist(lambda: Journal.open(directory, clock=Clock(), warn=lambda text: None))
+    for number, name in enumerate(SCRIPT):
+        if name == "append":
+            batch = [(b"key", b"%d-%d" % (number, n)) for n in range(3)]
+            insist(lambda batch=batch: journal.append(batch))
+            written += batch
+        else:
+            insist(getattr(journal, name))
+            promised = len(written)
+            assert JournalReader(directory).end() == promised
+        assert journal.next_seq == len(written)
+        assert journal.unsynced_rows <= len(written) - promised
+    disk.work_again()
+    let_go(directory)
+    disk.cut_power(lambda count: 1)  # names and bytes that were not synced are gone
+    with Journal.open(directory, warn=lambda text: None):
+        assert promised <= JournalReader(directory).end() <= len(written)
+    found = messages(directory)
+    assert found == written[: len(found)]
+    problems: list[str] = []
+    for verified in verify(directory, problems.append):
+        problems += verified.problems
+    assert problems == []
+    return failures
+
+
+@pytest.mark.parametrize("names", [("pwrite",), ("fdatasync", "fsync"), ()])
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_step(tmp_path, names, count):
+    """Whichever step fails, once or thrice, in part or wholly: after it all goes on as if nothing had happened."""
+    for first in itertools.count(0, count):
+        disk = FaultyDisk()
+        disk.part = first * 37 % 256
+        with disk():
+            disk.fail_from(first, count, *names, error=errno.EIO if "fsync" in names else errno.ENOSPC)
+            failures = play(tmp_path / "j", disk)
+        shutil.rmtree(tmp_path / "j")
+        if not failures:
+            break
+    assert first > 10
+
+
+def test_closing_twice(tmp_path):
+    """A journal that could not be closed lets go of its lock all the same, and what was synced stays."""
+    disk = FaultyDisk()
+    with disk():
+        journal = Journal.open(tmp_path)
+        journal.append([(b"k", b"1")])
+        journal.sync()
+        disk.fail_from(0, 100)
+        with pytest.raises(OSError, match="No space left"):
+            journal.close()
+        journal.close()
+        disk.work_again()
+        with Journal.open(tmp_path) as again:
+            assert again.ended == "crash"
+            assert messages(tmp_path) == [(b"k", b"1")]
+
+
+def lose(disk, journal):
+    """A sync fails, and of what was to be synced the kernel has dropped the last pages."""
+    disk.fail_from(0, 1, "fdatasync", error=errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.sync()
+    (segment,) = JournalReader(journal.directory).segments()
+    with open(segment.path(), "r+b") as file:
+        file.seek(-500, os.SEEK_END)
+        file.write(bytes(500))
+
+
+def half_safe(directory, clock):
+    """A journal with a row that is safe, and two batches of three that are not, a second apart."""
+    journal = Journal.open(directory, clock=clock)
+    journal.append([(b"k", b"1")])
+    journal.sync()
+    for _ in range(2):
+        clock.time += 1_000_000
+        journal.append([(b"k", b"2")] * 3)
+    return journal
+
+
+def test_lost_pages(tmp_path):
+    """If the kernel has dropped what it could not write, a row tells how many rows are lost, and since when."""
+    disk = FaultyDisk()
+    clock = Clock()
+    with disk():
+        journal = half_safe(tmp_path, clock)
+        clock.time += 1_000_000
+        lose(disk, journal)
+        journal.append([(b"k", b"3")])
+        journal.sync()
+        found = rows(tmp_path)
+        assert [(row["seq"], row["kind"], row["payload"]) for row in found if row["kind"] == "message"] == [
+            (0, "message", b"1"),
+            (1, "message", b"2"),
+            (2, "message", b"2"),
+            (3, "message", b"2"),
+            (5, "message", b"3"),
+        ]
+        assert found[4]["kind"] == Kind.FULL
+        assert found[4]["payload"] == (
+            b'{"since": 1700000001000000, "reason": "the disk has lost what was written to it", "lost": 3}'
+        )
+        journal.close()
+
+
+def test_lost_pages_again(tmp_path):
+    """If more is lost before that could be told, the row tells of all of it; and times do not go back behind it."""
+    disk = FaultyDisk()
+    clock = Clock()
+    with disk():
+        journal = half_safe(tmp_path, clock)
+        came = clock.time
+        clock.time += 500_000
+        lose(disk, journal)
+        lose(disk, journal)
+        journal.append([(b"k", b"3")], came)
+        journal.close()
+    found = rows(tmp_path)
+    assert [row["payload"] for row in found] == [
+        b"1",
+        b'{"since": 1700000000000000, "reason": "the disk has lost what was written to it", "lost": 6}',
+        b"3",
+    ]
+    assert [row["time"] for row in found] == sorted(row["time"] for row in found)
+    assert [verified.problems for verified in verify(tmp_path, pytest.fail)] == [[], []]
+
+
+def test_full_file_system(tmp_path):
+    """A journal that may not grow any more goes on when it may: each append is refused wholly, or done."""
+    resource = pytest.importorskip("resource")
+    directory = tmp_path / "j"
+    appended = []
+    child = os.fork()
+    if not child:
+        # Signals and limits are the process's own, so it is not this one that gets them.
+        status = 1
+        try:
+            import signal
+
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            journal = Journal.open(directory, warn=lambda text: None)
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_001, before[1]))
+            refused = 0
+            for n in range(40):
+                batch = [(b"k", b"%d" % n * 100)] * 3
+                try:
+                    journal.append(batch)
+                    appended += batch
+                except OSError:
+                    refused += 1
+                if n == 30:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            journal.close()
+            assert refused > 5
+            assert messages(directory) == appended
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_remains_of_a_refused_batch(tmp_path):
+    """What is left of a batch that was refused, when it could not even be cut off, does no harm to others."""
+    disk = FaultyDisk()
+    with disk():
+        journal = Journal.open(tmp_path)
+        journal.append([(b"k", b"1")])
+        disk.part = 255
+        disk.fail_from(1, 100, "pwrite", "ftruncate")
+        with pytest.raises(OSError, match="No space left"):
+            journal.append([(b"k", bytes(5000))])
+        disk.work_again()
+        journal.append([(b"k", b"2")])
+        journal.close()
+    assert messages(tmp_path) == [(b"k", b"1"), (b"k", b"2")]
+    assert [found.problems for found in verify(tmp_path, pytest.fail)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "at", "lost"), [(".arrows", 2000, {2, 3}), (".arrows", -1, {4, 5}), (".idx", 70, {0, 1, 2, 3, 4, 5})]
+)
+def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
+    """What was safe is not cut off if it is damaged later: numbers are not used twice, and it can be read around it."""
+    journal = Journal.open(tmp_path)
+    for n in range(3):
+        journal.append([(b"k", b"%d" % n)] * 2)
+    journal.sync()
+    (segment,) = JournalReader(tmp_path).segments()
+    let_go(tmp_path)
+    with open(segment.path(suffix), "r+b") as file:
+        file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes((byte ^ 1,)))
+    told: list[str] = []
+    with Journal.open(tmp_path, warn=told.append) as again:
+        assert again.next_seq == 6
+        again.append([(b"k", b"new")])
+    readable: set[int] = set()
+    for seq in range(7):
+        try:
+            readable.update(row["seq"] for row in rows(tmp_path, seq, seq + 1))
+        except JournalError:
+            pass
+    assert readable == set(range(7)) - lost
+    assert any(found.problems for found in verify(tmp_path, told.append))
+
+
+def flip(path):
+    with open(path, "r+b") as file:
+        file.seek(-30, os.SEEK_END)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes((byte ^ 1,)))
+
+
+@pytest.mark.parametrize(
+    ("harm", "is_read"),
+    [
+        (flip, False),
+        (lambda path: os.truncate(path, os.path.getsize(path) - 1), False),
+        (lambda path: os.truncate(path, os.path.getsize(path) - 64), False),
+        (lambda path: os.truncate(path, os.path.getsize(path) - 128), True),  # the sync record before it is the last
+        (lambda path: os.truncate(path, 0), False),
+    ],
+    ids=["byte", "cut", "record", "sync", "all"],
+)
+def test_damage_to_the_end_of_an_index(tmp_path, harm, is_read):
+    """A closed segment that does not tell any more how far it goes is not gone on behind: no number is used twice."""
+    with Journal.open(tmp_path) as journal:
+        for n in range(3):
+            journal.append([(b"k", b"%d" % n)] * 2)
+            journal.sync()
+    (segment,) = JournalReader(tmp_path).segments()
+    harm(segment.path(".idx"))
+    with pytest.raises(JournalError, match=r"\.idx: .*restore it from a copy"):
+        Journal.open(tmp_path)
+    if not is_read:
+        with pytest.raises(JournalError, match=r"\.idx: .*restore it from a copy"):
+            list(read(Slice(segment, journal.id, 0, 6)))
+    assert any(found.problems for found in verify(tmp_path, pytest.fail))
+
+
+def test_nothing_but_a_segment_without_rows(tmp_path):
+    """Numbers go on where a segment without rows begins, even if all before it are gone."""
+    clock = Clock()
+    journal = Journal.open(tmp_path, clock=clock)
+    journal.append([(b"k", b"1")] * 5)
+    journal.roll()
+    (oldest,) = JournalReader(tmp_path).segments()
+    clock.time += 1_000_000
+    journal.append([(b"k", b"2")])
+    newest = JournalReader(tmp_path).segments()[-1]
+    let_go(tmp_path)
+    os.truncate(newest.path(), 0)
+    for suffix in (".arrows", ".idx", ".json"):
+        os.unlink(oldest.path(suffix))
+    clock.time -= 10_000_000
+    with Journal.open(tmp_path, clock=clock, warn=lambda text: None) as again:
+        assert (again.next_seq, again.ended) == (5, "crash")
+        again.append([(b"k", b"3")])
+    (found,) = rows(tmp_path)
+    assert found["seq"] == 5
+    assert JournalReader(tmp_path).segments()[0].first_time >= newest.first_time
+
+
+def test_a_segment_without_rows_that_is_left_is_no_problem(tmp_path):
+    """Whoever could not remove it goes on at the same row, and says nothing is wrong; the next who opens removes it."""
+    clock, disk = Clock(), FaultyDisk()
+    with Journal.open(tmp_path, clock=clock) as journal:
+        empty = Segment(journal.directory, 0, clock.time, closed=False)
+        SegmentWriter.create(empty, journal.id, 0o600).abandon()
+    clock.time += 1_000_000
+    with disk():
+        disk.fail_from(0, 100, "unlink")
+        with Journal.open(tmp_path, clock=clock) as journal:
+            journal.append([(b"key", b"1")])
+            journal.sync()
+            disk.work_again()
+            assert len(JournalReader(tmp_path).segments()) == 2
+            assert [found.problems for found in verify(tmp_path, pytest.fail)] == [[], []]
+    Journal.open(tmp_path).close()
+    assert messages(tmp_path) == [(b"key", b"1")]
+    assert len(JournalReader(tmp_path).segments()) == 1
+
+
+def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):
+    """What a crash has left of a segment that had only begun keeps nobody from going on behind the one before it."""
+    with Journal.open(tmp_path) as journal:
+        journal.append([(b"key", b"1")])
+    disk = FaultyDisk()
+    for step in itertools.count():
+        journal = Journal.open(tmp_path)
+        with disk():
+            disk.crash_at(step)
+            try:
+                journal.append([(b"key", b"2")])
+            except Crash:
+                pass
+            disk.work_again()
+        let_go(tmp_path)
+        if journal.next_seq == 2:
+            break
+        with disk():
+            disk.fail_from(0, 100, "unlink")
+            with suppress(OSError):  # where a part of it is left, that is said; it may be tried again
+                Journal.open(tmp_path).close()
+            disk.work_again()
+    assert step > 3
+    with Journal.open(tmp_path) as journal:
+        journal.append([(b"key", b"3")])
+    assert messages(tmp_path) == [(b"key", b"1"), (b"key", b"2"), (b"key", b"3")]

@@ -1,0 +1,72 @@
+"""One process writes a journal and dies at any moment; others read it all the while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sbus.errors import JournalLocked
+from sbus.journal.reader import JournalReader
+from sbus.journal.verify import verify
+from sbus.journal.writer import Journal
+from tests.support.journals import rows
+
+TIMEOUT = 20.0
+WRITER = """
+import sys
+from sbus.journal.writer import Journal
+journal = Journal.open(sys.argv[1], segment_bytes=30000, warn=print)
+while True:
+    for _ in range(3):
+        first = journal.next_seq
+        journal.append([(b"k", b"%d" % seq) for seq in range(first, first + 7)])
+    journal.sync()
+    print(journal.next_seq, flush=True)
+"""
+
+
+def test_killed(tmp_path):
+    """Readers see rows without holes while it writes; what it has synced is there after it was killed."""
+    safe = 0
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            safe = int(writer.stdout.readline())
+            end = safe
+            until, before = time.monotonic() + 0.3, len(JournalReader(tmp_path).segments())
+            while time.monotonic() < until or len(JournalReader(tmp_path).segments()) < before + 2:
+                assert time.monotonic() < until + TIMEOUT
+                start, end = end, JournalReader(tmp_path).end()
+                assert [(row["seq"], row["payload"]) for row in rows(tmp_path, start, end)] == [
+                    (seq, b"%d" % seq) for seq in range(start, end)
+                ]
+            writer.kill()
+            promised = writer.stdout.read().split(b"\n")
+            safe = max([safe, end, *map(int, filter(None, promised[:-1]))])
+        assert len(rows(tmp_path)) >= safe
+    with Journal.open(tmp_path) as journal:
+        assert journal.ended == "crash"
+        assert journal.next_seq >= safe
+    assert [row["payload"] for row in rows(tmp_path)] == [b"%d" % seq for seq in range(journal.next_seq)]
+    assert len(JournalReader(tmp_path).segments()) > 4
+    problems: list[str] = []
+    for found in verify(tmp_path, problems.append):
+        problems += found.problems
+    assert problems == []
+
+
+def test_two_writers(tmp_path):
+    """A second writer is refused for as long as the first one lives, however that one ends."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout
+        writer.stdout.readline()
+        with pytest.raises(JournalLocked, match=f"process {writer.pid} writes this journal: stop it"):
+            Journal.open(tmp_path)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        Journal.open(tmp_path).close()

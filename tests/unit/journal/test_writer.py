@@ -1,0 +1,374 @@
+"""The journal as those see it who write and read it, when nothing goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+import struct
+import zlib
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from sbus.errors import JournalError, JournalLocked
+from sbus.journal.layout import list_segments
+from sbus.journal.reader import JournalReader, Slice, find_journals, read
+from sbus.journal.schema import Kind, schema
+from sbus.journal.writer import Journal
+from tests.support.journals import Clock, messages, rows
+
+SOME = [(b"a/b", b"1"), (b"a/c", b"2"), (b"\xff", b"\0\1")]
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def journal(tmp_path, clock):
+    with_clock = Journal.open(tmp_path / "j", clock=clock)
+    yield with_clock
+    with_clock.close()
+
+
+class TestWriting:
+    def test_rows(self, journal, clock):
+        """What was appended is read as it was, each row with its seq, time and kind."""
+        journal.mark(Kind.START, {"patterns": ["a/"]})
+        clock.time += 1_500_000
+        journal.append(SOME)
+        journal.sync()
+        found = rows(journal.directory)
+        assert [row["seq"] for row in found] == [0, 1, 2, 3]
+        assert [row["kind"] for row in found] == ["start", "message", "message", "message"]
+        assert {row["journal"] for row in found} == {journal.id}
+        assert (found[0]["key"], json.loads(found[0]["payload"])) == (b"", {"patterns": ["a/"]})
+        assert [(row["key"], row["payload"]) for row in found[1:]] == SOME
+        started = datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+        assert [(row["time"] - started).total_seconds() for row in found] == [0, 1.5, 1.5, 1.5]
+
+    def test_unsynced(self, journal):
+        """Readers see nothing before it is synced."""
+        journal.append(SOME)
+        reader = JournalReader(journal.directory)
+        assert (reader.end(), journal.next_seq, journal.unsynced_rows) == (0, 3, 3)
+        journal.sync()
+        assert (reader.end(), journal.unsynced_rows) == (3, 0)
+
+    def test_nothing(self, journal):
+        """Appending no messages appends nothing, and there is nothing to be synced or closed."""
+        journal.append([])
+        journal.sync()
+        journal.roll()
+        reader = JournalReader(journal.directory)
+        assert (reader.segments(), reader.start(), reader.end(), reader.plan(0, 0)) == ([], 0, 0, [])
+
+    def test_times(self, journal, clock):
+        """Each message may have a time of its own, but none goes back."""
+        journal.append(SOME, [clock.time + 5, clock.time + 3, clock.time + 8])
+        journal.append(SOME, clock.time)
+        journal.sync()
+        times = [row["time"].microsecond for row in rows(journal.directory)]
+        assert times == [5, 5, 8, 8, 8, 8]
+
+    def test_clock(self, tmp_path, clock):
+        """That the clock went back by more than a second is said once, and times stand still until it has caught up."""
+        told: list[str] = []
+        journal = Journal.open(tmp_path, clock=clock, warn=told.append)
+        for step in (0, -999_999, -60_000_000, -50_000_000, 1):
+            clock.time = 1_700_000_000_000_000 + step
+            journal.append(SOME[:1])
+        journal.close()
+        assert told == ["the clock went back by 60 s: until it has caught up, rows have the last time"]
+        assert [row["time"].microsecond for row in rows(tmp_path)] == [0, 0, 0, 0, 1]
+
+    def test_clock_was_ahead(self, tmp_path, clock, monkeypatch):
+        """A segment that was begun in the future is closed by the time that has passed since, silent bus or not."""
+        passed = 0.0
+        monkeypatch.setattr("sbus.journal.writer.monotonic", lambda: passed)
+        journal = Journal.open(tmp_path, clock=clock, segment_seconds=10, warn=lambda text: None)
+        journal.append([(b"k", b"")])
+        clock.time -= 86_400_000_000
+        passed = 9.9
+        journal.append([(b"k", b"")])
+        journal.sync()
+        assert journal.closed == 0
+        passed = 10.0
+        journal.sync()
+        assert journal.closed == 1
+        journal.append([(b"k", b"")])
+        passed = 20.0
+        journal.append([(b"k", b"")])
+        assert journal.closed == 2
+        journal.close()
+
+    def test_segments(self, tmp_path, clock):
+        """Segments are closed by size, by age (also of a silent bus), and on demand."""
+        journal = Journal.open(tmp_path, clock=clock, segment_bytes=5000, segment_seconds=10)
+        reader = JournalReader(tmp_path)
+        for _ in range(2):
+            journal.append([(b"k", bytes(3000))])
+        assert len(reader.segments()) == 2
+        clock.time += 10_000_000
+        journal.append(SOME)
+        assert len(reader.segments()) == 3
+        clock.time += 9_999_999
+        journal.sync()
+        assert [segment.closed for segment in reader.segments()] == [True, True, False]
+        clock.time += 1
+        journal.sync()
+        assert [segment.closed for segment in reader.segments()] == [True, True, True]
+        journal.append(SOME)
+        journal.roll()
+        assert [(segment.first_seq, segment.closed) for segment in reader.segments()] == [
+            (0, True),
+            (1, True),
+            (2, True),
+            (5, True),
+        ]
+        assert len(rows(tmp_path)) == 8
+        journal.close()
+
+    def test_summary(self, journal, clock):
+        """The summary of a closed segment tells its rows, times, kinds and keys."""
+        journal.mark(Kind.START, {})
+        clock.time += 7
+        journal.append([*SOME, (b"a\\", b"")])
+        journal.close()
+        (segment,) = JournalReader(journal.directory).segments()
+        with open(segment.path(".json")) as file:
+            told = json.load(file)
+        assert told == {
+            "first_seq": 0,
+            "last_seq": 4,
+            "rows": 5,
+            "min_time": clock.time - 7,
+            "max_time": clock.time,
+            "bytes": os.path.getsize(segment.path()),
+            "kinds": {"start": 1, "message": 4},
+            "keys": ["a/b", "a/c", r"a\x5c", r"\xff"],
+            "min_key": "a/b",
+            "max_key": r"\xff",
+        }
+
+    def test_ended(self, tmp_path):
+        """Whether the last recording ended in an orderly way shows when the journal is opened again."""
+        for how, ended in (([Kind.START], "new"), ([Kind.START, Kind.STOP], "crash"), ([Kind.START], "stop")):
+            journal = Journal.open(tmp_path)
+            assert journal.ended == ended
+            for kind in how:
+                journal.mark(kind, {})
+            journal.close()
+        assert [row["seq"] for row in rows(tmp_path)] == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("umask", [0, 0o077])
+    def test_modes(self, tmp_path, umask):
+        """Nobody else may read a journal, unless it is told otherwise, whatever the umask is."""
+        before = os.umask(umask)
+        try:
+            for name, of_directory, of_file in (("a", 0o700, 0o600), ("b", 0o750, 0o640)):
+                journal = (
+                    Journal.open(tmp_path / name)
+                    if name == "a"
+                    else Journal.open(tmp_path / name, directory_mode=of_directory, file_mode=of_file)
+                )
+                journal.append(SOME)
+                journal.close()
+        finally:
+            os.umask(before)
+        for name, of_directory, of_file in (("a", 0o700, 0o600), ("b", 0o750, 0o640)):
+            assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == of_directory
+            found = {stat.S_IMODE(entry.stat().st_mode) for entry in os.scandir(tmp_path / name)}
+            assert found == {of_file}
+
+    def test_locked(self, journal):
+        """A journal has one writer; another is told which process that is. Who is gone holds nothing."""
+        with pytest.raises(JournalLocked, match=f"process {os.getpid()} writes this journal"):
+            Journal.open(journal.directory)
+        journal.close()
+        Journal.open(journal.directory).close()
+
+
+class TestReading:
+    def test_any_arrow(self, journal):
+        """A closed segment is a stream that Arrow reads without knowing anything of journals."""
+        journal.append(SOME)
+        journal.mark(Kind.STOP, {})
+        journal.close()
+        (segment,) = JournalReader(journal.directory).segments()
+        with pa.memory_map(segment.path()) as file:
+            table = pa.ipc.open_stream(file).read_all()
+        assert table.schema.equals(schema(journal.id), check_metadata=True)
+        assert table.to_pylist() == rows(journal.directory)
+
+    def test_by_the_book(self, journal, clock):
+        """With nothing but the documentation, an open segment can be read and checked."""
+        journal.mark(Kind.START, {})
+        journal.append(SOME)
+        journal.sync()
+        clock.time += 1
+        journal.append(SOME)
+        (segment,) = JournalReader(journal.directory).segments()
+        with open(segment.path(".idx"), "rb") as index, open(segment.path(), "rb") as arrows:
+            data, stream = index.read(), arrows.read()
+        records = []
+        for at in range(0, len(data), 64):
+            assert zlib.crc32(data[at : at + 60]) == int.from_bytes(data[at + 60 : at + 64], "little")
+            records.append(struct.unpack_from("<4sIQQQIIqqI", data, at))
+        assert [(type_, kind, seq, count) for type_, kind, _, _, seq, count, *_ in records] == [
+            (b"head", 0, 0, 0),
+            (b"rows", 1, 0, 1),
+            (b"rows", 0, 1, 3),
+            (b"sync", 0, 4, 0),
+            (b"rows", 0, 4, 3),
+        ]
+        assert [record[7:9] for record in records] == [(clock.time - 1,) * 2] * 4 + [(clock.time,) * 2]
+        header = stream[: records[0][3]]
+        for type_, _, start, end, seq, count, crc, *_ in records:
+            if type_ != b"sync":
+                assert zlib.crc32(stream[start:end]) == crc
+            if type_ == b"rows":
+                table = pa.ipc.open_stream(header + stream[start:end]).read_all()
+                assert table.column("seq").to_pylist() == list(range(seq, seq + count))
+
+    def test_ranges(self, journal):
+        """Any range of rows is read exactly, whether it begins inside a batch or ends in another segment."""
+        for _ in range(2):
+            for _ in range(3):
+                journal.append(SOME)
+            journal.roll()
+        for start in range(18):
+            for end in range(start, 19):
+                assert [row["seq"] for row in rows(journal.directory, start, end)] == list(range(start, end))
+
+    def test_slices(self, journal):
+        """A slice can be sent elsewhere, and gives the columns that are asked for."""
+        journal.append(SOME)
+        journal.sync()
+        (part,) = JournalReader(journal.directory).plan(1, 3)
+        (batch,) = read(pickle.loads(pickle.dumps(part)), ["payload", "seq"])
+        assert batch.to_pydict() == {"payload": [b"2", b"\0\1"], "seq": [1, 2]}
+
+    def test_split(self, journal):
+        """Segments can be cut into slices of whole batches and about some size, which leave nothing out."""
+        for _ in range(10):
+            journal.append([(b"k", bytes(1000))] * 3)
+        journal.sync()
+        slices = JournalReader(journal.directory).plan(1, 29, split_bytes=7000)
+        assert [(part.start_seq, part.end_seq) for part in slices] == [(1, 6), (6, 12), (12, 18), (18, 24), (24, 29)]
+
+    def test_skips(self, journal, clock):
+        """Segments and batches that have none of the times, kinds or keys that are wanted are skipped."""
+        for n in range(4):
+            clock.time += 1_000_000
+            journal.mark(Kind.START, {})
+            journal.append([(b"%d" % n, b"")])
+            if n % 2:
+                journal.roll()
+        begin = 1_700_000_000_000_000
+        found = rows(journal.directory, min_time=begin + 2_000_000, max_time=begin + 3_000_000)
+        assert [row["seq"] for row in found] == [2, 3, 4, 5]
+        assert [row["seq"] for row in rows(journal.directory, kinds={"start"})] == [0, 2, 4, 6]
+        found = rows(journal.directory, wanted=lambda summary: summary.keys is None or b"3" in summary.keys)
+        assert [row["seq"] for row in found] == [4, 5, 6, 7]
+
+    def test_seq_at(self, journal, clock):
+        """The first row of a time or later is found, within batches and across segments."""
+        begin = clock.time
+        for n in range(4):
+            journal.append(SOME, [begin + 10 * n, begin + 10 * n + 1, begin + 10 * n + 9])
+            if n % 2:
+                journal.roll()
+        reader = JournalReader(journal.directory)
+        times = {0: 0, 1: 1, 2: 2, 9: 2, 10: 3, 12: 5, 20: 6, 29: 8, 30: 9, 39: 11, 40: 12, -5: 0}
+        assert {time: reader.seq_at(begin + time) for time in times} == times
+
+    def test_limit(self, journal):
+        """Reading can be limited by rows exactly, by bytes to whole batches, and gets on in any case."""
+        for n in range(6):
+            journal.append([(b"k", bytes(1000))] * 2)
+            if n == 2:
+                journal.roll()
+        journal.sync()
+        reader = JournalReader(journal.directory)
+        assert [reader.limit(n) for n in (0, 12)] == [12, 12]
+        assert [reader.limit(3, max_rows=n) for n in (0, 1, 4, 100)] == [4, 4, 7, 12]
+        size = [2 * n for n in (1, 1, 1, 2, 5, 6)]
+        assert [reader.limit(0, max_bytes=n) for n in (0, 1, 4000, 5500, 13500, 10**6)] == [2, 2, 2, 4, 10, 12], size
+        assert reader.limit(1, max_bytes=1) == 2
+        assert reader.limit(0, max_rows=3, max_bytes=5500) == 3
+
+    def test_new_segments(self, journal, monkeypatch):
+        """The directory is not listed again while it is as it was, and is as soon as it is not."""
+        listed = []
+
+        def noting(path):
+            listed.append(path)
+            return list_segments(path)
+
+        monkeypatch.setattr("sbus.journal.reader.list_segments", noting)
+        monkeypatch.setattr("sbus.journal.reader._SETTLED", 10**12)
+        reader = JournalReader(journal.directory)
+        for count in range(1, 4):
+            journal.append(SOME)
+            journal.roll()
+            for _ in range(2):
+                assert len(reader.segments()) == count
+        assert len(listed) == 6
+        os.utime(journal.directory, (0, 1_600_000_000))
+        for _ in range(5):
+            assert len(reader.segments()) == 3
+        assert len(listed) == 7
+        journal.append(SOME)
+        assert len(reader.segments()) == 4
+
+    def test_not_there(self, journal):
+        """Rows that readers may not see yet are refused."""
+        journal.append(SOME)
+        with pytest.raises(JournalError, match="row 2 is not there yet: the last one is -1"):
+            JournalReader(journal.directory).plan(0, 3)
+
+    def test_damage(self, journal):
+        """Rows that are not what was written are never given out; the error names the segment and the rows."""
+        journal.append(SOME)
+        journal.append(SOME)
+        journal.sync()
+        reader = JournalReader(journal.directory)
+        (segment,) = reader.segments()
+        with open(segment.path(), "r+b") as file:
+            file.seek(-30, os.SEEK_END)
+            file.write(b"\xaa")
+        assert len(rows(journal.directory, 0, 3)) == 3
+        with pytest.raises(JournalError, match=rf"{segment.name}.arrows: the bytes .* are damaged \(3 rows from 3\)"):
+            rows(journal.directory)
+
+    def test_another_journal(self, journal, tmp_path):
+        """A segment of another journal is refused."""
+        journal.append(SOME)
+        journal.close()
+        (segment,) = JournalReader(journal.directory).segments()
+        with pytest.raises(JournalError, match="a segment of another schema or journal"):
+            list(read(Slice(segment, "0" * 32, 0, 3)))
+
+    def test_find(self, tmp_path):
+        """Journals are found by paths and globs; what is none is named."""
+        for name in ("a", "b"):
+            Journal.open(tmp_path / name).close()
+        (tmp_path / "c").mkdir()
+        assert find_journals([f"{tmp_path}/*", f"{tmp_path}/b"]) == [f"{tmp_path}/a", f"{tmp_path}/b"]
+        with pytest.raises(JournalError, match=r"/c: this is no journal \(it has no journal.json\)"):
+            find_journals([f"{tmp_path}/c"])
+        with pytest.raises(JournalError, match=r"/x\*: no journal is found there"):
+            find_journals([f"{tmp_path}/x*"])
+
+    def test_another_format(self, journal):
+        """A journal of a later format is refused."""
+        journal.close()
+        with open(f"{journal.directory}/journal.json", "w") as file:
+            file.write('{"format": 2}')
+        with pytest.raises(JournalError, match="a journal of format 2, but this version of sbus knows 1 only"):
+            messages(journal.directory)

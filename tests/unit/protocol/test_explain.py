@@ -1,0 +1,86 @@
+"""Explanations of mismatches: they agree with the matcher, and point at the right place."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sbus.errors import Violation
+from sbus.protocol.explain import explain
+from sbus.protocol.keys import CURRENT, EARLY, PeerCredentials, SecretKey, matches, matches_open
+
+TEXT = st.text("ab*/.", max_size=8).map(str.encode)
+IDS = st.sampled_from(["", "0", "7"])
+SECRET = st.builds("!/cred/{}/{}/{}/{}".format, IDS, IDS, IDS, st.text("ab*/", max_size=5)).map(str.encode)
+
+
+@given(TEXT, TEXT, st.sampled_from([CURRENT, EARLY]))
+@example(b"a/*b", b"a/xb", CURRENT)
+def test_agrees_with_matcher(pattern, key, dialect):
+    """There is a mismatch exactly where the matcher finds no match."""
+    assert (explain(pattern, key, dialect) is None) == matches_open(pattern, key, dialect.separator)
+
+
+@given(SECRET | TEXT, SECRET | TEXT)
+def test_agrees_on_secret_keys(pattern, key):
+    """A secret pattern matches if a subscriber with the IDs that pattern and key name would get the key."""
+    wanted, secret = CURRENT.check(pattern), CURRENT.check(key)
+    nobody = SecretKey(b"", b"", b"", b"")
+    ids = zip((wanted or nobody)[:3], (secret or nobody)[:3], strict=True)
+    gid, uid, pid = (int(want or have or 5) for want, have in ids)
+    assert (explain(pattern, key) is None) == matches(pattern, key, CURRENT, PeerCredentials(pid, uid, gid))
+
+
+@given(TEXT, TEXT)
+def test_place_is_where_it_stops(pattern, key):
+    """What stands before the place in the pattern matches what stands before it in the key."""
+    found = explain(pattern, key)
+    if found is None:
+        return
+    assert 0 <= found.pattern_at <= len(pattern)
+    assert 0 <= found.key_at <= len(key)
+    agreed = pattern[: found.pattern_at]
+    if agreed and not agreed.endswith(b"/"):
+        assert matches_open(agreed, key[: found.key_at])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "pattern_at", "key_at", "reason"),
+    [
+        (b"a/b", b"a/c", 2, 2, "differ"),
+        (b"a/bc", b"a/b", 3, 3, "the key's segment ends"),
+        (b"a/b", b"a/bc", 3, 3, "the pattern's segment ends"),
+        (b"a/b", b"a", 1, 1, "the key ends"),
+        (b"a/", b"a", 1, 1, "wants '/'"),
+        (b"a", b"a/b", 1, 1, "ends with '/'"),
+        (b"a/b*", b"a/bc/d", 4, 4, "ends with '/'"),
+        (b"a/*b", b"a/xb", 3, 4, "nothing is left"),
+        (b"a/***b/c", b"a/xb/c", 5, 4, "nothing is left"),
+        (b"*/", b"!/cred////x", 0, 0, "no wildcard"),
+        (b"!/cred////x", b"x", 0, 0, "this is none"),
+        (b"!/cred/1/2/3/x", b"!/cred/1/5/3/x", 9, 9, "the UID is 2 in the pattern, but 5 in the key"),
+        (b"!/cred/1/2/3/x", b"!/cred////x", 7, 7, "the GID is 1 in the pattern, but none in the key"),
+        (b"!/cred////a/*b", b"!/cred/1/22/3/a/x", 13, 17, "nothing is left"),
+    ],
+)
+def test_places(pattern, key, pattern_at, key_at, reason):
+    """A mismatch tells how far both agree, and what is wrong there."""
+    found = explain(pattern, key)
+    assert found is not None
+    assert (found.pattern_at, found.key_at) == (pattern_at, key_at)
+    assert reason in found.reason
+
+
+def test_early_dialect():
+    """The early dialect's separator is a dot, also in what is said."""
+    found = explain(b"a.", b"a", EARLY)
+    assert found is not None
+    assert "'.'" in found.reason
+
+
+@pytest.mark.parametrize(("pattern", "key"), [(b"!/x", b"a"), (b"a", b"a/!"), (b"!/cred/01///", b"a")])
+def test_forbidden(pattern, key):
+    """A pattern or key that nobody may use is a violation, not a mismatch."""
+    with pytest.raises(Violation):
+        explain(pattern, key)

@@ -1,0 +1,697 @@
+"""The parts of the recorder by themselves: settings, batches, the thread of the disk, and a recording without a bus."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet import defer
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from sbus.errors import JournalError, JournalLocked, UsageError
+from sbus.journal import disk
+from sbus.journal.layout import list_segments
+from sbus.recorder import pipeline as recording
+from sbus.recorder.buffer import Batch, Batches
+from sbus.recorder.pipeline import Recording
+from sbus.recorder.retention import Keeper
+from sbus.recorder.service import open_journal
+from sbus.recorder.settings import Settings
+from sbus.recorder.twistd import Options, makeService
+from sbus.recorder.writer_thread import Job, JournalThread
+from tests.support.faults import let_go
+from tests.support.journals import rows
+
+TIMEOUT = 10.0
+
+
+# --- settings and options -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", [b"!/cred////inbox", b"!/cred/1/2/3/", b"!/", b"!"])
+def test_secrets_are_not_recorded(pattern: bytes) -> None:
+    """A pattern that reaches secret messages is refused, without its end in the message."""
+    with pytest.raises(UsageError, match="secret messages are never recorded") as refused:
+        Settings(patterns=(b"a", pattern))
+    assert "inbox" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("mode", "directory"), [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755), (0o660, 0o770)])
+def test_who_may_read_the_files_may_enter_the_directory(mode: int, directory: int) -> None:
+    """The mode of the journal's directory follows from that of its files."""
+    assert Settings(mode=mode).directory_mode == directory
+
+
+def settings_of(*arguments: str) -> Settings:
+    options = Options()
+    options.parseOptions(["--socket=/run/bus", "--journal=there", *arguments])
+    return options.settings
+
+
+def test_options_become_settings() -> None:
+    """Each option sets what it names; without options the settings are the defaults."""
+    assert settings_of() == Settings()
+    assert settings_of(
+        *("--pattern=a/", "-p", "b/*", "--pattern=a/", "--soft=block", "--hard=block", "--order=stack"),
+        *("--batch-rows=5", "--batch-bytes=6", "--batch-time=250ms", "--sync=0", "--buffer-bytes=7", "--max-packet=99"),
+        *("--segment-bytes=8", "--segment-age=2h", "--keep-bytes=9", "--keep-days=1.5", "--force", "--mode=0640"),
+    ) == Settings(
+        patterns=(b"a/", b"b/*"),
+        soft="block",
+        hard="block",
+        order="stack",
+        batch_rows=5,
+        batch_bytes=6,
+        batch_time=0.25,
+        sync=0.0,
+        buffer_bytes=7,
+        max_packet=99,
+        segment_bytes=8,
+        segment_age=7200.0,
+        keep_bytes=9,
+        keep_days=1.5,
+        force=True,
+        mode=0o640,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "remedy"),
+    [
+        ("--journal=", "--journal=DIRECTORY"),
+        ("--socket=systemd", "give a path or @NAME"),
+        ("--pattern=!/cred////x", "never recorded"),
+        ("--pattern=a/!/b", "not allowed"),
+        ("--soft=drop", "queue or discard or block or error"),
+        ("--hard=queue", "discard or block or error"),
+        ("--order=none", "queue or stack or random"),
+        ("--sync=soon", "give a time, as 500ms, 1s"),
+        ("--sync=-1", "give a time"),
+        ("--batch-time=1 s", "give a time"),
+        ("--segment-age=10ms", "of 1 seconds or more"),
+        ("--batch-rows=0", "a number of messages above 0"),
+        ("--batch-bytes=2147483648", "at most 1073741824"),
+        ("--buffer-bytes=1000", "raise the one (--buffer-bytes)"),
+        ("--keep-days=0", "a number of days above 0"),
+        ("--mode=0440", "the owner must be able to read and write"),
+        ("--mode=999", "three octal digits"),
+        ("--force", "--keep-bytes or --keep-days"),
+        ("--dialect=late", "current or early"),
+        ("--nonsense", "not recognized"),
+    ],
+)
+def test_wrong_options(argument: str, remedy: str) -> None:
+    """A wrong option is told in one line, with what would be right."""
+    with pytest.raises(SystemExit) as end:
+        settings_of(argument)
+    line = str(end.value)
+    assert line.startswith("sbus-recorder: ")
+    assert line.endswith(" (see twistd sbus-recorder --help)")
+    assert "\n" not in line
+    assert remedy in line
+
+
+def test_early_dialect_has_no_settings() -> None:
+    """A server of the early dialect cannot be told what to do with a slow recorder."""
+    with pytest.raises(SystemExit, match="the early dialect has not"):
+        settings_of("--dialect=early", "--hard=block")
+    assert settings_of("--dialect=early").dialect == "early"
+
+
+def test_without_arrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where pyarrow is not installed, the error names the extra that brings it."""
+    import sys
+
+    for name in sorted(sys.modules, reverse=True):
+        if name.startswith(("sbus.recorder.service", "sbus.recorder.pipeline", "sbus.recorder.ret", "sbus.journal")):
+            package, _, child = name.rpartition(".")
+            monkeypatch.setattr(sys.modules[package], child, sys.modules[name])  # so that it is put back, too
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    options = Options()
+    options.parseOptions([f"--socket={tmp_path}/bus", f"--journal={tmp_path}/journal"])
+    with pytest.raises(SystemExit, match=r"sbus-recorder: .*pip install 'sbus\[recorder\]'"):
+        makeService(options)
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sent() -> list[Batch]:
+    return []
+
+
+def make(clock: Clock, sent: list[Batch], **limits: Any) -> Batches:
+    limits = {"rows": 4, "size": 100, "seconds": 0.1, **limits}
+    return Batches(clock, sent.append, **limits, now=lambda: round(clock.seconds() * 1e6))
+
+
+def test_batch_by_number(sent: list[Batch]) -> None:
+    """So many messages are a batch, with the time at which each came."""
+    clock = Clock()
+    batches = make(clock, sent)
+    batches.add([(b"a", b"1"), (b"b", b"2")])
+    clock.advance(0.05)
+    batches.add([(b"c", b"3")])
+    assert sent == []
+    assert (batches.rows, batches.size) == (3, 6)
+    batches.add([(b"d", b"4"), (b"e", b"5")])
+    assert sent == [
+        Batch(
+            [(b"a", b"1"), (b"b", b"2"), (b"c", b"3"), (b"d", b"4"), (b"e", b"5")], [0, 0, 50_000, 50_000, 50_000], 10
+        )
+    ]
+    assert (batches.rows, batches.size) == (0, 0)
+    assert clock.getDelayedCalls() == []
+
+
+def test_batch_by_size(sent: list[Batch]) -> None:
+    """So many bytes in keys and payloads are a batch."""
+    batches = make(Clock(), sent)
+    batches.add([(b"k" * 50, b"p" * 49)])
+    assert sent == []
+    batches.add([(b"k", b"")])
+    assert [batch.size for batch in sent] == [100]
+
+
+def test_lone_message(sent: list[Batch]) -> None:
+    """A message that no other follows is a batch when the time is up, and the clock rests then."""
+    clock = Clock()
+    batches = make(clock, sent)
+    batches.add([(b"alone", b"")])
+    clock.advance(0.099)
+    assert sent == []
+    clock.advance(0.001)
+    assert [batch.messages for batch in sent] == [[(b"alone", b"")]]
+    clock.advance(10)
+    batches.add([])
+    batches.flush()
+    assert len(sent) == 1
+    assert clock.getDelayedCalls() == []
+
+
+steps = st.lists(
+    st.one_of(
+        st.integers(0, 6).map(lambda n: ("add", n)),
+        st.floats(0, 0.15).map(lambda s: ("wait", s)),
+        st.just(("flush", 0)),
+    )
+)
+
+
+@given(steps)
+def test_batches_keep_everything_in_order(plan: list[tuple[str, Any]]) -> None:
+    """Whatever comes when: nothing is lost or reordered, no batch is empty, and nothing waits past its time."""
+    clock, sent = Clock(), list[Batch]()
+    batches = make(clock, sent)
+    added: list[tuple[bytes, bytes]] = []
+    oldest = None
+    for what, amount in plan:
+        if what == "add":
+            messages = [(b"%d" % (len(added) + i), b"") for i in range(amount)]
+            added += messages
+            batches.add(messages)
+        elif what == "wait":
+            clock.advance(amount)
+        else:
+            batches.flush()
+        together = [message for batch in sent for message in batch.messages]
+        assert together == added[: len(together)]
+        assert batches.rows == len(added) - len(together)
+        oldest = clock.seconds() if oldest is None and batches.rows else oldest if batches.rows else None
+        assert oldest is None or clock.seconds() - oldest < 0.1 + 1e-9 or not batches.rows
+    batches.flush()
+    assert [message for batch in sent for message in batch.messages] == added
+    assert all(batch.messages and len(batch.messages) == len(batch.times) for batch in sent)
+
+
+# --- the thread -----------------------------------------------------------------------------------
+
+
+class Loop(Clock):
+    """A reactor without I/O, whose time a test turns by hand; calls from threads wait for `until`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+
+    def callFromThread(self, call: Callable[..., Any], *args: Any) -> None:
+        self._calls.put(lambda: call(*args))
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        """Do what threads ask for until this is so."""
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            self._calls.get(timeout=max(0.0, deadline - time.monotonic()))()
+
+
+class Owner:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def done(self, job: Job) -> None:
+        self.told.append(job.do)
+
+    def trouble(self, error: OSError) -> None:
+        self.told.append(error.errno)
+
+    def recovered(self) -> None:
+        self.told.append("recovered")
+
+    def ended(self, lost: int, failure: Failure | None) -> None:
+        self.told.append(("ended", lost, failure and failure.type))
+
+
+class FakeJournal:
+    """Is rolled and closed."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def roll(self) -> None:
+        self.calls.append("roll")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class BrokenJournal(FakeJournal):
+    """Has a bug that shows when it is rolled."""
+
+    def roll(self) -> None:
+        raise ValueError
+
+
+class Work:
+    """A job that fails in these ways before it succeeds."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
+
+    def __call__(self, journal: Any) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def run_jobs(
+    jobs: list[Job], journal: FakeJournal | None = None, **options: Any
+) -> tuple[list[Any], FakeJournal, list[bool]]:
+    loop, owner, journal, after = Loop(), Owner(), journal or FakeJournal(), list[bool]()
+    thread = JournalThread(journal, owner, loop.callFromThread, after=after.append, retry=0.0, **options)  # type: ignore[arg-type]
+    for job in jobs:
+        thread.submit(job)
+    thread.finish()
+    thread.start()
+    loop.until(lambda: owner.told and isinstance(owner.told[-1], tuple))
+    return owner.told, journal, after
+
+
+def batch(count: int) -> Batch:
+    return Batch([(b"k", b"p")] * count, [0] * count, 2 * count)
+
+
+def test_jobs_keep_their_order() -> None:
+    """What fails for the disk's sake is done again before anything else; its owner is told, and when it is over."""
+    first, second, third = Work(), Work(full(), full(), full()), Work(OSError(errno.EIO, "input/output error"))
+    told, journal, after = run_jobs([Job(first), Job(second), Job(third)])
+    assert told[:-2] == [first, errno.ENOSPC, "recovered", second, errno.EIO, "recovered", third]
+    assert told[-1] == ("ended", 0, None)
+    assert journal.calls == ["roll", "close"]
+    assert after == [False, True, True, True, False, True, False, False]
+
+
+def test_trouble_is_told_again() -> None:
+    """Trouble that lasts is told again at intervals."""
+    told, _, _ = run_jobs([Job(Work(full(), full(), full()))], remind=0.0)
+    assert told[:4] == [errno.ENOSPC] * 3 + ["recovered"]
+
+
+def test_a_bug_ends_the_thread() -> None:
+    """What is no error of the disk's ends it: the journal is closed, and what it had still to do is counted as lost."""
+    told, journal, _ = run_jobs([Job(Work(), batch(1)), Job(Work(ValueError()), batch(2)), Job(Work(), batch(4))])
+    assert told[-1] == ("ended", 6, ValueError)
+    assert journal.calls == ["close"]
+
+
+def test_a_bug_at_the_end() -> None:
+    """A bug that shows when the last segment is closed is told as well: nobody waits for it for ever."""
+    told, journal, _ = run_jobs([Job(Work(), batch(1))], BrokenJournal())
+    assert told[-1] == ("ended", 0, ValueError)
+    assert journal.calls == ["close"]
+
+
+def test_giving_up() -> None:
+    """Who gives up loses what fails, and no more."""
+    loop, owner, journal = Loop(), Owner(), FakeJournal()
+    thread = JournalThread(journal, owner, loop.callFromThread, retry=60.0)  # type: ignore[arg-type]
+    for job in (Job(Work(), batch(1)), Job(Work(full(), full()), batch(2)), Job(Work(), batch(4))):
+        thread.submit(job)
+    thread.finish()
+    thread.start()
+    loop.until(lambda: errno.ENOSPC in owner.told)
+    thread.give_up()
+    loop.until(lambda: isinstance(owner.told[-1], tuple))
+    assert owner.told[-1] == ("ended", 2, None)
+
+
+# --- a recording ----------------------------------------------------------------------------------
+
+
+class FakeConnection:
+    """A connection whose messages a test gives to the recording itself."""
+
+    newest: FakeConnection
+
+    def __init__(self, *args: Any) -> None:
+        FakeConnection.newest = self
+        self.gap: dict[str, Any] | None = None
+        self.unread: list[tuple[bytes, bytes]] = []
+        self.stopped: float | None = None
+
+    def start(self) -> None:
+        pass
+
+    def ready(self) -> list[tuple[bytes, bytes]]:
+        ready, self.unread = self.unread, []
+        return ready
+
+    async def stop(self, patience: float) -> None:
+        self.stopped = patience
+
+
+class Recorder:
+    """A recording of a journal, with nothing but the bus left out."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.loop = Loop()
+        self.directory = directory
+        self.failures: list[str] = []
+        self.settings = Settings(**{"batch_time": 0.1, "sync": 1.0, **settings})
+        journal = open_journal(str(directory), self.settings)
+        self.recording = Recording(
+            self.loop, journal, "/run/bus", self.settings, lambda: self.failures.append("failed"), retry=0.01
+        )
+        self.connection = FakeConnection.newest
+        self.recording.start()
+        self.recording.began(None)
+
+    def appended(self, count: int) -> None:
+        """Wait until so many messages are in the journal."""
+        self.loop.until(lambda: self.recording.counters.rows >= count)
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Stop it; what is in the journal then."""
+        stopped = defer.Deferred.fromCoroutine(self.recording.stop())
+        self.loop.until(lambda: stopped.called)
+        assert stopped.result is None
+        return rows(self.directory)
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorder]:
+    monkeypatch.setattr(recording, "Connection", FakeConnection)
+    return lambda **settings: Recorder(tmp_path / "journal", **settings)
+
+
+def shown(found: list[dict[str, Any]]) -> list[str]:
+    """Rows in short: the payloads of messages, the kinds of others."""
+    return [row["payload"].decode() if row["kind"] == "message" else f"<{row['kind']}>" for row in found]
+
+
+def numbered(start: int, stop: int) -> list[tuple[bytes, bytes]]:
+    return [(b"key", b"%d" % number) for number in range(start, stop)]
+
+
+def test_time_of_batches_and_of_syncs(record: Callable[..., Recorder]) -> None:
+    """A message is appended when the time of its batch is up, and seen by readers when that of the sync is."""
+    recorder = record()
+    recorder.recording.add(numbered(0, 1))
+    recorder.loop.advance(0.1)
+    recorder.appended(1)
+    assert shown(rows(recorder.directory)) == []
+    recorder.loop.advance(0.9)
+    recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0"])
+    recorder.recording.add(numbered(1, 2))
+    assert shown(recorder.stop()) == ["<start>", "0", "1", "<stop>"]
+
+
+def test_sync_after_every_batch(record: Callable[..., Recorder]) -> None:
+    """With a sync interval of 0, readers see each batch at once."""
+    recorder = record(sync=0.0, batch_rows=2)
+    recorder.recording.add(numbered(0, 2))
+    recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0", "1"])
+    recorder.stop()
+
+
+def test_messages_have_the_time_at_which_they_came(record: Callable[..., Recorder]) -> None:
+    """A row tells when its message came, and not when it was written."""
+    recorder = record()
+    before = time.time()
+    recorder.recording.add(numbered(0, 1))
+    after = time.time()
+    while time.time() < after + 0.05:  # the clock must have moved on, by more than its steps
+        pass
+    [_, row, stop] = recorder.stop()
+    assert before - 1e-6 <= row["time"].timestamp() <= after < stop["time"].timestamp()
+
+
+def test_silent_bus(record: Callable[..., Recorder]) -> None:
+    """A segment that is old enough is closed also when nothing comes any more."""
+    recorder = record(batch_rows=1, sync=3600.0, segment_age=0.01)
+    recorder.recording.add(numbered(0, 1))
+    recorder.appended(1)
+    began = time.time()
+    while time.time() < began + 0.02:  # the journal goes by the real clock
+        pass
+    recorder.loop.advance(60)
+    recorder.loop.until(lambda: all(segment.closed for segment in list_segments(str(recorder.directory))))
+    assert shown(rows(recorder.directory)) == ["<start>", "0"]
+    recorder.stop()
+
+
+class Disk:
+    """Stands in for the functions that write; fails as long as it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.errors: dict[str, int] = {}
+        for name in ("write", "sync"):
+            monkeypatch.setattr(disk, name, self._wrapped(name, getattr(disk, name)))
+
+    def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if number := self.errors.get(name):
+                raise OSError(number, os.strerror(number))
+            return real(*args)
+
+        return call
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -> None:
+    """While the disk takes nothing, nothing more is read; then all goes on, and a row tells where and since when."""
+    recorder = record(batch_rows=2)
+    recorder.recording.add(numbered(0, 2))
+    recorder.appended(2)
+    assert recorder.recording.room() is None
+    faulty.errors["write"] = number
+    before = time.time_ns() // 1000
+    recorder.recording.add(numbered(2, 4))
+    recorder.loop.until(recorder.recording.room)
+    recorder.recording.add(numbered(4, 5))  # what was on its way
+    recorder.connection.unread = numbered(5, 7)
+    room = recorder.recording.room()
+    assert room is not None
+    del faulty.errors["write"]
+    recorder.loop.until(lambda: room.called)
+    recorder.recording.add(numbered(7, 9))
+    found = recorder.stop()
+    assert shown(found) == ["<start>", *"0123456", "<full>", "7", "8", "<stop>"]
+    details = json.loads(found[8]["payload"])
+    assert details["reason"] == os.strerror(number)
+    assert before <= details["since"] <= found[8]["time"].timestamp() * 1e6 + 1
+    assert recorder.connection.stopped
+    assert recorder.recording.counters.lost == 0
+
+
+def test_failed_sync(record: Callable[..., Recorder], faulty: Disk) -> None:
+    """After a sync that failed nothing is missing or there twice, and a row tells of it."""
+    recorder = record(sync=0.0, batch_rows=2)
+    recorder.recording.add(numbered(0, 2))
+    recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0", "1"])
+    faulty.errors["sync"] = errno.EIO
+    recorder.recording.add(numbered(2, 4))
+    recorder.loop.until(recorder.recording.room)
+    faulty.errors.clear()
+    room = recorder.recording.room()
+    assert room is not None
+    recorder.loop.until(lambda: room.called)
+    assert shown(recorder.stop()) == ["<start>", *"0123", "<full>", "<stop>"]
+
+
+def test_disk_that_stays_full(record: Callable[..., Recorder], faulty: Disk) -> None:
+    """A recorder that is stopped while the disk is full gives up after a time, and says what is lost."""
+    recorder = record(batch_rows=2)
+    recorder.recording.add(numbered(0, 2))
+    recorder.appended(2)
+    faulty.errors["write"] = errno.ENOSPC
+    recorder.recording.add(numbered(2, 7))
+    recorder.loop.until(recorder.recording.room)
+    stopped = defer.Deferred.fromCoroutine(recorder.recording.stop())
+    assert recorder.connection.stopped == 0.0
+    recorder.loop.advance(20)
+    recorder.loop.until(lambda: stopped.called)
+    assert stopped.result is None
+    assert recorder.recording.counters.lost == 5
+    del faulty.errors["write"]
+    open_journal(str(recorder.directory), recorder.settings).close()
+    assert shown(rows(recorder.directory)) == ["<start>", "0", "1"]
+
+
+def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When too much waits for the disk there is no room, until half of that is written."""
+    may_write, real = threading.Event(), disk.write
+
+    def write(*args: Any) -> None:
+        assert may_write.wait(TIMEOUT)
+        real(*args)
+
+    recorder = record(batch_rows=10, batch_bytes=1000, buffer_bytes=20_000)
+    monkeypatch.setattr(disk, "write", write)
+    messages = [(b"key", bytes(100))] * 10
+    for _ in range(7):
+        assert recorder.recording.room() is None
+        recorder.recording.add(messages)
+    recorder.recording.add(messages)
+    room = recorder.recording.room()
+    assert room is not None
+    may_write.set()
+    recorder.loop.until(lambda: room.called)
+    assert 0 < recorder.recording.counters.rows < 80
+    assert recorder.recording.room() is None
+    assert len(recorder.stop()) == 82
+
+
+def test_a_bug_is_told(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is nobody's trouble but the program's is told, and no more is read."""
+
+    def write(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    recorder = record(batch_rows=1)
+    recorder.loop.until(lambda: recorder.recording._thread._jobs.empty())
+    monkeypatch.setattr(disk, "write", write)
+    recorder.recording.add(numbered(0, 1))
+    recorder.loop.until(lambda: recorder.failures)
+    assert recorder.recording.room() is not None
+    assert recorder.recording.counters.lost == 1
+
+
+def test_gaps_between_connections(record: Callable[..., Recorder]) -> None:
+    """A connection that was lost and is back is a row between the messages of the two; one that is not, of the stop."""
+    recorder = record()
+    recorder.recording.add(numbered(0, 1))
+    recorder.recording.began({"since": 5, "reason": "the server closed the connection"})
+    recorder.recording.add(numbered(1, 2))
+    recorder.connection.gap = {"since": 7, "reason": "it went away"}
+    found = recorder.stop()
+    assert shown(found) == ["<start>", "0", "<reconnect>", "1", "<stop>"]
+    assert [row["payload"] for row in found[2::2]] == [
+        b'{"since": 5, "reason": "the server closed the connection"}',
+        b'{"since": 7, "reason": "it went away"}',
+    ]
+
+
+def test_one_recorder(tmp_path: Path, record: Callable[..., Recorder]) -> None:
+    """A second one on the same journal is refused; a directory that nobody can write is told with the remedy."""
+    recorder = record()
+    with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
+        open_journal(str(recorder.directory), recorder.settings)
+    recorder.stop()
+    open_journal(str(recorder.directory), recorder.settings).close()
+    (tmp_path / "file").touch()
+    with pytest.raises(JournalError, match="name another directory"):
+        open_journal(str(tmp_path / "file" / "journal"), Settings())
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_to_begin(tmp_path: Path, faulty: Disk, error: int) -> None:
+    """Where there is no space for a journal, the remedy is to make some, and not another directory."""
+    faulty.errors["write"] = error
+    with pytest.raises(JournalError, match=r"free space on that file system, then start again$"):
+        open_journal(str(tmp_path / "journal"), Settings())
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [(Settings(keep_bytes=1, force=True), ["3"]), (Settings(keep_bytes=1), None), (Settings(), None)],
+    ids=["may go", "is needed", "keeps all"],
+)
+def test_no_space_to_go_on_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, left: list[str] | None
+) -> None:
+    """What need not be kept any more makes room for putting right what a crash has left; nothing else does."""
+    directory = str(tmp_path / "journal")
+    journal = open_journal(directory, settings)
+    for number in range(3):
+        journal.append([(b"key", b"%d" % number)])
+        journal.roll()
+    journal.append([(b"key", b"3")])
+    journal.sync()
+    let_go(directory)
+    segments, replace = len(list_segments(directory)), disk.replace
+
+    def full(*args: Any) -> None:
+        if len(list_segments(directory)) == segments:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*args)
+
+    monkeypatch.setattr(disk, "replace", full)
+    if left is None:
+        with pytest.raises(JournalError, match="free space on that file system, then start again"):
+            open_journal(directory, settings)
+        assert len(list_segments(directory)) == segments
+    else:
+        open_journal(directory, settings).close()
+        assert shown(rows(directory)) == left
+
+
+def test_old_segments_are_deleted_when_one_is_closed(tmp_path: Path) -> None:
+    """A journal is kept within its limits whenever a segment is closed, and while there is no space."""
+    settings = Settings(keep_bytes=1, force=True)
+    journal = open_journal(str(tmp_path / "journal"), settings)
+    keeper = Keeper(journal, settings)
+    for number in range(3):
+        journal.append([(b"key", b"%d" % number)])
+        journal.roll()
+    keeper(False)
+    assert shown(rows(journal.directory)) == ["2"]
+    journal.append([(b"key", b"3")])
+    journal.sync()
+    keeper(False)
+    assert shown(rows(journal.directory)) == ["2", "3"]
+    keeper(True)
+    assert shown(rows(journal.directory)) == ["3"]
+    journal.close()

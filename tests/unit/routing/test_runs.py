@@ -1,0 +1,217 @@
+"""Runs of messages that go the same way: the plain function and its compiled twin."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.client.core import Message
+from sbus.flood.orders import Reply
+from sbus.routing.runs import _build_messages, _next_messages, _next_run, _total_size
+
+try:
+    compiled_runs = importlib.import_module("sbus.routing._runs")
+    compiled, compiled_messages = compiled_runs.next_run, compiled_runs.next_messages
+    compiled_build, compiled_size = compiled_runs.build_messages, compiled_runs.total_size
+except ImportError:
+    compiled = compiled_messages = compiled_build = compiled_size = None
+
+needs_compiled = pytest.mark.skipif(compiled is None, reason="the compiled part was not built")
+
+
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled)])
+def next_run(request):
+    """Each of the twins in turn."""
+    return _next_run if request.param == "plain" else compiled
+
+
+def m(key: bytes) -> bytes:
+    return b"MSG %b\0payload\0" % key
+
+
+def test_runs_of_one_way(next_run):
+    """A run is the messages in a row whose known routes are the very same receivers."""
+    ab, c = ("a", "b"), ("c",)
+    routes = {b"1": ab, b"2": ab, b"3": c, b"": (), b"4": ("a", "b", "")[:2]}
+    assert routes[b"4"] == ab
+    assert routes[b"4"] is not ab
+    packets = [m(b"1"), m(b"2"), m(b"3"), m(b"3"), m(b""), m(b""), m(b"1"), m(b"4")]
+    ends = {0: (ab, 2), 1: (ab, 2), 2: (c, 4), 4: ((), 6), 6: (ab, 7), 7: (ab, 8), 8: (None, 8)}
+    for start, expected in ends.items():
+        assert next_run(packets, start, len(packets), routes) == expected
+    assert next_run(packets, 0, 1, routes) == (ab, 1)
+    assert next_run([], 0, 0, routes) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        b"SUB 1",
+        b"SUB 1\0",
+        b"UNSUB 1\0",
+        b"CMSG 1\0",
+        b"MSG",
+        b"MSG ",
+        b"MSG 1",
+        b"MSG\0",
+        b"MSG 5\0",
+        b"XMSG 1\0",
+        b"msg 1\0x",
+        b"MSG 1 \0",
+    ],
+)
+def test_a_run_ends_before_anything_else(next_run, other):
+    """Any other packet, one that is malformed, and a message with an unknown key end a run, and begin none."""
+    routes = {b"1": ("a",)}
+    packets = [b"MSG 1\0", other, b"MSG 1\0"]
+    assert next_run(packets, 0, 3, routes) == (("a",), 1)
+    assert next_run(packets, 1, 3, routes) == (None, 1)
+    assert next_run(packets, 2, 3, routes) == (("a",), 3)
+
+
+def test_the_empty_key_is_a_key(next_run):
+    """A message with an empty key goes the way of the empty key."""
+    assert next_run([b"MSG \0", b"MSG \0x"], 0, 2, {b"": ("a",)}) == (("a",), 2)
+
+
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled)])
+def next_messages(request):
+    """Each of the twins in turn."""
+    return _next_messages if request.param == "plain" else compiled_messages
+
+
+def test_messages_of_one_way(next_messages):
+    """The messages of a run come as what they are to be, with their keys and payloads."""
+    ab, c = ("a", "b"), ("c",)
+    routes = {b"1": ab, b"2": ab, b"3": c}
+    packets = [m(b"1"), m(b"1"), b"MSG 2\0", m(b"3"), b"SUB 1", m(b"9")]
+    payload = b"payload\0"
+    receivers, messages = next_messages(packets, 0, 6, routes, Message)
+    assert receivers is ab
+    assert messages == [Message(b"1", payload), Message(b"1", payload), Message(b"2", b"")]
+    assert type(messages[0]) is Message
+    assert next_messages(packets, 1, 2, routes, Message) == (ab, messages[1:2])
+    assert next_messages(packets, 3, 6, routes, Message) == (c, [Message(b"3", payload)])
+    for start in (4, 5, 6):
+        assert next_messages(packets, start, 6, routes, Message) == (None, [])
+
+
+PACKETS = st.lists(
+    st.one_of(
+        st.sampled_from([b"1", b"2", b"3", b"12", b""]).map(m),
+        st.sampled_from([b"MSG 1", b"SUB 1", b"", b"MSG ", b"CMSG 1\0"]),
+        st.binary(max_size=8),
+    ),
+    max_size=12,
+)
+
+
+@needs_compiled
+@given(PACKETS, st.integers(0, 12), st.integers(0, 12))
+def test_the_twins_agree(packets, start, length):
+    """The compiled function says what the plain one says, of anything."""
+    one, two = ("a", "b"), ("c",)
+    routes = {b"1": one, b"12": one, b"2": two, b"": ()}
+    start = min(start, len(packets))
+    end = min(start + length, len(packets))
+    assert compiled(packets, start, end, routes) == _next_run(packets, start, end, routes)
+    expected = _next_messages(packets, start, end, routes, Message)
+    assert compiled_messages(packets, start, end, routes, Message) == expected
+
+
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled)])
+def build_messages(request):
+    """Each of the twins in turn."""
+    return _build_messages if request.param == "plain" else compiled_build
+
+
+def test_packets_of_messages(build_messages):
+    """Each message is its packet, whether its key is bytes or text."""
+    messages = [(b"a", b"1"), ("ä", b"2\0"), ("", b""), Message(b"b", b"3"), (b"b", b"4"), ("b" * 9, b"5")]
+    packets = [b"MSG a\x001", b"MSG \xc3\xa4\x002\0", b"MSG \0", b"MSG b\x003", b"MSG b\x004", b"MSG bbbbbbbbb\x005"]
+    assert build_messages(messages, 0, 1000) == packets
+    assert build_messages(messages, 4, 1000) == packets[4:]
+    assert build_messages(messages, 6, 1000) == []
+    assert build_messages(messages, 0, len(packets[-1]) - 1) == packets[:-1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("!", b""),
+        (b"a!", b""),
+        ("a\0", b""),
+        (b"\0", b""),
+        ("k" * 100, b""),
+        ("k", bytes(95)),
+        ("k", bytearray(b"x")),
+        (bytearray(b"k"), b""),
+        (1, b""),
+        ("k", "text"),
+        ("k",),
+        ("k", b"", b""),
+        ["k", b""],
+        None,
+    ],
+)
+def test_what_needs_a_closer_look_ends_the_packets(build_messages, other):
+    """Reserved and odd keys, packets that are too long and other types are left to who can tell what is the matter."""
+    messages = [("k", b"1"), other, ("k", bytes(94))]
+    assert build_messages(messages, 0, 100) == [b"MSG k\x001"]
+    assert build_messages(messages, 1, 100) == []
+    assert build_messages(messages, 2, 100) == [b"MSG k\0" + bytes(94)]
+
+
+@needs_compiled
+@given(st.lists(st.tuples(st.text(max_size=4) | st.binary(max_size=4), st.binary(max_size=6)), max_size=9))
+def test_the_twins_build_the_same(messages):
+    """The compiled function builds what the plain one builds, and knows keys by what they are, not where they lie."""
+    for start in range(len(messages) + 1):
+        assert compiled_build(messages, start, 13) == _build_messages(messages, start, 13)
+
+
+def test_text_that_is_no_text_raises(build_messages):
+    """A key that UTF-8 cannot express raises what Python raises for it."""
+    with pytest.raises(UnicodeEncodeError):
+        build_messages([("\ud800", b"")], 0, 100)
+
+
+@needs_compiled
+def test_the_compiled_twin_refuses_nonsense():
+    """Wrong types and bounds raise; they do not crash."""
+    with pytest.raises(TypeError):
+        compiled(["MSG a"], 0, 1, {})
+    with pytest.raises(TypeError):
+        compiled((b"MSG a\0",), 0, 1, {})
+    with pytest.raises(TypeError):
+        compiled(None, 0, 0, {})
+    with pytest.raises(IndexError):
+        compiled([b"MSG a\0"], 0, 2, {b"a": ()})
+    with pytest.raises(IndexError):
+        compiled([b"MSG a\0"], -1, 1, {b"a": ()})
+    with pytest.raises(TypeError):
+        compiled_messages([b"MSG a\0", "MSG a\0"], 0, 2, {b"a": ()}, Message)
+    for start, end in ((0, 2), (-1, 1)):
+        with pytest.raises(IndexError):
+            compiled_messages([b"MSG a\0"], start, end, {b"a": ()}, Message)
+    for kind in (list, os.stat_result, Message(b"", b""), None):
+        with pytest.raises(TypeError):
+            compiled_messages([b"MSG a\0"], 0, 1, {b"a": ()}, kind)
+    with pytest.raises(TypeError):
+        compiled_build((("k", b""),), 0, 9)
+    with pytest.raises(IndexError):
+        compiled_build([("k", b"")], -1, 9)
+
+
+@pytest.mark.parametrize("total_size", [_total_size, pytest.param(compiled_size, marks=needs_compiled)])
+def test_total_size(total_size):
+    """It is the sum of the lengths, replies' too; the compiled function says so where something is no packet."""
+    assert total_size([]) == 0
+    assert total_size([b"", b"12", Reply(b"345")]) == 5
+    with pytest.raises(TypeError):
+        total_size([b"12", 5])

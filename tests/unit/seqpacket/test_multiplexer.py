@@ -1,0 +1,461 @@
+"""The hub: in the reactor while it has sockets, fair among them, and proof against their failures."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from twisted.internet import main
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
+from twisted.python.failure import Failure
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Hub
+from sbus.seqpacket.transport import PacketTransport
+from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, socket_pair
+
+
+class Handler:
+    """A socket in the hub that writes down what it is told.
+
+    :ivar react: called when it is ready.
+    """
+
+    def __init__(self, hub: Hub, events: int = READ, name: str = "") -> None:
+        self.hub = hub
+        self.sock, self.peer = socket_pair()
+        self.name = name
+        self.events: list[int] = []
+        self.alone: list[bool] = []
+        self.failures: list[Failure] = []
+        self.reasons: list[Failure] = []
+        self.react: Callable[[], object] = lambda: None
+        hub.add(self.sock.fileno(), self, events)
+
+    def ready(self, events: int, alone: bool) -> None:
+        self.events.append(events)
+        self.alone.append(alone)
+        self.react()
+
+    def failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
+
+    def lost(self, reason: Failure) -> None:
+        self.reasons.append(reason)
+        self.close()
+
+    def close(self) -> None:
+        self.hub.remove(self.sock.fileno())
+        self.sock.close()
+        self.peer.close()
+
+
+@pytest.fixture
+def reactor() -> HandTurnedReactor:
+    return HandTurnedReactor()
+
+
+@pytest.fixture
+def hub(reactor: HandTurnedReactor) -> Hub:
+    return Hub.of(reactor)
+
+
+@pytest.fixture
+def handlers(hub: Hub) -> Iterator[Callable[..., Handler]]:
+    """Makes handlers, and closes those that are left."""
+    made: list[Handler] = []
+
+    def make(*args: Any) -> Handler:
+        made.append(Handler(hub, *args))
+        return made[-1]
+
+    yield make
+    for handler in made:
+        if handler.sock.fileno() >= 0:
+            handler.close()
+
+
+@pytest.fixture
+def logged() -> Iterator[list[LogEvent]]:
+    """The failures that are logged during the test."""
+    events: list[LogEvent] = []
+
+    @implementer(ILogObserver)
+    def observe(event: LogEvent) -> None:
+        if "log_failure" in event:
+            events.append(event)
+
+    globalLogPublisher.addObserver(observe)
+    yield events
+    globalLogPublisher.removeObserver(observe)
+
+
+# --- in the reactor, and out of it --------------------------------------------------------------
+
+
+def test_in_the_reactor_while_it_has_sockets(reactor, hub, handlers):
+    """The hub is in the reactor while it has a socket, and no longer."""
+    assert reactor.getReaders() == []
+    assert hub.fileno() == -1
+    one, two = handlers(), handlers()
+    assert reactor.getReaders() == [hub]
+    assert os.readlink(f"/proc/self/fd/{hub.fileno()}") == "anon_inode:[eventpoll]"
+    one.close()
+    assert reactor.getReaders() == [hub]
+    two.close()
+    assert reactor.getReaders() == []
+    assert hub.fileno() == -1
+    hub.doRead()
+
+
+def test_comes_back(reactor, hub, handlers):
+    """A hub that was idle goes on with the next socket."""
+    handlers().close()
+    handler = handlers()
+    handler.peer.send(b"one")
+    reactor.turn()
+    assert handler.events == [READ]
+
+
+def test_no_descriptor_is_left(reactor):
+    """A hundred starts and stops leave no descriptor open, and no buffers in the hub."""
+    before = descriptors()
+    for _ in range(100):
+        recorder = Recorder()
+        ours, peer = socket_pair()
+        PacketTransport(reactor, ours).start(recorder)
+        peer.send(b"one")
+        reactor.turn()
+        peer.close()
+        reactor.settle()
+        assert recorder.lost
+        assert recorder.packets == [b"one"]
+    assert descriptors() == before
+    assert reactor.getReaders() == []
+
+
+def test_one_hub_a_reactor(reactor, hub):
+    """A reactor has one hub, and shares it with no other."""
+    other = HandTurnedReactor()
+    assert Hub.of(reactor) is hub
+    assert Hub.of(other) is not hub
+    assert Hub.of(other).reactor is other
+
+
+def test_reactors_do_not_meet(handlers):
+    """The turn of one reactor serves no socket of another's."""
+    mine, yours = HandTurnedReactor(), HandTurnedReactor()
+    one, two = Handler(Hub.of(mine)), Handler(Hub.of(yours))
+    one.peer.send(b"one")
+    two.peer.send(b"two")
+    mine.turn()
+    assert (one.events, two.events) == ([READ], [])
+    yours.turn()
+    assert (one.events, two.events) == ([READ], [READ])
+    one.close()
+    assert mine.getReaders() == []
+    assert len(yours.getReaders()) == 1
+    two.close()
+
+
+def test_hub_goes_with_its_reactor():
+    """Neither a reactor that nobody uses any more nor its hub stays in memory."""
+    reactor = HandTurnedReactor()
+    Handler(Hub.of(reactor)).close()
+    gone = weakref.ref(reactor), weakref.ref(Hub.of(reactor))
+    del reactor
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_read_descriptor(hub):
+    """The hub is what the reactor expects to read from."""
+    verifyObject(IReadDescriptor, hub)
+    assert hub.logPrefix() == "sbus"
+
+
+# --- what is ready ------------------------------------------------------------------------------
+
+
+def test_events(reactor, hub, handlers):
+    """A socket is told what it is watched for, and always of a hang-up."""
+    handler = handlers(WRITE)
+    handler.peer.send(b"one")
+    reactor.turn()
+    assert handler.events == [WRITE]
+    hub.modify(handler.sock.fileno(), 0)
+    reactor.turn()
+    assert handler.events == [WRITE]
+    hub.modify(handler.sock.fileno(), READ)
+    reactor.turn()
+    assert handler.events == [WRITE, READ]
+    hub.modify(handler.sock.fileno(), 0)
+    handler.peer.close()
+    reactor.turn()
+    assert handler.events[2] & HANGUP
+    assert not handler.events[2] & (READ | WRITE)
+
+
+def test_alone(reactor, handlers):
+    """A socket learns whether it is the only one that is ready."""
+    one, two = handlers(), handlers()
+    one.peer.send(b"one")
+    reactor.turn()
+    two.peer.send(b"two")
+    reactor.turn()
+    assert one.alone == [True, False]
+    assert two.alone == [False]
+
+
+def test_crowded(reactor, hub, handlers):
+    """It is crowded where more than one socket has something to be read; who can only write is none of these."""
+    one, two = handlers(), handlers(WRITE)
+    seen = []
+    one.react = lambda: seen.append(hub.is_crowded)
+    one.peer.send(b"one")
+    reactor.turn()
+    hub.modify(two.sock.fileno(), READ)
+    reactor.turn()
+    two.peer.send(b"two")
+    reactor.turn()
+    assert seen == [False, False, True]
+
+
+def test_so_many_a_turn(reactor, handlers):
+    """A turn serves no more than 64 sockets; those that are ready all the time are served in rotation."""
+    many = [handlers() for _ in range(200)]
+    for handler in many:
+        handler.peer.send(b"one")
+    reactor.turn()
+    assert sum(len(handler.events) for handler in many) == 64
+    reactor.turn(3)
+    assert {len(handler.events) for handler in many} == {1, 2}
+
+
+def test_looks_again_while_something_is_read(reactor, hub, handlers):
+    """Who becomes ready while others read is served in the same turn, and a turn has an end."""
+    one, two, mute = handlers(), handlers(), handlers()
+
+    def read():
+        one.sock.recv(100)
+        hub.has_read = True
+        two.peer.send(b"for two")
+
+    one.react = read
+    one.peer.send(b"one")
+    reactor.turn()
+    assert len(one.events) == len(two.events) == 1
+    assert mute.events == []
+    rounds = []
+
+    def read_for_ever():
+        rounds.append(hub.round)
+        hub.has_read = True
+
+    two.react = read_for_ever
+    reactor.turn()
+    assert rounds == list(range(8))
+
+
+def test_removed_in_the_same_turn(reactor, hub, handlers):
+    """A socket that is removed by another's doings in the same turn is told nothing any more."""
+    one, two = handlers(), handlers()
+    one.react = two.close
+    two.react = one.close
+    one.peer.send(b"one")
+    two.peer.send(b"two")
+    reactor.turn()
+    assert len(one.events) + len(two.events) == 1
+
+
+def test_remove_all_in_a_turn(reactor, hub, handlers):
+    """A turn in which the last socket is removed ends well."""
+    handler = handlers()
+    handler.react = handler.close
+    handler.peer.send(b"one")
+    reactor.turn()
+    assert reactor.getReaders() == []
+    assert handler.failures == []
+
+
+def test_remove_unknown(hub, handlers):
+    """To remove a socket that is not there does nothing."""
+    handler = handlers()
+    hub.remove(handler.peer.fileno())
+    handler.close()
+    hub.remove(0)
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def test_failure_is_contained(reactor, handlers, logged):
+    """An exception of one socket's is logged and told to it; the others are served."""
+
+    def fail():
+        raise ZeroDivisionError
+
+    many = [handlers() for _ in range(10)]
+    bad = many[4]
+    bad.react = fail
+    for handler in many:
+        handler.peer.send(b"one")
+    reactor.turn()
+    assert all(handler.events for handler in many)
+    assert [len(handler.failures) for handler in many] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    bad.failures[0].trap(ZeroDivisionError)
+    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+    assert logged[0]["handler"] is bad
+
+
+def test_failure_of_a_failure(reactor, handlers, logged):
+    """An exception while a failed socket is cleaned up is logged, and harms no other either."""
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    bad, good = handlers(), handlers()
+    bad.react = fail
+    bad.failed = fail
+    for handler in (bad, good):
+        handler.peer.send(b"one")
+    reactor.turn()
+    assert good.events == [READ]
+    assert len(logged) == 2
+
+
+def test_reactor_gives_up(reactor, hub, handlers, logged):
+    """When the reactor gives the hub up, as it does on stopping, every socket is told, whatever the others do."""
+
+    def fail(reason):
+        raise ZeroDivisionError
+
+    many = [handlers() for _ in range(5)]
+    many[2].lost = fail
+    reason = Failure(main.CONNECTION_LOST)
+    for reader in reactor.removeAll():
+        reader.connectionLost(reason)
+    assert [handler.reasons for handler in many] == [[reason], [reason], [], [reason], [reason]]
+    assert len(logged) == 1
+    assert hub.fileno() == -1
+    late = handlers()
+    late.peer.send(b"one")
+    reactor.turn()
+    assert late.events == [READ]
+
+
+# --- soon ---------------------------------------------------------------------------------------
+
+
+def test_soon_in_a_turn(reactor, hub, handlers):
+    """What is put off during a turn is done in its end, after every socket was served, in order."""
+    calls: list[Any] = []
+    many = [handlers() for _ in range(3)]
+
+    def react(i):
+        calls.append(("ready", i))
+        hub.soon(calls.append, ("soon", i))
+
+    for i, handler in enumerate(many):
+        handler.react = lambda i=i: react(i)
+        handler.peer.send(b"one")
+    reactor.turn()
+    assert [what for what, _ in calls] == ["ready"] * 3 + ["soon"] * 3
+    assert [i for _, i in calls[:3]] == [i for _, i in calls[3:]]
+
+
+def test_soon_outside_of_a_turn(reactor, hub):
+    """What is put off outside of a turn is done by the reactor, in order, and never at once."""
+    calls: list[int] = []
+    for i in range(3):
+        hub.soon(calls.append, i)
+    assert calls == []
+    assert len(reactor.getDelayedCalls()) == 1
+    reactor.advance(0)
+    assert calls == [0, 1, 2]
+    assert reactor.getDelayedCalls() == []
+
+
+def test_soon_before_a_turn(reactor, hub, handlers):
+    """What was put off before a turn is done once, in that turn, before what the turn puts off."""
+    calls: list[str] = []
+    handler = handlers()
+    handler.react = lambda: hub.soon(calls.append, "in the turn")
+    handler.peer.send(b"one")
+    hub.soon(calls.append, "before")
+    hub.doRead()
+    assert calls == ["before", "in the turn"]
+    reactor.advance(0)
+    assert calls == ["before", "in the turn"]
+
+
+def test_soon_out_of_soon(reactor, hub, handlers):
+    """What is put off by what was put off is done in the same turn, but a turn does not go on for ever."""
+    calls: list[int] = []
+
+    def again(i):
+        calls.append(i)
+        hub.soon(again, i + 1)
+
+    handler = handlers()
+    handler.react = lambda: hub.soon(again, 0)
+    handler.peer.send(b"one")
+    hub.doRead()
+    assert calls == [0, 1, 2, 3]
+    hub.modify(handler.sock.fileno(), 0)
+    reactor.turn()
+    assert len(calls) < 10
+    assert calls == list(range(len(calls)))
+    before = len(calls)
+    reactor.turn()
+    assert len(calls) > before
+
+
+def test_soon_that_fails(reactor, hub, logged):
+    """An exception in what was put off is logged, and the rest is done."""
+    calls: list[str] = []
+    hub.soon(calls.append, "one")
+    hub.soon(lambda: 1 // 0)
+    hub.soon(calls.append, "two")
+    reactor.advance(0)
+    assert calls == ["one", "two"]
+    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+
+
+# --- buffers ------------------------------------------------------------------------------------
+
+
+def test_buffers_are_shared(hub):
+    """Sockets with the same limit read through the same buffers, whose size has a bound."""
+    assert hub.reader(1000) is hub.reader(1000)
+    assert hub.reader(1000) is not hub.reader(1001)
+    for limit in (1000, 409_600, 1 << 20, 16 << 20):
+        reader = hub.reader(limit)
+        assert reader.max_packet == limit
+        assert 1 <= reader.batch <= 64
+        assert reader.batch * limit <= 32 << 20
+    assert hub.reader(409_600).batch == 64
+
+
+def test_buffers_are_freed(hub, handlers):
+    """An idle hub keeps no buffers."""
+    handler = handlers()
+    reader = hub.reader(1000)
+    handler.close()
+    assert hub.reader(1000) is not reader
+
+
+def test_failed_registration(reactor, hub):
+    """A descriptor that cannot be watched leaves nothing behind, neither in the hub nor in the reactor."""
+    with open(__file__) as file:
+        before = descriptors()
+        with pytest.raises(PermissionError):
+            hub.add(file.fileno(), Handler.__new__(Handler), READ)
+        assert reactor.getReaders() == []
+        assert descriptors() == before

@@ -1,0 +1,1374 @@
+"""The transport in every order of events: real sockets, a reactor that is turned by hand."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet import error
+from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
+from zope.interface.verify import verifyObject
+
+from sbus.errors import CloseReason
+from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, Strategy
+from sbus.flood.fifo import HIGH_WATER, PlainQueue
+from sbus.interfaces import IPacketQueue, IPacketTransport
+from sbus.protocol.bundles import LARGEST, Packed, pack, unbundle
+from sbus.seqpacket import writing as module
+from sbus.seqpacket.transport import PacketTransport
+from sbus.syscalls.batch import send_packets
+from sbus.syscalls.sockets import raise_send_buffer, sendable
+from sbus.testing import FakePacketTransport
+from tests.support.reactors import BatchRecorder, HalfRecorder, HandTurnedReactor, Recorder, received, socket_pair
+
+
+class World:
+    """A reactor turned by hand, and connections in it."""
+
+    def __init__(self) -> None:
+        self.reactor = HandTurnedReactor()
+        self.peers: list[socket.socket] = []
+        self.transports: list[PacketTransport] = []
+
+    def connect(
+        self,
+        protocol: Recorder,
+        max_packet: int = 1000,
+        transport_class: type[PacketTransport] = PacketTransport,
+    ) -> socket.socket:
+        ours, peer = socket_pair()
+        self.peers.append(peer)
+        transport = transport_class(self.reactor, ours, max_packet)
+        self.transports.append(transport)
+        transport.start(protocol)
+        return peer
+
+    def turn(self, times: int = 1) -> None:
+        self.reactor.turn(times)
+
+    def settle(self) -> None:
+        self.reactor.settle()
+
+    def close(self) -> None:
+        """Close everything; nothing may be left in the reactor."""
+        for peer in self.peers:
+            peer.close()
+        for transport in self.transports:
+            transport.abortConnection()
+        self.settle()
+        assert self.reactor.getReaders() == []
+        assert [call for call in self.reactor.getDelayedCalls() if call.active()] == []
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%04d" % i for i in range(start, start + count)]
+
+
+class Watched:
+    """A receiver that writes down what flood control says to it (`sbus.flood.Receiver`)."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self.reasons: list[CloseReason] = []
+
+    def mayBlock(self) -> bool:
+        return False
+
+    def block(self, until_empty: bool) -> None:
+        raise AssertionError("it may not block")
+
+    def moved(self, room: bool, empty: bool) -> None:
+        pass
+
+    def congested(self, now: bool) -> None:
+        pass
+
+    def dropped(self, packets: int, size: int) -> None:
+        self.lost += packets
+
+    def misbehaved(self, reason: CloseReason) -> None:
+        self.reasons.append(reason)
+
+
+def flood_controlled(transport: PacketTransport, soft: Strategy) -> tuple[SendQueue, Watched]:
+    """Give a transport a queue with flood control, as the server does."""
+    receiver = Watched()
+    queue = SendQueue(receiver, QueueLimits(), SharedBudget())
+    queue.choose(soft=soft)
+    transport.queue = queue
+    return queue, receiver
+
+
+QUEUE, DISCARD, _, ERROR = SOFT_STRATEGIES
+
+# --- any order of events ------------------------------------------------------------------------
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(1, 100)),
+        st.tuples(st.just("read"), st.integers(1, 100)),
+        st.tuples(st.just("write"), st.integers(1, 200)),
+        st.tuples(st.just("take"), st.integers(1, 50)),
+        st.tuples(st.sampled_from(["pause", "resume", "turn", "flush"]), st.just(1)),
+    ),
+    max_size=40,
+)
+
+
+def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None:
+    """Do all this to a connection, then let it come to rest: nothing is lost, doubled or out of order."""
+    world = World()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    sent: list[bytes] = []
+    written: list[bytes] = []
+    read: list[bytes] = []
+    for step, count in script:
+        if step == "send":
+            for packet in numbered(count, len(sent)):
+                try:
+                    peer.send(packet)
+                except BlockingIOError:
+                    break
+                sent.append(packet)
+        elif step == "read":
+            for _ in range(count):
+                try:
+                    read.append(peer.recv(2000))
+                except BlockingIOError:
+                    break
+        elif step == "write":
+            packets = numbered(count, len(written))
+            transport.writeSequence(packets)
+            written += packets
+        elif step == "take" and isinstance(recorder, BatchRecorder):
+            recorder.room = (recorder.room or 0) + count
+            transport.resumeProducing()
+        elif step == "take":
+            limit = len(recorder.packets) + count
+            recorder.react = lambda _, limit=limit: len(recorder.packets) == limit and transport.pauseProducing()
+            transport.resumeProducing()
+        elif step == "pause":
+            transport.pauseProducing()
+        elif step == "resume":
+            transport.resumeProducing()
+        elif step == "turn":
+            world.turn()
+        else:
+            transport.flush()
+        assert recorder.packets == sent[: len(recorder.packets)]
+        assert read == written[: len(read)]
+    if leave:
+        # Whoever closes with unread packets takes their sender's connection with them; so read first.
+        read += received(peer)
+        peer.close()
+        world.turn(2)
+    recorder.react = None
+    if isinstance(recorder, BatchRecorder):
+        recorder.room = None
+    for _ in range(200):
+        transport.resumeProducing()
+        world.turn()
+        if not leave:
+            read += received(peer)
+    assert recorder.packets == sent
+    if leave:
+        assert read == written[: len(read)]
+        assert len(recorder.lost) == 1
+    else:
+        assert read == written
+        assert not recorder.lost
+    world.close()
+    assert len(recorder.lost) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.sampled_from([Recorder, BatchRecorder]), st.booleans())
+def test_any_order_of_events(script, kind, leave):
+    """However reading, writing, pausing and leaving interleave, each packet arrives once and in order."""
+    play(script, kind(), leave)
+
+
+def test_taken_in_two_turns_after_the_peer_left():
+    """One order of events that needs all the parts: a batch taken in pieces, the peer gone in between."""
+    script = [("take", 5), ("send", 70), ("turn", 1), ("write", 3), ("take", 10), ("turn", 1)]
+    play(script, BatchRecorder(), True)
+    play(script, Recorder(), True)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_reads_more_in_a_turn_when_alone(world):
+    """A socket that alone is ready is read for several batches in a turn, but not without bound."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder)
+    raise_send_buffer(peer, 409_600)
+    for packet in numbered(700):
+        peer.send(packet)
+    world.turn()
+    assert recorder.batches == [64] * 8
+    world.turn()
+    assert recorder.packets == numbered(700)
+
+
+def test_reads_one_where_the_last_came_alone(world, monkeypatch):
+    """Whose last packet came alone is read for one, and for batches again when more have come."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder)
+    asked = []
+
+    class Reader:
+        def read(self, sock, most):
+            asked.append(most)
+            return reader.read(sock, most)
+
+    reader = recorder.transport._reader
+    monkeypatch.setattr(recorder.transport, "_reader", Reader())
+    for count in (1, 1, 5, 5):
+        for packet in numbered(count):
+            peer.send(packet)
+        world.turn()
+    assert recorder.batches == [1, 1, 1, 4, 5]
+    assert asked[:4] == [64, 1, 1, 64]
+    assert min(asked[4:]) > 1
+
+
+def test_sockets_in_company_take_turns(world):
+    """Of several sockets that are ready none is read for a second batch before each was read for one."""
+    order = []
+
+    class Ordered(BatchRecorder):
+        def packetsReceived(self, packets):
+            order.append((recorders.index(self), len(packets)))
+            return super().packetsReceived(packets)
+
+    recorders = [Ordered() for _ in range(3)]
+    for recorder in recorders:
+        peer = world.connect(recorder)
+        for packet in numbered(200):
+            peer.send(packet)
+    world.turn()
+    assert [sorted(order[at : at + 3]) for at in range(0, 9, 3)] == [[(n, 64) for n in range(3)]] * 3
+    assert sorted(order[9:]) == [(n, 8) for n in range(3)]
+
+
+def test_share(world):
+    """A protocol says how much of it is read in one go while others want to be read too, and shortly after."""
+    recorders = [BatchRecorder() for _ in range(2)]
+    peers = [world.connect(recorder) for recorder in recorders]
+    busy = recorders[0]
+    busy.transport.share = 10
+    for peer in peers:
+        for packet in numbered(40):
+            peer.send(packet)
+    world.turn()
+    assert busy.batches == [10] * 4
+    assert recorders[1].batches == [40]
+    for packet in numbered(40):
+        peers[0].send(packet)
+    world.turn()
+    assert max(busy.batches) == 10
+    for _ in range(64):
+        peers[0].send(b"alone")
+        world.turn()
+    for packet in numbered(2) * 30:
+        peers[0].send(packet)
+    world.turn(3)
+    assert max(busy.batches) > 50
+
+
+def test_large_packets_come_in_small_batches(world):
+    """The buffers of a batch stay within bounds, however long a packet may be."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder, max_packet=16 << 20)
+    for packet in numbered(10):
+        peer.send(packet)
+    world.turn()
+    assert recorder.batches == [2] * 5
+
+
+def test_lose_connection_over_a_kept_packet(world):
+    """A protocol that closes while it is given what was kept for it is given nothing more."""
+
+    class Closing(BatchRecorder):
+        def packetsReceived(self, packets):
+            if self.packets:
+                self.transport.loseConnection()
+                self.packets += packets
+                return len(packets)
+            return super().packetsReceived(packets)
+
+    recorder = Closing()
+    recorder.room = 2
+    peer = world.connect(recorder)
+    for packet in numbered(5):
+        peer.send(packet)
+    world.settle()
+    recorder.transport.writeSequence([b"x" * 900] * 1000)
+    recorder.transport.resumeProducing()
+    for packet in numbered(5, 5):
+        peer.send(packet)
+    world.settle()
+    assert recorder.packets == numbered(5)
+    assert not recorder.lost, "what was written is not sent yet"
+
+
+def test_resume_after_end_of_file(world):
+    """To pause and resume a half-closed connection does not tell its end-of-file again, nor close it."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder)
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    recorder.transport.pauseProducing()
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.halves == ["read"]
+    recorder.transport.write(b"still open")
+    world.settle()
+    assert received(peer) == [b"still open"]
+
+
+def test_pause_and_resume_at_the_end_of_file(world):
+    """A protocol that pauses and resumes over the last packet before end-of-file is told of it once."""
+
+    def react(packet):
+        recorder.transport.pauseProducing()
+        recorder.transport.resumeProducing()
+
+    recorder = HalfRecorder(react)
+    peer = world.connect(recorder)
+    peer.send(b"last")
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    assert recorder.halves == ["read"]
+    assert not recorder.lost
+
+
+def test_resume_of_a_closed_connection(world):
+    """To resume a connection that is closing or lost does nothing."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.pauseProducing()
+    peer.send(b"one")
+    world.settle()
+    recorder.transport.loseConnection()
+    recorder.transport.resumeProducing()
+    world.settle()
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == []
+    assert len(recorder.lost) == 1
+
+
+def test_pause_again_at_once(world):
+    """A protocol that resumes and pauses again at once is given nothing."""
+    recorder = Recorder(lambda packet: recorder.transport.pauseProducing())
+    peer = world.connect(recorder)
+    for packet in numbered(5):
+        peer.send(packet)
+    world.settle()
+    recorder.transport.resumeProducing()
+    recorder.transport.pauseProducing()
+    world.settle()
+    assert recorder.packets == numbered(1)
+
+    batches = BatchRecorder()
+    peer = world.connect(batches)
+    batches.transport.pauseProducing()
+    batches.transport.resumeProducing()
+    batches.transport.pauseProducing()
+    peer.send(b"one")
+    world.settle()
+    assert batches.batches == []
+
+
+def test_abort_between_batches(world):
+    """A protocol that aborts over a batch is given no other, though more has been sent."""
+
+    class Aborting(BatchRecorder):
+        def packetsReceived(self, packets):
+            self.transport.abortConnection()
+            return super().packetsReceived(packets)
+
+    recorder = Aborting()
+    peer = world.connect(recorder)
+    for packet in numbered(200):
+        peer.send(packet)
+    world.settle()
+    assert recorder.batches == [64]
+    assert len(recorder.lost) == 1
+
+
+def test_failed_read(world, monkeypatch):
+    """A read that fails ends the connection with ConnectionLost, which names the error."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+
+    class BrokenReader:
+        def read(self, sock, most=64):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(recorder.transport, "_reader", BrokenReader())
+    peer.send(b"one")
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionLost)
+    assert "EIO" in str(recorder.lost[0].value)
+
+
+def test_failed_read_of_a_vanished_peer(world, monkeypatch):
+    """A read that fails when the peer has vanished while paused is the end of what it sent."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+
+    class BrokenReader:
+        def read(self, sock, most=64):
+            raise OSError(errno.EIO, "Input/output error")
+
+    recorder.transport.pauseProducing()
+    monkeypatch.setattr(recorder.transport, "_reader", BrokenReader())
+    peer.close()
+    world.settle()
+    assert not recorder.lost
+    recorder.transport.resumeProducing()
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionDone)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def test_what_is_written_in_one_turn_goes_in_one_batch(world, monkeypatch):
+    """Packets written one by one are sent together, when the events in hand are dealt with."""
+    batches = []
+
+    def send(sock, packets):
+        batches.append(len(packets))
+        return len(packets)
+
+    monkeypatch.setattr(module, "send_packets", send)
+    recorder = Recorder(lambda packet: recorder.transport.write(packet))
+    peer = world.connect(recorder)
+    for packet in numbered(50):
+        peer.send(packet)
+    world.turn()
+    assert batches == [50]
+
+
+def test_send_now(world):
+    """Packets sent past the queue are sent as far as the socket takes them; a connection that is broken takes none."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    assert transport.sendNow(numbered(3)) == 3
+    assert received(peer) == numbered(3)
+    packets = [b"%0400d" % i for i in range(2000)]
+    sent = 0
+    while count := transport.sendNow(packets[sent:]):
+        sent += count
+    assert 0 < sent < 2000
+    assert received(peer) == packets[:sent]
+    assert transport.sendNow([b"x" * (sendable(transport.getHandle()) + 1)]) == 0
+    peer.shutdown(socket.SHUT_RD)
+    assert transport.sendNow([b"nobody reads"]) == 0
+    assert transport.connected
+    transport.abortConnection()
+    assert transport.sendNow([b"too late"]) == 0
+
+
+def test_send_now_where_bundles_are_sent(world):
+    """Who gets bundles gets what comes together in bundles past the queue too, but not before the answer is sent."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    transport.startBundling(1000)
+    assert transport.sendNow(numbered(2)) == 0
+    assert transport.sendNow([b"alone"]) == 1
+    transport.write(b"answer")
+    transport.flush()
+    assert received(peer) == [b"alone", b"answer"]
+    assert transport.sendNow(numbered(2)) == 2
+    assert received(peer) == pack(numbered(2), 1000, 1)[0]
+    assert transport.sendNow([b"alone"]) == 1
+    packets = [b"%0400d" % i for i in range(3000)]
+    sent = transport.sendNow(packets)
+    assert 2 < sent < 3000
+    assert sent % 2 == 0
+    assert unbundle(received(peer)) == [b"alone", *packets[:sent]]
+    transport.stopBundling()
+    assert transport.sendNow(numbered(2)) == 2
+    assert received(peer) == numbered(2)
+
+
+def test_send_now_to_many_puts_together_once(world, monkeypatch):
+    """What goes to many is put together once for each size of bundle, and is the same for all."""
+    limits = []
+
+    def counted(packets, limit, most):
+        limits.append(limit)
+        return pack(packets, limit, most)
+
+    monkeypatch.setattr(module, "pack", counted)
+    packets = numbered(10)
+    packed: Packed = {}
+    for limit in (1000, 1000, 900, 1000, 900):
+        recorder = Recorder()
+        peer = world.connect(recorder)
+        recorder.transport.startBundling(limit)
+        recorder.transport.flush()
+        assert recorder.transport.sendNow(packets, packed) == 10
+        got = received(peer)
+        assert len(got) == 1
+        assert unbundle(got) == packets
+    assert limits == [1000, 900]
+
+
+def test_bounded_writing(world, monkeypatch):
+    """A peer that takes everything does not keep the reactor in one flush: the rest goes in the next turns."""
+    monkeypatch.setattr(module, "send_packets", lambda sock, packets: len(packets))
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.writeSequence(numbered(9000))
+    left = 9000
+    while left > 2000:
+        world.turn()
+        assert 0 < left - len(recorder.transport.queue) <= 2 * 16 * 64
+        left = len(recorder.transport.queue)
+    world.settle()
+    assert len(recorder.transport.queue) == 0
+
+
+def test_full_socket_is_not_polled(world):
+    """While a socket is full nobody tries to send; when the peer reads it goes on by itself."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.writeSequence(numbered(1000))
+    world.turn(2)
+    left = len(recorder.transport.queue)
+    assert 0 < left < 1000
+    got = received(peer)
+    world.turn()
+    assert len(recorder.transport.queue) < left
+    for _ in range(20):
+        got += received(peer)
+        world.turn()
+    assert got == numbered(1000)
+
+
+class CountingTransport(PacketTransport):
+    """Counts how often the hub calls on it."""
+
+    calls = 0
+
+    def ready(self, events: int, alone: bool) -> None:
+        self.calls += 1
+        super().ready(events, alone)
+
+
+def test_idle_when_all_is_sent(world):
+    """A connection that was congested, and has sent everything, costs nothing any more."""
+    recorder = Recorder()
+    peer = world.connect(recorder, transport_class=CountingTransport)
+    recorder.transport.writeSequence(numbered(1000))
+    while len(recorder.transport.queue):
+        world.turn()
+        received(peer)
+    world.settle()
+    calls = recorder.transport.calls
+    world.settle()
+    assert recorder.transport.calls == calls
+
+
+def test_idle_when_nothing_can_be_sent(world):
+    """A congested connection whose peer reads no more, though it may still send, costs nothing any more."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder, transport_class=CountingTransport)
+    recorder.transport.writeSequence(numbered(1000))
+    world.settle()
+    peer.shutdown(socket.SHUT_RD)
+    received(peer)  # what the kernel still holds; before that the socket is just full
+    world.settle()
+    assert recorder.halves == ["write"]
+    calls = recorder.transport.calls
+    world.settle()
+    assert recorder.transport.calls == calls
+    peer.send(b"still heard")
+    world.settle()
+    assert recorder.packets == [b"still heard"]
+
+
+def test_aborting_counts_what_waits(world):
+    """What waits in a queue with flood control when its connection is aborted is counted as dropped."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    queue.pending += numbered(1000)
+    recorder.transport.flush()
+    recorder.transport.abortConnection()
+    world.settle()
+    assert receiver.lost + len(received(peer)) == 1001
+
+
+def test_packet_too_long_for_the_socket_is_no_fault_of_the_receivers(world):
+    """A packet that the socket can never take is dropped and counted; the packets around it, and flood control, \
+are not affected."""
+    for soft in (QUEUE, DISCARD, ERROR):
+        for place in (0, 2, 5):
+            recorder = Recorder()
+            peer = world.connect(recorder)
+            queue, receiver = flood_controlled(recorder.transport, soft)
+            packets = numbered(5)
+            queue.pending += [*packets[:place], bytes(sendable(recorder.transport.getHandle()) + 1), *packets[place:]]
+            recorder.transport.flush()
+            assert received(peer) == packets
+            assert receiver.lost == 1
+            assert receiver.reasons == []
+            assert not queue.is_congested
+
+
+def test_several_packets_too_long_for_the_socket(world):
+    """Of a batch all packets arrive but those that the socket can never take."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    long = bytes(sendable(recorder.transport.getHandle()) + 1)
+    queue.pending += [long, b"a", long, long, b"b", long]
+    recorder.transport.flush()
+    assert received(peer) == [b"a", b"b"]
+    assert receiver.lost == 4
+    assert receiver.reasons == []
+
+
+def test_packet_too_long_for_a_congested_socket(world):
+    """A packet that the socket can never take does not block the queue that it waits in."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    queue.pending += numbered(500)
+    recorder.transport.flush()
+    assert queue.is_congested
+    queue.offer([bytes(sendable(recorder.transport.getHandle()) + 1), b"last"])
+    got = []
+    for _ in range(20):
+        got += received(peer)
+        world.turn()
+    assert got == [*numbered(500), b"last"]
+    assert receiver.lost == 1
+
+
+def test_peer_that_left_is_not_said_to_misbehave(world):
+    """Flood control does not take a peer that has left for one whose socket is full; its losses are counted."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder)
+    recorder.transport.pauseProducing()
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    peer.send(b"before it left")
+    peer.close()
+    queue.pending += numbered(100)
+    recorder.transport.flush()
+    assert receiver.reasons == []
+    assert receiver.lost == 100
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == [b"before it left"]
+
+
+def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):
+    """The same if the peer leaves between two packets of one batch, when the kernel just says how many went."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    real = send_packets
+
+    def send(sock, packets):
+        if len(packets) > 1:
+            count = real(sock, packets[:3])
+            peer.close()
+            return count
+        return real(sock, packets)
+
+    monkeypatch.setattr(module, "send_packets", send)
+    queue.pending += numbered(100)
+    recorder.transport.flush()
+    assert receiver.reasons == []
+    assert receiver.lost == 100
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+def test_closing_with_a_queue_that_drops(world):
+    """A connection that is to be closed closes, also if flood control drops what the last flush left."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, DISCARD)
+    queue.pending += numbered(1000)
+    recorder.transport.loseConnection()
+    world.settle()
+    assert len(recorder.lost) == 1
+    assert len(received(peer)) + receiver.lost == 1001
+
+
+@pytest.mark.parametrize(("size", "together"), [(600, 1), (400, 2)])
+def test_many_bundles_are_no_congestion(world, size, together):
+    """A receiver whose socket has room loses nothing to flood control, however many bundles it takes to get there."""
+    for soft in (QUEUE, DISCARD, ERROR):
+        recorder = Recorder()
+        peer = world.connect(recorder)
+        queue, receiver = flood_controlled(recorder.transport, soft)
+        recorder.transport.startBundling(1000)
+        recorder.transport.flush()
+        packets = [bytes([i]) * size for i in range(20 * together)]
+        queue.pending += packets
+        recorder.transport.flush()
+        got = received(peer)
+        assert unbundle(list(got)) == packets
+        assert len(got) == 20
+        assert (receiver.lost, receiver.reasons, queue.is_congested) == (0, [], False)
+
+
+def test_full_socket_where_bundles_are_sent(world):
+    """Flood control gets what a full socket leaves of many bundles: nothing is lost, doubled or out of order."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    recorder.transport.startBundling(1000)
+    recorder.transport.flush()
+    queue.pending += [b"%0400d" % i for i in range(3000)]
+    recorder.transport.flush()
+    assert queue.is_congested
+    got = []
+    for _ in range(50):
+        got += unbundle(received(peer))
+        world.turn()
+    assert got == [b"%0400d" % i for i in range(3000)]
+    assert receiver.lost == 0
+
+
+def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
+    """What was taken is lost, and is no fault of flood control's, also if some bundles have gone out before."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    recorder.transport.startBundling(1000)
+    recorder.transport.flush()
+    real = send_packets
+
+    def send(sock, packets):
+        count = real(sock, packets)
+        peer.close()
+        return count
+
+    monkeypatch.setattr(module, "send_packets", send)
+    queue.pending += [bytes(600)] * 20
+    recorder.transport.flush()
+    assert (receiver.lost, receiver.reasons) == (20, [])
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+@pytest.mark.parametrize("first", [[], [bytes(7000)]])
+def test_send_buffer_made_smaller_than_a_bundle(world, first):
+    """What the socket takes no bundle of so long goes in shorter ones; only a packet too long by itself is refused."""
+    for has_flood_control in (True, False):
+        recorder = Recorder()
+        peer = world.connect(recorder)
+        transport = recorder.transport
+        if has_flood_control:
+            queue, receiver = flood_controlled(transport, QUEUE)
+        transport.startBundling(LARGEST)
+        transport.flush()
+        transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
+        packets = first + [b"%0500d" % i for i in range(200)]
+        if has_flood_control:
+            too_long = bytes(sendable(transport.getHandle()) + 1)
+            queue.pending += [*packets[:100], too_long, *packets[100:]]
+            transport.flush()
+        else:
+            transport.writeSequence(packets)
+        got = []
+        for _ in range(100):
+            world.turn()
+            got += received(peer)
+        assert unbundle(list(got)) == packets
+        assert len(got) < len(packets) / 5
+        assert not recorder.lost
+        if has_flood_control:
+            assert (len(queue), receiver.lost, receiver.reasons) == (0, 1, [])
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_kernel_without_memory(world, monkeypatch, number):
+    """When the kernel has no memory for packets they are tried again a little later, and no sooner."""
+    attempts = []
+    out_of_memory = True
+
+    def send(sock, packets):
+        attempts.append(len(packets))
+        if out_of_memory:
+            raise OSError(number, "no memory")
+        return real(sock, packets)
+
+    real = send_packets
+    monkeypatch.setattr(module, "send_packets", send)
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.writeSequence(numbered(3))
+    world.turn(10)
+    assert attempts == [3]
+    world.reactor.advance(0.1)
+    world.turn(10)
+    assert attempts == [3, 3]
+    out_of_memory = False
+    world.reactor.advance(0.1)
+    world.settle()
+    assert received(peer) == numbered(3)
+    assert not recorder.lost
+
+
+def test_closed_while_the_kernel_has_no_memory(world, monkeypatch):
+    """A connection that closes while it waits for the kernel's memory leaves no timer behind."""
+
+    def send(sock, packets):
+        raise OSError(errno.ENOBUFS, "no memory")
+
+    monkeypatch.setattr(module, "send_packets", send)
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.write(b"one")
+    world.turn()
+    assert len(world.reactor.getDelayedCalls()) == 1
+    recorder.transport.abortConnection()
+    world.settle()
+    assert recorder.lost
+    assert world.reactor.getDelayedCalls() == []
+
+
+# --- producers ----------------------------------------------------------------------------------
+
+
+class Producer:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def resumeProducing(self) -> None:
+        self.calls.append("resume")
+
+    def pauseProducing(self) -> None:
+        self.calls.append("pause")
+
+    def stopProducing(self) -> None:
+        self.calls.append("stop")
+
+
+def test_push_producer_is_told_once(world):
+    """A push producer that does not stop writing is told to pause once, and to resume once all is sent."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    producer = Producer()
+    recorder.transport.registerProducer(producer, True)
+    packets = [b"x" * 1000] * (HIGH_WATER // 1000 + 300)
+    recorder.transport.writeSequence(packets[: HIGH_WATER // 1000])
+    assert producer.calls == []
+    recorder.transport.writeSequence(packets[HIGH_WATER // 1000 :])
+    assert producer.calls == ["pause"]
+    got = []
+    for _ in range(20):
+        world.turn()
+        got += received(peer)
+    assert got == packets
+    assert producer.calls == ["pause", "resume"]
+
+
+def test_producer_and_loss_of_writing(world):
+    """A producer is stopped, once, when nothing can be written any more, though the connection is still read."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder)
+    producer = Producer()
+    recorder.transport.registerProducer(producer, True)
+    recorder.transport.write(b"last")
+    peer.shutdown(socket.SHUT_RD)
+    recorder.transport.flush()
+    world.settle()
+    assert producer.calls == ["stop"]
+    assert recorder.halves == ["write"]
+    peer.send(b"still heard")
+    world.settle()
+    assert recorder.packets == [b"still heard"]
+    assert not recorder.lost
+    recorder.transport.abortConnection()
+    world.settle()
+    assert producer.calls == ["stop"]
+
+
+def test_producer_that_fails_to_stop(world):
+    """A producer that raises when it is stopped does not keep the protocol from being told."""
+
+    class Stubborn(Producer):
+        def stopProducing(self):
+            raise ZeroDivisionError
+
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.registerProducer(Stubborn(), True)
+    recorder.transport.abortConnection()
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+def test_lose_write_connection_waits_for_the_producer(world):
+    """loseWriteConnection waits for the producer, too, to finish."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    producer = Producer()
+    recorder.transport.registerProducer(producer, True)
+    recorder.transport.loseWriteConnection()
+    world.settle()
+    recorder.transport.write(b"last")
+    world.settle()
+    assert received(peer) == [b"last"]
+    recorder.transport.unregisterProducer()
+    recorder.transport.write(b"never")
+    world.settle()
+    assert received(peer) == [b""]
+
+
+# --- closing ------------------------------------------------------------------------------------
+
+
+def test_lose_connection_after_lose_write_connection(world):
+    """A connection whose writing end is shut already is closed by loseConnection."""
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.loseWriteConnection()
+    world.settle()
+    assert not recorder.lost
+    recorder.transport.loseConnection()
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionDone)
+
+
+def test_lose_connection_after_a_failed_write(world):
+    """A paused connection whose peer has left is closed by loseConnection."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.pauseProducing()
+    peer.close()
+    recorder.transport.write(b"one")
+    world.settle()
+    assert not recorder.lost
+    recorder.transport.loseConnection()
+    world.settle()
+    recorder.lost[0].trap(error.ConnectionDone)
+
+
+def test_stop_producing_closes(world):
+    """A consumer that stops the transport as its producer closes the connection."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.write(b"one")
+    recorder.transport.stopProducing()
+    world.settle()
+    assert received(peer) == [b"one", b""]
+    assert len(recorder.lost) == 1
+
+
+def test_abort_out_of_flow_control(world):
+    """A queue that has its connection aborted in the middle of a flush sends nothing more."""
+
+    class Aborting(PlainQueue):
+        __slots__ = ()
+
+        def done(self, taken, sent):
+            super().done(taken, sent)
+            recorder.transport.abortConnection()
+
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    recorder.transport.queue = Aborting()
+    recorder.transport.writeSequence(numbered(10))
+    world.settle()
+    recorder.transport.write(b"never")
+    recorder.transport.flush()
+    assert received(peer) == [*numbered(10), b""]
+    recorder.lost[0].trap(error.ConnectionAborted)
+
+
+def test_close_again(world):
+    """To close a lost connection, in whatever way, does nothing."""
+    recorder = Recorder()
+    world.connect(recorder)
+    transport = recorder.transport
+    transport.abortConnection()
+    transport.abortConnection()
+    world.settle()
+    for again in (transport.abortConnection, transport.loseConnection, transport.loseWriteConnection, transport.flush):
+        again()
+    transport.write(b"never")
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
+def test_protocol_that_fails_to_start(world):
+    """A protocol that raises in makeConnection is told that the connection is lost, and it is closed."""
+
+    class Failing(Recorder):
+        def connectionMade(self):
+            raise ZeroDivisionError
+
+    ours, peer = socket_pair()
+    recorder = Failing()
+    with pytest.raises(ZeroDivisionError):
+        PacketTransport(world.reactor, ours).start(recorder)
+    recorder.lost[0].trap(ZeroDivisionError)
+    assert received(peer) == [b""]
+    assert ours.fileno() == -1
+    assert world.reactor.getReaders() == []
+    peer.close()
+
+
+# --- who and where ------------------------------------------------------------------------------
+
+
+def test_interfaces(world):
+    """The transport has everything that its interfaces promise."""
+    recorder = Recorder()
+    world.connect(recorder)
+    for interface in (IPacketTransport, ITransport, IConsumer, IPushProducer):
+        verifyObject(interface, recorder.transport)
+    verifyObject(IPacketQueue, recorder.transport.queue)
+
+
+def test_who_and_where(world):
+    """The transport says who the peer is, and answers also when the connection is lost."""
+    recorder = Recorder()
+    world.connect(recorder)
+    transport: Any = recorder.transport
+    assert transport.credentials == (os.getpid(), os.getuid(), os.getgid())
+    assert transport.fileno() == transport.getHandle().fileno() >= 0
+    assert transport.getHost() == transport.getPeer()
+    assert str(os.getpid()) in repr(transport)
+    transport.abortConnection()
+    world.settle()
+    assert transport.fileno() == -1
+    assert transport.getHost().name == transport.getPeer().name == b""
+    assert not transport.connected
+
+
+# --- the fake does as the real one does ---------------------------------------------------------
+
+
+class RealLink:
+    """A protocol on a real transport, and its peer."""
+
+    def __init__(self, protocol: Recorder) -> None:
+        self.world = World()
+        self.protocol = protocol
+        self.peer = self.world.connect(protocol)
+        self.transport: Any = protocol.transport
+        self.got: list[bytes] = []
+        self.too_long = bytes(1001)
+        self.unsendable = bytes(sendable(self.transport.getHandle()) + 1)
+
+    def fill(self) -> None:
+        """Leave no room in the socket."""
+        while True:
+            try:
+                self.transport.getHandle().send(b"filling")
+            except BlockingIOError:
+                break
+
+    def send(self, *packets: bytes) -> None:
+        """The peer sends packets, in one batch."""
+        for packet in packets:
+            self.peer.send(packet)
+        self.settle()
+
+    def end(self) -> None:
+        """The peer sends no more."""
+        self.peer.shutdown(socket.SHUT_WR)
+        self.settle()
+
+    def deafen(self) -> None:
+        """The peer reads no more; this is noticed with the next flush."""
+        self.peer.shutdown(socket.SHUT_RD)
+        self.transport.flush()
+        self.settle()
+
+    def settle(self) -> None:
+        """Do what is due."""
+        self.world.settle()
+
+    def read(self) -> list[bytes]:
+        """What the peer has read so far, when it reads all that it can."""
+        for _ in range(20):
+            self.got += [packet for packet in received(self.peer) if packet not in (b"", b"filling")]
+            self.settle()
+        return self.got
+
+    def close(self) -> None:
+        self.world.close()
+
+
+class FakeLink:
+    """The same on a fake transport."""
+
+    def __init__(self, protocol: Recorder) -> None:
+        self.protocol = protocol
+        self.transport: Any = FakePacketTransport(longest=900)
+        self.transport.connect(protocol)
+        self.too_long = b""
+        self.unsendable = bytes(901)
+
+    def fill(self) -> None:
+        self.transport.capacity = 0
+
+    def send(self, *packets: bytes) -> None:
+        self.transport.deliver(*packets)
+        self.settle()
+
+    def end(self) -> None:
+        self.transport.end()
+        self.settle()
+
+    def deafen(self) -> None:
+        self.transport.breakDown()
+        self.settle()
+
+    def settle(self) -> None:
+        self.transport.clock.advance(0)
+
+    def read(self) -> list[bytes]:
+        self.transport.drain()
+        self.settle()
+        return self.transport.written
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(params=[RealLink, FakeLink])
+def link(request: pytest.FixtureRequest) -> Iterator[Callable[[Recorder], Any]]:
+    """Connects a protocol to a real transport, or to a fake one."""
+    made: list[Any] = []
+
+    def connect(protocol: Recorder) -> Any:
+        made.append(request.param(protocol))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+def test_alike_edges(link):
+    """On both each packet is one dataReceived, and each write one packet, sent soon but not at once."""
+    one = link(Recorder())
+    one.send(b"a", b"bc", b"def")
+    assert one.protocol.packets == [b"a", b"bc", b"def"]
+    one.transport.write(b"a")
+    one.transport.writeSequence([b"bc", b"def"])
+    assert len(one.transport.queue) == 3
+    assert one.read() == [b"a", b"bc", b"def"]
+    with pytest.raises(ValueError, match="empty"):
+        one.transport.write(b"")
+
+
+def test_alike_pauses(link):
+    """On both a pause holds back the rest of the batch; it comes soon after resuming, and once."""
+    one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
+    one.send(*numbered(5))
+    one.send(*numbered(5, 5))
+    assert one.protocol.packets == numbered(2)
+    one.transport.resumeProducing()
+    assert one.protocol.packets == numbered(2)
+    one.settle()
+    assert one.protocol.packets == numbered(10)
+
+
+def test_alike_parts_of_batches(link):
+    """On both what a protocol does not take of a batch comes again when it resumes."""
+    one = link(BatchRecorder())
+    one.protocol.room = 3
+    one.send(*numbered(10))
+    assert one.protocol.packets == numbered(3)
+    one.protocol.room = 4
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.packets == numbered(7)
+    one.protocol.room = None
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.packets == numbered(10)
+    assert one.protocol.batches == [10, 7, 3]
+
+
+def test_alike_end_of_file(link):
+    """On both end-of-file comes behind what was kept, and ends the connection."""
+    one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
+    one.send(*numbered(5))
+    one.end()
+    assert not one.protocol.lost
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.packets == numbered(5)
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_half_close(link):
+    """On both a half-closed connection is told of end-of-file once, and can be written to and closed."""
+    one = link(HalfRecorder())
+    one.send(b"last")
+    one.end()
+    one.transport.pauseProducing()
+    one.transport.resumeProducing()
+    one.settle()
+    assert one.protocol.halves == ["read"]
+    one.transport.write(b"answer")
+    one.transport.loseConnection()
+    assert one.read() == [b"answer"]
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_loss_of_writing(link):
+    """On both a peer that reads no more costs what waits; it is heard until its end-of-file."""
+    one = link(HalfRecorder())
+    one.fill()
+    one.transport.writeSequence(numbered(3))
+    one.settle()
+    assert len(one.transport.queue) == 3
+    one.deafen()
+    assert one.protocol.halves == ["write"]
+    assert len(one.transport.queue) == 0
+    one.transport.write(b"never")
+    one.send(b"still heard")
+    assert one.protocol.packets == [b"still heard"]
+    one.end()
+    assert one.protocol.halves == ["write"]
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_closing_after_loss_of_writing(link):
+    """On both loseConnection closes also if nothing can be written any more."""
+    one = link(HalfRecorder())
+    one.fill()
+    one.transport.write(b"one")
+    one.settle()
+    one.deafen()
+    one.transport.loseConnection()
+    one.settle()
+    one.protocol.lost[0].trap(error.ConnectionDone)
+
+
+def test_alike_closing(link):
+    """On both loseConnection sends what waits, takes nothing new and delivers nothing more."""
+    one = link(Recorder())
+    one.fill()
+    one.transport.writeSequence(numbered(3))
+    one.transport.loseConnection()
+    one.transport.write(b"never")
+    one.send(b"never")
+    assert not one.protocol.lost
+    assert one.read() == numbered(3)
+    one.protocol.lost[0].trap(error.ConnectionDone)
+    assert one.protocol.packets == []
+
+
+def test_alike_aborting(link):
+    """On both abortConnection forgets what waits, and tells the protocol soon, once."""
+    one = link(Recorder())
+    one.transport.write(b"never")
+    one.transport.abortConnection()
+    one.transport.loseConnection()
+    one.transport.abortConnection()
+    assert not one.protocol.lost
+    one.settle()
+    assert one.read() == []
+    (reason,) = one.protocol.lost
+    reason.trap(error.ConnectionAborted)
+    assert not one.transport.connected
+
+
+def test_alike_truncation(link):
+    """On both a packet over the limit costs a plain protocol its connection, and is empty in a batch."""
+    one = link(Recorder())
+    one.send(b"a", one.too_long, b"c")
+    assert one.protocol.packets == [b"a"]
+    one.protocol.lost[0].trap(error.ConnectionAborted)
+    two = link(BatchRecorder())
+    two.send(b"a", two.too_long, b"c")
+    assert two.protocol.packets == [b"a", b"", b"c"]
+    assert not two.protocol.lost
+
+
+def test_alike_refusal(link):
+    """On both a packet that cannot be sent ends a plain connection, while flood control just drops it."""
+    one = link(Recorder())
+    one.transport.writeSequence([b"a", one.unsendable, b"c"])
+    one.settle()
+    one.protocol.lost[0].trap(error.MessageLengthError)
+    assert one.read() == [b"a"]
+    two = link(Recorder())
+    queue, receiver = flood_controlled(two.transport, ERROR)
+    queue.pending += [b"a", two.unsendable, b"c"]
+    two.transport.flush()
+    assert two.read() == [b"a", b"c"]
+    assert (receiver.lost, receiver.reasons) == (1, [])
+
+
+def test_alike_flood_control(link):
+    """On both flood control learns what the socket does not take, and that it has room again."""
+    one = link(Recorder())
+    queue, receiver = flood_controlled(one.transport, QUEUE)
+    one.fill()
+    queue.pending += numbered(5)
+    one.transport.flush()
+    assert queue.is_congested
+    assert queue.messages == 5
+    assert one.read() == numbered(5)
+    assert not queue.is_congested
+    two = link(Recorder())
+    queue, receiver = flood_controlled(two.transport, DISCARD)
+    two.fill()
+    queue.pending += numbered(5)
+    two.transport.loseConnection()
+    two.settle()
+    assert receiver.lost == 5
+    assert len(two.protocol.lost) == 1
+
+
+def test_fake_interfaces():
+    """The fake has everything that its interfaces promise."""
+    fake = FakePacketTransport()
+    for interface in (IPacketTransport, ITransport, IPushProducer):
+        verifyObject(interface, fake)
+
+
+def test_fake_capacity():
+    """A fake takes so many packets, and goes on when the peer has read some."""
+    recorder = Recorder()
+    fake = FakePacketTransport(capacity=2)
+    fake.connect(recorder)
+    fake.writeSequence(numbered(10))
+    fake.clock.advance(0)
+    assert fake.written == numbered(2)
+    fake.drain(3)
+    assert fake.written == numbered(5)
+    fake.drain()
+    assert fake.written == numbered(10)
+    assert fake.getPeer().name == b""
+    assert fake.getHost().name

@@ -1,0 +1,321 @@
+"""The recorder of a bus without processes: who counts as a client, how it is started again, and what it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.application.service import MultiService
+from twisted.internet import defer
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel, globalLogPublisher
+from twisted.python.failure import Failure
+
+from sbus.daemon.options import duration
+from sbus.errors import AddressError, UsageError
+from sbus.server import recorder_process as recording
+from sbus.server.limits import Limits
+from sbus.server.recorder_process import RecordedBus, recorder_command, split_options
+from sbus.server.twistd import Options
+from sbus.syscalls.addresses import Address, parse, reachable
+from tests.support.buses import Bus
+
+# --- addresses, and what the command line says ----------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["@name", "/dev/unix/abstract/00616263", "/run/sbus.sock"])
+def test_address_for_a_child(text: str) -> None:
+    """What a child is told is the same address."""
+    assert parse(reachable(parse(text))).name == parse(text).name
+
+
+def test_address_of_what_was_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A socket that was passed goes by the name that it is bound to, seen from wherever the child is."""
+    monkeypatch.chdir(tmp_path)
+    assert reachable(Address("systemd", b"\0bus\xff", 3)) == "@bus\udcff"
+    assert reachable(Address("/dev/fd/3", b"/run/bus", 3)) == "/run/bus"
+    assert reachable(Address("bus", b"bus")) == f"{tmp_path}/bus"
+    deep = Address("bus", b"x" * 100)
+    assert reachable(deep) == "x" * 100  # absolute it would be too long
+    with pytest.raises(AddressError, match="one cannot write the name"):
+        reachable(Address("/dev/fd/3", b"\0b\0us", 3))
+
+
+def test_command() -> None:
+    """The recorder is told where the bus is, what it speaks, and what its user wants besides."""
+    command = recorder_command(
+        parse("@bus"), "there", dialect="early", max_packet=99, options=["--sync=0", "-p", "a b"]
+    )
+    assert command[:2] == [os.fsencode(sys.executable), b"-P"]
+    after = command[command.index(b"sbus-recorder") + 1 :]
+    assert after == [
+        *(b"--supervised", b"--socket=@bus", b"--journal=" + os.fsencode(Path("there").absolute())),
+        *(b"--dialect=early", b"--max-packet=99", b"--sync=0", b"-p", b"a b"),
+    ]
+
+
+def test_options_of_the_recorder() -> None:
+    """They are quoted as in a shell."""
+    assert split_options("--sync=0 --pattern='a b'") == ["--sync=0", "--pattern=a b"]
+    with pytest.raises(UsageError, match="quote as in a shell"):
+        split_options("--pattern='")
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        Options().parseOptions(["--socket=/nowhere/bus", *arguments])
+    return str(end.value)
+
+
+def test_wrong_options() -> None:
+    """Options of a recorder that there is not to be are refused."""
+    assert "say --record=DIRECTORY too" in refusal("--record-options=--sync=0")
+    assert "quote as in a shell" in refusal("--record=there", "--record-options='")
+
+
+def test_without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pyarrow is not installed, a bus that is to be recorded does not start, and the error names the extra."""
+    monkeypatch.setattr(recording, "find_spec", lambda name: None)
+    assert refusal("--record=there") == (
+        "sbus: this needs pyarrow, which is not installed: pip install 'sbus[recorder]' (see twistd sbus --help)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("250ms", 0.25), ("1", 1), ("1.5s", 1.5), ("15m", 900), ("1h", 3600), ("7d", 604_800)],
+)
+def test_times(text: str, seconds: float) -> None:
+    """A time has a unit, or is in seconds."""
+    assert duration("sync")(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1", "1 s", "1e3", "nan", "inf", "1w", "1ss", "9" * 10])
+def test_no_times(text: str) -> None:
+    """Anything else is quoted, with what would be right."""
+    with pytest.raises(UsageError, match="give a time, as 500ms"):
+        duration("sync")(text)
+
+
+# --- who counts as a client -----------------------------------------------------------------------
+
+
+def test_attendants_do_not_count() -> None:
+    """A bus is empty when its last client has left, whether its recorder is there or comes and goes."""
+    bus = Bus(limits=Limits(max_clients=1))
+    bus.registry.attendant = 77
+    recorder = bus.connect(pid=77)
+    empty = bus.registry.whenEmpty()
+    client = bus.connect(pid=1)
+    assert not bus.connect(pid=2).is_connected  # one client is the limit
+    recorder.transport.abortConnection()
+    bus.settle()
+    bus.registry.attendant = 78
+    recorder = bus.connect(pid=78)
+    assert recorder.is_connected
+    assert not empty.called
+    client.transport.abortConnection()
+    bus.settle()
+    assert empty.called
+    assert recorder.is_connected
+
+
+def test_attendant_alone_is_nobody() -> None:
+    """A recorder that leaves is not the last client."""
+    bus = Bus()
+    bus.registry.attendant = 77
+    empty = bus.registry.whenEmpty()
+    bus.connect(pid=77).transport.abortConnection()
+    bus.settle()
+    assert not empty.called
+
+
+def test_attendants_are_dismissed_last() -> None:
+    """Everyone else can be disconnected before the recorder; a bus that stops waits for all."""
+    bus = Bus()
+    bus.registry.attendant = 77
+    recorder, client = bus.connect(pid=77), bus.connect(pid=1)
+    bus.registry.dismiss(attendants=False)
+    bus.settle()
+    assert (client.is_connected, recorder.is_connected) == (False, True)
+    stopped = bus.registry.stopService()
+    assert not stopped.called
+    bus.settle()
+    assert stopped.called
+    assert not recorder.is_connected
+
+
+# --- supervision ----------------------------------------------------------------------------------
+
+
+class Child:
+    """A process that is none (`IProcessTransport`)."""
+
+    def __init__(self, pid: int, protocol: Any) -> None:
+        self.pid = pid
+        self.protocol = protocol
+        self.told: list[str] = []
+        protocol.makeConnection(self)
+
+    def closeStdin(self) -> None:
+        self.told.append("end")
+
+    def signalProcess(self, name: str) -> None:
+        self.told.append(name)
+
+    def end(self, status: int | None = 0, signal: int | None = None) -> None:
+        value = ProcessDone(0) if status == 0 else ProcessTerminated(status, signal)
+        self.protocol.processEnded(Failure(value))
+
+
+class Reactor(Clock):
+    """Starts children that are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.children: list[Child] = []
+        self.error: OSError | None = None
+
+    def callWhenRunning(self, call: Callable[..., Any]) -> None:
+        self.callLater(0, call)
+
+    def spawnProcess(self, protocol: Any, executable: bytes, args: Any, env: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.children.append(Child(1000 + len(self.children), protocol))
+
+
+class FakeBus(MultiService):
+    """What `RecordedBus` needs of a bus."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = self
+        self.attendant: int | None = None
+        self.told: list[Any] = []
+
+    async def stopListening(self) -> None:
+        self.told.append("deaf")
+
+    def dismiss(self, *, attendants: bool) -> None:
+        self.told.append(("dismiss", attendants))
+
+    def stopService(self) -> Any:
+        self.told.append("stop")
+        return super().stopService()
+
+
+@pytest.fixture
+def reactor() -> Reactor:
+    return Reactor()
+
+
+@pytest.fixture
+def bus() -> FakeBus:
+    return FakeBus()
+
+
+@pytest.fixture
+def recorded(reactor: Reactor, bus: FakeBus) -> RecordedBus:
+    service = RecordedBus(bus, [b"python"], reactor)  # type: ignore[arg-type]
+    service.startService()
+    assert reactor.children == []
+    reactor.advance(0)
+    return service
+
+
+@pytest.mark.usefixtures("recorded")
+def test_started_again_and_again(reactor: Reactor, bus: FakeBus) -> None:
+    """A recorder that dies is started again, each time after twice as long, until one has lasted."""
+    pauses: list[float] = []
+    for _ in range(9):
+        child = reactor.children[-1]
+        assert bus.attendant == child.pid
+        child.end(None, 9)
+        assert bus.attendant is None
+        [call] = reactor.getDelayedCalls()
+        pauses.append(call.getTime() - reactor.seconds())
+        reactor.advance(pauses[-1])
+        assert reactor.children[-1] is not child
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    reactor.advance(60)
+    reactor.children[-1].end(1)
+    [call] = reactor.getDelayedCalls()
+    assert call.getTime() - reactor.seconds() == 0.5
+
+
+def test_cannot_be_spawned(reactor: Reactor, bus: FakeBus, recorded: RecordedBus) -> None:
+    """Where no process can be started just now, that is tried again too."""
+    reactor.children[-1].end(1)
+    reactor.error = OSError(11, "Resource temporarily unavailable")
+    reactor.advance(0.5)
+    assert bus.attendant is None
+    reactor.error = None
+    reactor.advance(1)
+    assert len(reactor.children) == 2
+    assert recorded.running
+
+
+def stopping(service: RecordedBus, reactor: Reactor) -> defer.Deferred[None]:
+    stopped = service.stopService()
+    reactor.advance(0)
+    return stopped
+
+
+def test_order_of_the_end(reactor: Reactor, bus: FakeBus, recorded: RecordedBus) -> None:
+    """Nobody comes any more, everyone else is disconnected, the recorder ends, and only then the bus stops."""
+    stopped = stopping(recorded, reactor)
+    [child] = reactor.children
+    assert bus.told == ["deaf", ("dismiss", False)]
+    assert child.told == ["end"]
+    assert not stopped.called
+    child.end()
+    assert stopped.called
+    assert bus.told[2:] == ["stop"]
+    assert reactor.getDelayedCalls() == []
+
+
+def test_recorder_that_does_not_end(reactor: Reactor, recorded: RecordedBus) -> None:
+    """One that takes too long is killed."""
+    stopped = stopping(recorded, reactor)
+    [child] = reactor.children
+    reactor.advance(30)
+    assert child.told == ["end", "KILL"]
+    child.end(None, 9)
+    assert stopped.called
+
+
+def test_stopped_between_two_recorders(reactor: Reactor, bus: FakeBus, recorded: RecordedBus) -> None:
+    """A bus that stops while its recorder is gone starts none any more."""
+    reactor.children[-1].end(1)
+    assert stopping(recorded, reactor).called
+    assert reactor.getDelayedCalls() == []
+    assert bus.told[-1] == "stop"
+    assert len(reactor.children) == 1
+
+
+@pytest.mark.usefixtures("recorded")
+def test_what_it_says(reactor: Reactor) -> None:
+    """A line of the recorder's is logged with the level that it has given; another is an error."""
+    told: list[tuple[Any, str]] = []
+
+    observe: Any = lambda event: told.append((event["log_level"], event["text"]))  # noqa: E731
+
+    globalLogPublisher.addObserver(observe)
+    try:
+        [child] = reactor.children
+        child.protocol.errReceived(b"info: it goes well\nwarn: it does n")
+        child.protocol.errReceived(b"ot\nTraceback: oh\n" + b"x" * 5000)
+    finally:
+        globalLogPublisher.removeObserver(observe)
+    assert told == [
+        (LogLevel.info, "it goes well"),
+        (LogLevel.warn, "it does not"),
+        (LogLevel.error, "Traceback: oh"),
+        (LogLevel.error, "x" * 5000),
+    ]

@@ -1,0 +1,647 @@
+"""Packets by the batch on real sockets: one test body for the compiled helper and for its plain twin."""
+
+from __future__ import annotations
+
+import array
+import errno
+import importlib
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbus.protocol.keys import PeerCredentials
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.syscalls import batch as chosen
+from sbus.syscalls import sockets
+from sbus.syscalls.batch import BATCH
+from sbus.syscalls.sockets import (
+    LARGEST_SEND_BUFFER,
+    OVERHEAD,
+    is_seqpacket,
+    overflow_ids,
+    peer_credentials,
+    raise_send_buffer,
+    refuse_descriptors,
+    sendable,
+)
+
+
+@pytest.fixture(params=["_pure", "_batch"])
+def helper(request):
+    """Each implementation in turn; the compiled one is skipped where it was not built."""
+    return load(request.param)
+
+
+def load(name):
+    try:
+        return importlib.import_module(f"sbus.syscalls.{name}")
+    except ImportError:
+        pytest.skip(f"{name} is not built")
+
+
+def socketpair():
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+
+
+@pytest.fixture
+def pair():
+    """Two connected sockets, with buffers that hold a batch of small packets."""
+    ours, theirs = socketpair()
+    with ours, theirs:
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+        yield ours, theirs
+
+
+def small(sock):
+    """Give a socket the smallest send buffer, which holds a few packets."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+
+def descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_there(helper, pair):
+    """Where nothing has arrived a read returns at once, with nothing."""
+    ours, _ = pair
+    assert helper.PacketReader(100).read(ours) == ([], False)
+
+
+def test_read(helper, pair):
+    """What has arrived comes in order, each packet for itself, with every byte."""
+    ours, theirs = pair
+    packets = [b"a", b"\0", b"b\0c\n", bytes(range(256)) * 3, b"d"]
+    for packet in packets:
+        theirs.send(packet)
+    reader = helper.PacketReader(1000)
+    assert reader.read(ours) == (packets, False)
+    assert reader.read(ours) == ([], False)
+    theirs.send(b"later")
+    assert reader.read(ours) == ([b"later"], False)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_read_never_waits(helper, pair, blocking):
+    """Nobody waits, even if the socket is one that does."""
+    ours, theirs = pair
+    ours.setblocking(blocking)
+    reader = helper.PacketReader(100)
+    assert reader.read(ours) == ([], False)
+    theirs.send(b"a")
+    assert reader.read(ours) == ([b"a"], False)
+
+
+@pytest.mark.parametrize("limit", [1, 63, 64, 65, 1000])
+def test_truncation(helper, pair, limit):
+    """A packet of the limit comes whole; one byte more, and the empty packet stands for it."""
+    ours, theirs = pair
+    reader = helper.PacketReader(limit)
+    whole = os.urandom(limit)
+    for packet in (whole, whole + b"x", whole, b"x" * 10 * limit, b"y"):
+        theirs.send(packet)
+    assert reader.read(ours) == ([whole, b"", whole, b"", b"y"], False)
+
+
+def test_one_at_a_time(helper, pair):
+    """Who wants one packet gets the next one, whole or as the empty packet, and the end by itself."""
+    ours, theirs = pair
+    for packet in (b"whole", b"too long", b"w", b""):
+        theirs.send(packet)
+    reader = helper.PacketReader(5)
+    read = [reader.read(ours, 1) for _ in range(4)]
+    assert read == [([b"whole"], False), ([b""], False), ([b"w"], False), ([], True)]
+    assert reader.read(ours, 1) == ([], False)
+
+
+def test_one_at_a_time_to_the_end(helper, pair):
+    """A reset costs nothing of what waits, and is no error, where packets are read one at a time."""
+    ours, theirs = pair
+    theirs.send(b"1")
+    theirs.send(b"2")
+    ours.send(b"never read")
+    theirs.close()
+    reader = helper.PacketReader(100)
+    assert [reader.read(ours, 1) for _ in range(4)] == [([b"1"], False), ([b"2"], False), ([], True), ([], True)]
+
+
+def test_one_of_a_closed_socket(helper, pair):
+    """A socket that was closed cannot be read for one packet either."""
+    pair[0].close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        helper.PacketReader(100).read(pair[0], 1)
+
+
+def test_packets_of_the_limit(helper, pair):
+    """The longest packets that the bus takes come whole, in any number."""
+    ours, theirs = pair
+    raise_send_buffer(theirs, DEFAULT_MAX_PACKET)
+    reader = helper.PacketReader(DEFAULT_MAX_PACKET)
+    longest = os.urandom(DEFAULT_MAX_PACKET)
+    for _ in range(5):
+        assert helper.send_packets(theirs, [longest]) == 1
+        assert reader.read(ours) == ([longest], False)
+    assert helper.send_packets(theirs, [longest + b"x"]) == 1
+    theirs.send(b"after")
+    assert reader.read(ours) == ([b"", b"after"], False)
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64])
+def test_batches(helper, pair, size):
+    """A read takes one batch at most, and the next read goes on behind it."""
+    ours, theirs = pair
+    packets = [b"%d" % i for i in range(2 * size + 1)]
+    for packet in packets:
+        theirs.send(packet)
+    reader = helper.PacketReader(100, size)
+    assert (reader.max_packet, reader.batch) == (100, size)
+    assert [reader.read(ours)[0] for _ in range(4)] == [packets[:size], packets[size : 2 * size], packets[-1:], []]
+
+
+def test_a_batch_is_64_packets(helper, pair):
+    """Without more being said a batch has 64 packets, in both directions."""
+    ours, theirs = pair
+    assert BATCH == helper.PacketReader(100).batch == 64
+    packets = [b"%d" % i for i in range(70)]
+    assert helper.send_packets(theirs, packets) == 64
+    assert helper.send_packets(theirs, packets[64:]) == 6
+    reader = helper.PacketReader(100)
+    assert reader.read(ours) == (packets[:64], False)
+    assert reader.read(ours) == (packets[64:], False)
+
+
+def test_less_than_a_batch(helper, pair):
+    """A read can be told to take fewer packets than a batch has; more it never takes."""
+    ours, theirs = pair
+    packets = [b"%d" % i for i in range(10)]
+    for packet in packets:
+        theirs.send(packet)
+    reader = helper.PacketReader(100, 4)
+    assert reader.read(ours, 1) == (packets[:1], False)
+    assert reader.read(ours, 3) == (packets[1:4], False)
+    assert reader.read(ours, 64) == (packets[4:8], False)
+    assert reader.read(ours, most=4) == (packets[8:], False)
+
+
+@pytest.mark.parametrize(("max_packet", "batch"), [(0, 1), (-1, 1), (100, 0), (100, -1), (100, 65)])
+def test_bounds(helper, max_packet, batch):
+    """A packet has at least one byte, a batch 1 to 64 packets."""
+    with pytest.raises(ValueError, match="a batch has 1 to 64 packets, a packet at least 1 byte"):
+        helper.PacketReader(max_packet, batch)
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_bounds_of_a_read(helper, pair, most):
+    """A read takes at least one packet, as no packet would look like nothing there."""
+    with pytest.raises(ValueError, match="a batch has at least 1 packet"):
+        helper.PacketReader(100).read(pair[0], most)
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 58, 1 << 60, sys.maxsize])
+def test_packets_beyond_all_memory(helper, size):
+    """Buffers that no machine has are refused, also where their size cannot even be expressed."""
+    with pytest.raises(MemoryError):
+        helper.PacketReader(size)
+
+
+def test_memory_is_given_back(helper):
+    """The buffers of a reader go with it."""
+
+    def pages():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0])
+
+    helper.PacketReader(DEFAULT_MAX_PACKET)
+    before = pages()
+    for _ in range(100):
+        helper.PacketReader(DEFAULT_MAX_PACKET)
+    assert (pages() - before) * resource.getpagesize() < 10 * DEFAULT_MAX_PACKET
+
+
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_end_of_file(helper, pair, count):
+    """What was sent before the end comes with the news of it, and later reads say so again."""
+    ours, theirs = pair
+    packets = [b"%d" % i for i in range(count)]
+    for packet in packets:
+        theirs.send(packet)
+    theirs.close()
+    reader = helper.PacketReader(100)
+    assert reader.read(ours) == (packets, True)
+    assert reader.read(ours) == ([], True)
+
+
+def test_end_of_file_behind_a_full_batch(helper, pair):
+    """The end that stands behind a full batch is told by the next read."""
+    ours, theirs = pair
+    for _ in range(3):
+        theirs.send(b"x")
+    theirs.close()
+    reader = helper.PacketReader(100, 3)
+    assert reader.read(ours) == ([b"x"] * 3, False)
+    assert reader.read(ours) == ([], True)
+
+
+def test_half_closed(helper, pair):
+    """A peer that only sends no more has ended what it sends; one can still send to it."""
+    ours, theirs = pair
+    theirs.send(b"last")
+    theirs.shutdown(socket.SHUT_WR)
+    assert helper.PacketReader(100).read(ours) == ([b"last"], True)
+    assert helper.send_packets(ours, [b"answer"]) == 1
+    assert theirs.recv(100) == b"answer"
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+@pytest.mark.parametrize("after", [0, 1, 100])
+def test_zero_length_packet(helper, pair, before, after):
+    """A packet without a byte reads as the end, whatever comes behind it."""
+    ours, theirs = pair
+    for packet in [b"before"] * before + [b""] + [b"after"] * after:
+        theirs.send(packet)
+    assert helper.PacketReader(100).read(ours) == ([b"before"] * before, True)
+
+
+def test_zero_length_packet_is_not_a_truncated_one(helper, pair):
+    """A packet that was too long is no end, though both have no bytes for the reader."""
+    ours, theirs = pair
+    theirs.send(b"xx")
+    assert helper.PacketReader(1).read(ours) == ([b""], False)
+    theirs.send(b"")
+    assert helper.PacketReader(1).read(ours) == ([], True)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_reset_before_data(helper, pair, count):
+    """A reset that the kernel reports before the packets that still wait costs none of them."""
+    ours, theirs = pair
+    packets = [b"%d" % i for i in range(count)]
+    for packet in packets:
+        theirs.send(packet)
+    ours.send(b"never read")
+    theirs.close()
+    assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET  # does not take the error
+    assert helper.PacketReader(100).read(ours) == (packets, True)
+
+
+def test_reset_without_data(helper, pair):
+    """A reset with nothing behind it is an end like any other."""
+    ours, theirs = pair
+    ours.send(b"never read")
+    theirs.close()
+    assert helper.PacketReader(100).read(ours) == ([], True)
+
+
+def test_reset_is_really_reported_first(pair):
+    """The kernel does what the tests on resets rely on."""
+    ours, theirs = pair
+    theirs.send(b"x")
+    ours.send(b"never read")
+    theirs.close()
+    with pytest.raises(ConnectionResetError):
+        ours.recv(100)
+    assert ours.recv(100) == b"x"
+
+
+def test_reset_between_two_reads(helper, pair):
+    """A reset that comes while the peer's packets are being read loses none either."""
+    ours, theirs = pair
+    for i in range(6):
+        theirs.send(b"%d" % i)
+    reader = helper.PacketReader(100, 2)
+    assert reader.read(ours) == ([b"0", b"1"], False)
+    ours.send(b"never read")
+    theirs.close()
+    assert reader.read(ours) == ([b"2", b"3"], False)
+    assert reader.read(ours) == ([b"4", b"5"], False)
+    assert reader.read(ours) == ([], True)
+
+
+class Scripted:
+    """A socket that answers as the test says: what a kernel may do, but seldom does when asked."""
+
+    def __init__(self, *answers: bytes | OSError) -> None:
+        self.answers = list(answers)
+
+    def recvmsg_into(self, buffers, size, flags):
+        assert flags & socket.MSG_DONTWAIT
+        answer = self.answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        buffers[0][: len(answer)] = answer
+        return len(answer), [], 0, None
+
+
+def test_errors_in_the_middle_lose_nothing():
+    """An error behind packets does not cost these (plain twin; recvmmsg(2) sees to it for the compiled helper)."""
+    reset, broken = ConnectionResetError(errno.ECONNRESET, "reset"), OSError(errno.EIO, "broken")
+    reader = load("_pure").PacketReader(10)
+    assert reader.read(Scripted(b"a", broken)) == ([b"a"], False)
+    assert reader.read(Scripted(reset, b"a", reset, b"b")) == ([b"a"], False)
+    assert reader.read(Scripted(b"a", reset, b"b", b"")) == ([b"a", b"b"], True)
+    with pytest.raises(ConnectionResetError):
+        reader.read(Scripted(reset, reset))
+    with pytest.raises(OSError, match="broken"):
+        reader.read(Scripted(broken))
+
+
+def test_closed_socket(helper, pair):
+    """On a closed socket both directions fail, and nothing is read from whoever has its descriptor now."""
+    ours, _ = pair
+    ours.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        helper.PacketReader(100).read(ours)
+    for packets in ([b"a"], [b"a", b"b"]):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            helper.send_packets(ours, packets)
+
+
+# --- descriptors -------------------------------------------------------------------------------------------------
+
+
+def with_descriptors(sock, packet, count):
+    """Send a packet and so many descriptors with it."""
+    with open(os.devnull, "rb") as file:
+        rights = array.array("i", [file.fileno()] * count)
+        sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+
+
+@pytest.mark.parametrize("count", [1, 253])
+def test_descriptors_are_dropped(helper, pair, count):
+    """Descriptors sent along are not received, and do not pile up; their packets come like any others."""
+    ours, theirs = pair
+    reader = helper.PacketReader(100)
+    before = descriptors()
+    for _ in range(3):
+        theirs.send(b"before")
+        with_descriptors(theirs, b"with", count)
+        with_descriptors(theirs, b"x" * 101, count)
+        theirs.send(b"after")
+        assert reader.read(ours) == ([b"before", b"with", b"", b"after"], False)
+        assert descriptors() == before
+
+
+def test_dropped_descriptors_are_closed(helper, pair):
+    """A descriptor that was dropped is closed: a pipe whose only writer it was reads as ended."""
+    ours, theirs = pair
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    try:
+        theirs.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writing]))])
+        os.close(writing)
+        with pytest.raises(BlockingIOError):
+            os.read(reading, 1)
+        assert helper.PacketReader(100).read(ours) == ([b"x"], False)
+        assert os.read(reading, 1) == b""
+    finally:
+        os.close(reading)
+
+
+def test_descriptors_on_an_empty_packet(helper, pair):
+    """A packet of nothing but a descriptor reads as the end, and the descriptor is dropped."""
+    ours, theirs = pair
+    before = descriptors()
+    with_descriptors(theirs, b"", 1)
+    assert helper.PacketReader(100).read(ours) == ([], True)
+    assert descriptors() == before
+
+
+def test_refused_descriptors():
+    """Where the kernel can it refuses descriptors to the sender; a socket that cannot is none the worse for asking."""
+    ours, theirs = socketpair()
+    with ours, theirs:
+        refuse_descriptors(ours)
+        try:
+            with_descriptors(theirs, b"x", 1)
+        except PermissionError:
+            theirs.send(b"x")
+        assert ours.recv(10) == b"x"
+    with socket.socket(socket.AF_INET) as other:
+        refuse_descriptors(other)
+
+
+# --- sending -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 64])
+def test_send(helper, pair, count):
+    """Packets go in order, each for itself, and their number comes back."""
+    ours, theirs = pair
+    packets = [b"%d\0" % i * (i + 1) for i in range(count)]
+    assert helper.send_packets(ours, packets) == count
+    assert [theirs.recv(1000) for _ in range(count)] == packets
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1000)
+
+
+def test_full_socket(helper, pair):
+    """A socket takes what it takes, and then nothing, which is no error; it goes on where it stopped."""
+    ours, theirs = pair
+    small(ours)
+    packets = [b"%03d" % i for i in range(64)]
+    sent = helper.send_packets(ours, packets)
+    assert 0 < sent < 64
+    assert helper.send_packets(ours, packets[sent:]) == 0
+    assert helper.send_packets(ours, packets[sent : sent + 1]) == 0
+    received: list[bytes] = []
+    while len(received) < 64:
+        received.append(theirs.recv(100))
+        sent += helper.send_packets(ours, packets[sent:])
+    assert received == packets
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_send_never_waits(helper, pair, blocking):
+    """Nobody waits, even if the socket is one that does."""
+    ours, _ = pair
+    small(ours)
+    ours.setblocking(blocking)
+    while helper.send_packets(ours, [b"x" * 100] * 64):
+        pass
+    assert helper.send_packets(ours, [b"x" * 100] * 2) == 0
+    assert helper.send_packets(ours, [b"x" * 100]) == 0
+
+
+def test_too_long_for_the_buffer(helper, pair):
+    """A packet that will never fit is an error of its own if it is the first, and else ends the batch before it."""
+    ours, theirs = pair
+    small(ours)
+    longest = sendable(ours)
+    fits, too_long = b"x" * longest, b"x" * (longest + 1)
+    for packets in ([too_long], [too_long, b"a"]):
+        with pytest.raises(OSError, match="Message too long") as caught:
+            helper.send_packets(ours, packets)
+        assert caught.value.errno == errno.EMSGSIZE
+    assert helper.send_packets(ours, [b"a", too_long, b"b"]) == 1
+    assert theirs.recv(10) == b"a"
+    assert helper.send_packets(ours, [fits]) == 1
+    assert theirs.recv(longest + 1) == fits
+
+
+@pytest.mark.parametrize("packets", [[b"a"], [b"a", b"b"]])
+def test_nobody_there(helper, pair, packets):
+    """To send to who is gone is EPIPE, and no signal."""
+    ours, theirs = pair
+    theirs.close()
+    with pytest.raises(BrokenPipeError):
+        helper.send_packets(ours, packets)
+
+
+@pytest.mark.parametrize("packets", [[b"a"], [b"a", b"b"]])
+def test_send_side_shut_down(helper, pair, packets):
+    """After our side was shut down nothing can be sent, and all can be read."""
+    ours, theirs = pair
+    ours.shutdown(socket.SHUT_WR)
+    with pytest.raises(BrokenPipeError):
+        helper.send_packets(ours, packets)
+    theirs.send(b"x")
+    assert helper.PacketReader(100).read(ours) == ([b"x"], False)
+
+
+def test_subclasses_of_bytes(helper, pair):
+    """What is a kind of bytes is sent like bytes."""
+    ours, theirs = pair
+
+    class Kind(bytes):
+        pass
+
+    for packets in ([Kind(b"a")], [Kind(b"a"), b"b"]):
+        assert helper.send_packets(ours, packets) == len(packets)
+        assert [theirs.recv(10) for _ in packets] == packets
+
+
+@settings(max_examples=30)
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=100), st.integers(1, 64), st.integers(1, 200))
+def test_both_directions_of_both(packets, batch, limit):
+    """Whatever is sent by either implementation is read by either, the same, and in the same batches."""
+    results = []
+    for sender, receiver in (("_pure", "_pure"), ("_batch", "_batch"), ("_pure", "_batch"), ("_batch", "_pure")):
+        ours, theirs = socketpair()
+        with ours, theirs:
+            reader = load(receiver).PacketReader(limit, batch)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+            sent = 0
+            while sent < len(packets):
+                sent += load(sender).send_packets(ours, packets[sent:])
+            ours.close()
+            batches: list[tuple[list[bytes], bool]] = []
+            while not batches or not batches[-1][1]:
+                batches.append(reader.read(theirs))
+        results.append(batches)
+    assert results[0] == results[1] == results[2] == results[3]
+    read = [packet for batch, _ in results[0] for packet in batch]
+    assert read == [packet if len(packet) <= limit else b"" for packet in packets]
+
+
+# --- which one is used -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pure", "used"), [("1", "_pure"), ("yes", "_pure"), ("0", "_batch"), ("", "_batch"), (None, "_batch")]
+)
+def test_choice(pure, used):
+    """The compiled helper is used where there is one, unless SBUS_PURE forbids it."""
+    load(used)
+    environ = {name: value for name, value in os.environ.items() if name != "SBUS_PURE"}
+    if pure is not None:
+        environ["SBUS_PURE"] = pure
+    code = (
+        "from sbus.syscalls import batch as b; print(b.PacketReader.__module__, b.send_packets.__module__, b.COMPILED)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    ).stdout
+    assert output.split() == [f"sbus.syscalls.{used}"] * 2 + [str(used == "_batch")]
+
+
+def test_chosen_functions():
+    """What was chosen is one of the two, whole."""
+    modules = {chosen.PacketReader.__module__, chosen.send_packets.__module__}
+    assert modules == {"sbus.syscalls._batch" if chosen.COMPILED else "sbus.syscalls._pure"}
+
+
+# --- socket options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [5_000, 100_000, DEFAULT_MAX_PACKET])
+def test_raise_send_buffer(helper, size):
+    """Afterwards a packet of the size fits, and by what is returned one can tell how long one may be, to the byte."""
+    ours, theirs = socketpair()
+    with ours, theirs:
+        longest = raise_send_buffer(ours, size)
+        assert longest == sendable(ours)
+        assert size <= longest <= 2 * (size + OVERHEAD)
+        assert helper.send_packets(ours, [b"x" * longest]) == 1
+        theirs.recv(1)
+        with pytest.raises(OSError, match="Message too long"):
+            helper.send_packets(ours, [b"x" * (longest + 1)])
+
+
+def test_send_buffer_has_an_end():
+    """However long packets may be, the kernel never holds more than 1 MiB for one client."""
+    ours, theirs = socketpair()
+    with ours, theirs:
+        assert raise_send_buffer(ours, 100 << 20) == LARGEST_SEND_BUFFER - OVERHEAD
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == LARGEST_SEND_BUFFER == 1 << 20
+
+
+def test_peer_credentials():
+    """The kernel says who is at the other end."""
+    ours, theirs = socketpair()
+    with ours, theirs:
+        me = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
+        assert peer_credentials(ours) == peer_credentials(theirs) == me
+
+
+def test_peer_credentials_of_large_ids():
+    """UIDs and GIDs are unsigned: the largest is no negative number."""
+
+    class Socket(socket.socket):
+        def getsockopt(self, *args):
+            return struct.pack("=iII", 7, 2**32 - 2, 2**32 - 1)
+
+    with Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        assert peer_credentials(sock) == PeerCredentials(pid=7, uid=2**32 - 2, gid=2**32 - 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "wanted"),
+    [
+        (socket.AF_UNIX, socket.SOCK_SEQPACKET, True),
+        (socket.AF_UNIX, socket.SOCK_STREAM, False),
+        (socket.AF_UNIX, socket.SOCK_DGRAM, False),
+        (socket.AF_INET, socket.SOCK_STREAM, False),
+    ],
+)
+def test_is_seqpacket(family, kind, wanted):
+    """A Unix-domain SEQPACKET socket is told from all others, by its descriptor too."""
+    with socket.socket(family, kind) as sock:
+        assert is_seqpacket(sock) is wanted
+        again = socket.socket(fileno=os.dup(sock.fileno()))
+        with again:
+            assert is_seqpacket(again) is wanted
+
+
+def test_overflow_ids(monkeypatch, tmp_path):
+    """The overflow IDs are the system's; where it does not tell, what they are almost everywhere."""
+    for i, name in enumerate(("overflowuid", "overflowgid")):
+        with open(f"/proc/sys/kernel/{name}") as file:
+            assert overflow_ids()[i] == int(file.read())
+    (tmp_path / "overflowuid").write_text("1234\n")
+    (tmp_path / "overflowgid").write_text("none\n")
+    monkeypatch.setattr(sockets, "Path", lambda directory, name: tmp_path / name)
+    assert overflow_ids() == (1234, 65534)
+    (tmp_path / "overflowuid").unlink()
+    assert overflow_ids() == (65534, 65534)
