@@ -21,7 +21,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from sbus.journal.reader import JournalReader
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.spark import get_session
 from sbus.spark.jobs.archive import MAX_ROWS, Archive
 from sbus.spark.jobs.lake import Lake
@@ -37,7 +37,7 @@ def record(directory: Path, rows: int, size: int, segment_bytes: int) -> None:
     """Write a journal: 150 keys, payloads that compress to about half."""
     keys = [b"sensors/room%d/%s" % (n // 3, (b"temperature", b"humidity", b"power")[n % 3]) for n in range(150)]
     pool = os.urandom(1 << 20).hex().encode()
-    journal = Journal.open(directory, segment_bytes=segment_bytes)
+    journal = JournalWriter.open(directory, segment_bytes=segment_bytes)
     for first in range(0, rows, BATCH):
         numbers = range(first, min(first + BATCH, rows))
         messages = [(keys[n % 150], pool[(at := n * 67 % (len(pool) - size)) : at + size]) for n in numbers]

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import GreaterThanOrEqual
 
 from sbus.journal import disk
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.spark import get_session
 from sbus.spark.datasource.options import ReadOptions, StreamOptions
 from sbus.spark.datasource.scan import schema
@@ -43,7 +43,7 @@ SECOND = 1_000_000
 
 def write(directory: str, rows: int) -> None:
     """A journal of so many messages of 64 bytes, of a hundred hosts with ten sensors each."""
-    journal = Journal.open(directory)
+    journal = JournalWriter.open(directory)
     payload = b"p" * 64
     batch = [(b"hosts/%03d/sensor/%d" % (i % HOSTS, i // HOSTS % 10), payload) for i in range(BATCH)]
     for i in range(rows // BATCH):
@@ -53,7 +53,7 @@ def write(directory: str, rows: int) -> None:
 
 def write_segments(directory: str, count: int) -> None:
     """A journal of so many segments of two messages each; nothing in it need survive a power cut."""
-    journal = Journal.open(directory, clock=lambda: 0)
+    journal = JournalWriter.open(directory, clock=lambda: 0)
     with patch.object(disk, "sync"), patch.object(disk, "sync_directory"), patch("os.fsync"):
         for i in range(count):
             journal.append([(b"hosts/%03d" % (i % HOSTS), b"p"), (b"common", b"p")], i * SECOND)

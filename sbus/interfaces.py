@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sbus.errors import CloseReason, Violation
     from sbus.flood import SendQueue, Verdict
-    from sbus.protocol.bundles import Packed
+    from sbus.protocol.bundles import BundleCache
     from sbus.protocol.keys import PeerCredentials, SecretKey
 
 __all__ = [
@@ -143,21 +143,21 @@ class IPacketQueue(Interface):
         """Add a packet that must be sent."""
 
     def take(count: int) -> list[bytes]:
-        """The next packets to send, at most `count`; they are out of the queue until `done`."""
+        """The next packets to send, at most `count`; they are out of the queue until `ack`."""
 
-    def done(taken: list[bytes], sent: int) -> None:
+    def ack(taken: list[bytes], sent: int) -> None:
         """Of what was taken, so many packets (from the front) were sent; the others are to be kept."""
 
-    def refused(packet: bytes) -> bool:
+    def reject_oversized(packet: bytes) -> bool:
         """The kernel will never take this packet, as it is too long for the socket's buffer.
 
-        If the connection goes on, the packet is reported to `done` as if it were sent, to be out of the way.
+        If the connection goes on, the packet is reported to `ack` as if it were sent, to be out of the way.
 
         :returns: whether the connection may go on without it.
         """
 
-    def abandon(taken: Sequence[bytes] = ()) -> None:
-        """Nothing can be sent any more, neither what waits nor what was taken and not reported to `done`."""
+    def discard_all(taken: Sequence[bytes] = ()) -> None:
+        """Nothing can be sent any more, neither what waits nor what was taken and not reported to `ack`."""
 
 
 class IPacketReceiver(Interface):
@@ -176,7 +176,7 @@ class IPacketTransport(Interface):
 
     queue: Any = Attribute("The `IPacketQueue` that is sent from; a protocol may put its own in its place.")
     credentials: PeerCredentials = Attribute("Who is at the other end.")
-    share: int = Attribute("Packets to be read in one go (1 to 64) while others want to be read too.")
+    read_limit: int = Attribute("Packets to be read in one go (1 to 64) while others want to be read too.")
 
     def write(packet: bytes) -> None:
         """Send one packet, soon."""
@@ -184,7 +184,7 @@ class IPacketTransport(Interface):
     def flush() -> None:
         """Send now what the socket takes of what waits."""
 
-    def sendNow(packets: list[bytes], packed: Packed | None = None) -> int:
+    def try_send(packets: list[bytes], packed: BundleCache | None = None) -> int:
         """Send packets now, past the queue, which must be empty.
 
         :param packed: what transports have made of these packets, from one to the next of those that get them.
@@ -192,13 +192,13 @@ class IPacketTransport(Interface):
             send them: whoever calls writes the others to the queue, and `flush` finds out what is the matter.
         """
 
-    def startBundling(limit: int) -> int:
+    def start_bundling(limit: int) -> int:
         """Take bundles from now on, and send them, of at most `limit` bytes, once the packets that wait now are sent.
 
         :returns: the limit in force.
         """
 
-    def stopBundling() -> None:
+    def stop_bundling() -> None:
         """Neither take nor send bundles from now on."""
 
     def pauseProducing() -> None:

@@ -9,6 +9,7 @@ glob patterns). What OLD must be to count:
 module   a dotted module name, in every text file
 word     a whole word: in code, strings, comments and prose
 name     an identifier in code, or a word in double or single backticks
+func     an identifier in code that is not an attribute
 attr     an attribute or a method: ``.old``, ``def old``, ``"old"`` in a ``__slots__``, or the same in backticks
 
 ``word`` is for names that are no English words, ``name`` and ``attr`` for those that are.
@@ -31,7 +32,8 @@ _SKIPPED = ("tools/rename", "changes/", "CHANGELOG.rst", "docs/performance/")
 _STRING = r"(?P<string>[rbf]{0,2}(?:\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'))"
 _CODE = re.compile(rf"{_STRING}|(?P<comment>#[^\n]*)|(?P<name>[A-Za-z_]\w*)", re.ASCII)
 _QUOTED = re.compile(r"(``[^`]+``|`[^`]+`)")
-_FOREIGN = ("defer", "pytest", "asyncio", "threading", "signal", "subprocess", "os", "shutil", "time")
+_FIELD = re.compile(r"\{[^{}]*\}")
+_FOREIGN = ("_future", "defer", "pytest", "asyncio", "threading", "signal", "subprocess", "os", "shutil", "time")
 """Modules whose attributes are nobody's to rename."""
 
 
@@ -59,24 +61,27 @@ def read_table(text: str) -> Iterator[Row]:
 def rewrite(path: str, text: str, rows: list[Row]) -> str:
     """The text of a file with every row that covers it applied, all in one pass: names may trade places."""
     by_kind = {
-        kind: {row.old: row.new for row in rows if row.kind == kind} for kind in ("module", "word", "name", "attr")
+        kind: {row.old: row.new for row in rows if row.kind == kind}
+        for kind in ("module", "word", "name", "func", "attr")
     }
     everywhere = by_kind["module"] | by_kind["word"]
     if everywhere:
         olds = "|".join(map(re.escape, sorted(everywhere, key=len, reverse=True)))
         text = re.sub(rf"(?<!\w)({olds})(?!\w)", lambda m: everywhere[m[1]], text)
-    names, attrs = by_kind["name"], by_kind["attr"]
-    if not names and not attrs:
+    names, funcs, attrs = by_kind["name"], by_kind["func"], by_kind["attr"]
+    quoted = names | funcs | attrs
+    if not quoted:
         return text
-    quoted = names | attrs
     if not path.endswith((".py", ".pyi", ".pyx")):
         return _in_backticks(text, quoted)
 
     def code(match: re.Match[str]) -> str:
         token = match[0]
         if match["string"]:
-            if token.strip("\"'") in attrs or token.strip("\"'") in names:
-                return token[0] + quoted[token.strip("\"'")] + token[-1] if _is_slot(text, match) else token
+            if token[1:-1] in quoted and _is_listed(text, match):
+                return token[0] + quoted[token[1:-1]] + token[-1]
+            if "f" in token[:2]:
+                return _FIELD.sub(lambda field: _CODE.sub(code, field[0]), token)
             return _in_backticks(token, quoted)
         if match["comment"]:
             return _in_backticks(token, quoted)
@@ -85,13 +90,19 @@ def rewrite(path: str, text: str, rows: list[Row]) -> str:
             return token
         if token in attrs and (before.endswith(".") or before.endswith("def ")):
             return attrs[token]
+        if token in funcs and not before.endswith("."):
+            return funcs[token]
         return names.get(token, token)
 
     return _CODE.sub(code, text)
 
 
-def _is_slot(text: str, match: re.Match[str]) -> bool:
-    return text[match.end() : match.end() + 2] in (",\n", ", ", ",)") and text.count("__slots__", 0, match.start()) > 0
+def _is_listed(text: str, match: re.Match[str]) -> bool:
+    """Whether a string is an item of ``__slots__`` or ``__all__``."""
+    lists = [
+        (text.rfind(f"{name} = ", 0, match.start()), close) for name, close in (("__slots__", ")"), ("__all__", "]"))
+    ]
+    return any(start >= 0 and close not in text[start : match.start()] for start, close in lists)
 
 
 def _in_backticks(text: str, names: dict[str, str]) -> str:

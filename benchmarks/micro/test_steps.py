@@ -168,7 +168,7 @@ class Reader:
     def block(self, until_empty: bool) -> None:
         raise AssertionError("it never blocks")
 
-    def moved(self, room: bool, empty: bool) -> None:
+    def on_drained(self, room: bool, empty: bool) -> None:
         pass
 
     def congested(self, now: bool) -> None:
@@ -177,7 +177,7 @@ class Reader:
     def dropped(self, packets: int, size: int) -> None:
         raise AssertionError("it has room for all")
 
-    def misbehaved(self, reason: CloseReason) -> None:
+    def on_overflow(self, reason: CloseReason) -> None:
         raise AssertionError("it behaves")
 
 
@@ -189,7 +189,7 @@ def test_queue_free(benchmark: Any) -> None:
     def pass_through() -> None:
         queue.pending += packets
         taken = queue.take(BATCH)
-        queue.done(taken, len(taken))
+        queue.ack(taken, len(taken))
 
     benchmark(pass_through)
     assert len(queue) == 0
@@ -200,14 +200,14 @@ def test_queue_congested(benchmark: Any, order: Any) -> None:
     """A batch comes and a batch goes while a thousand messages wait."""
     queue = SendQueue(Reader(), QueueLimits(), SharedBudget())
     packets = [MESSAGE] * BATCH
-    queue.arrange(order)
+    queue.set_order(order)
     queue.pending += [MESSAGE] * 1000
-    queue.done(queue.take(1), 0)
+    queue.ack(queue.take(1), 0)
 
     def pass_through() -> None:
-        queue.offer(packets)
+        queue.enqueue(packets)
         taken = queue.take(BATCH)
-        queue.done(taken, len(taken))
+        queue.ack(taken, len(taken))
 
     benchmark(pass_through)
     assert queue.messages == 1000

@@ -32,7 +32,7 @@ class DashboardTests(BusMixin, TestCase):
     async def test_leaves_with_the_service(self) -> None:
         await self.start()
         self.assertEqual(len(self.bus.service.registry.clients), 1)
-        gone = self.bus.service.registry.whenEmpty()
+        gone = self.bus.service.registry.when_empty()
         await self.dashboard.stopService()
         await gone
 

@@ -23,9 +23,9 @@ from sbus.errors import ListenError, SbusError
 
 __all__ = ["bench"]
 
-_PATIENCE = 30.0
+_START_TIMEOUT = 30.0
 """Seconds that a test may take besides those for which it publishes."""
-_AGAIN = 0.2
+_PROGRESS_INTERVAL = 0.2
 """Seconds after which receivers are told again that it is over, should the bus have dropped it."""
 _BATCH = 512
 _TESTS = ("throughput", "fanout", "roundtrip")
@@ -139,7 +139,7 @@ def bench(
             target.socket = stack.enter_context(_server())
             stack.enter_context(target.connect())  # it ends with its last client
         for test in tests or _TESTS:
-            with at_most(seconds + _PATIENCE, test), _progress(test, seconds) as progress:
+            with at_most(seconds + _START_TIMEOUT, test), _progress(test, seconds) as progress:
                 if test == "roundtrip":
                     results.append(_round_trips(target, size, seconds, progress))
                 else:
@@ -269,7 +269,7 @@ def _collect(
     while waiting:
         if not ready:
             prompt()
-        ready = connection.wait(waiting, _AGAIN)
+        ready = connection.wait(waiting, _PROGRESS_INTERVAL)
         for report in ready:
             assert isinstance(report, connection.Connection)
             waiting.remove(report)
@@ -297,7 +297,7 @@ def _receive(target: Target, data: bytes, over: bytes, seconds: float, report: c
             count = 0
             last = 0.0
             while True:
-                messages = bus.get_many(seconds + _PATIENCE)
+                messages = bus.get_many(seconds + _START_TIMEOUT)
                 if messages[-1].key == over:
                     count += sum(message.key == data for message in messages)
                     last = time.monotonic()

@@ -56,7 +56,7 @@ def wait(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
     return bool(ready)
 
 
-_AGAIN = 0.05
+_RETRY_INTERVAL = 0.05
 """Seconds until the signal comes again, as one that comes just before a system call does not break that off."""
 
 
@@ -86,7 +86,7 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, too_late)
     began, outer = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)[0]
     try:
-        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), LONGEST_POLL), _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), LONGEST_POLL), _RETRY_INTERVAL)
         yield
     except _TooLate:
         raise TimedOut(f"the time is up: {what} is not done after {seconds:g} seconds") from None
@@ -95,4 +95,4 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if outer:
-            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - began), 1e-6), _AGAIN)
+            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - began), 1e-6), _RETRY_INTERVAL)

@@ -15,7 +15,7 @@ from sbus.client.connecting import find_address
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
-__all__ = ["AS_BYTES", "COUNT", "DIALECTS", "SECONDS", "Target", "counted", "to_connect", "with_target"]
+__all__ = ["AS_BYTES", "COUNT", "DIALECTS", "SECONDS", "Target", "pluralize", "to_connect", "with_target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -96,7 +96,7 @@ def to_connect(command: F) -> F:
     return command
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """A number of something, in words: ``1 row``, ``2,000 rows``, ``3 batches``."""
     if count != 1:
         what += "es" if what.endswith("ch") else "s"

@@ -15,7 +15,7 @@ import click
 
 from sbus.client.core import Message
 
-__all__ = ["FORMAT_HELP", "Arrival", "Printer", "as_json", "as_text", "custom", "has_colors", "raw", "shown"]
+__all__ = ["FORMAT_HELP", "Printer", "ReceivedMessage", "as_json", "as_text", "custom", "has_colors", "raw", "shown"]
 
 FORMAT_HELP = """\
 %k key and %p payload, made safe to print; %K and %P the same as they are;
@@ -27,7 +27,7 @@ FORMAT_HELP = """\
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-class Arrival(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message that has come: the how manieth, when (seconds since 1970), and what it is."""
 
     number: int
@@ -35,7 +35,7 @@ class Arrival(NamedTuple):
     message: Message
 
 
-Printer = Callable[[Arrival], bytes]
+Printer = Callable[[ReceivedMessage], bytes]
 """Makes of a message what is written to standard output."""
 
 
@@ -78,7 +78,7 @@ def as_text(*, with_time: bool, colored: bool) -> Printer:
     """A line for each message: the key, a space, the payload; in the key a space is ``\\x20``."""
     safe = _shower()
 
-    def show(arrival: Arrival) -> bytes:
+    def show(arrival: ReceivedMessage) -> bytes:
         key = safe(arrival.message.key).replace(" ", "\\x20")
         parts = [click.style(key, fg="cyan") if colored else key, safe(arrival.message.payload)]
         if with_time:
@@ -89,7 +89,7 @@ def as_text(*, with_time: bool, colored: bool) -> Printer:
     return show
 
 
-def as_json(arrival: Arrival) -> bytes:
+def as_json(arrival: ReceivedMessage) -> bytes:
     """An object on a line, in ASCII: ``time``, ``key``, ``payload`` and ``encoding``, text or base64, of the payload.
 
     A key that is not UTF-8 comes in base64 too, and ``key_encoding`` tells so.
@@ -110,7 +110,7 @@ def _for_json(data: bytes) -> tuple[str, str]:
         return base64.b64encode(data).decode(), "base64"
 
 
-def raw(arrival: Arrival) -> bytes:
+def raw(arrival: ReceivedMessage) -> bytes:
     """The payload, byte for byte, with nothing before or behind it."""
     return arrival.message.payload
 
@@ -160,7 +160,7 @@ def custom(text: str) -> Printer:
             raise ValueError(f"{mark}{following} means nothing there")
     parts.append(end)
 
-    def show(arrival: Arrival) -> bytes:
+    def show(arrival: ReceivedMessage) -> bytes:
         return b"".join(part if isinstance(part, bytes) else part(arrival) for part in parts)
 
     return show

@@ -10,7 +10,7 @@ import click
 
 from sbus.cli.deadline import Deadline, wait
 from sbus.cli.options import AS_BYTES, COUNT, SECONDS, Target, to_connect, with_target
-from sbus.cli.output import FORMAT_HELP, Arrival, Printer, as_json, as_text, custom, has_colors, raw, shown
+from sbus.cli.output import FORMAT_HELP, Printer, ReceivedMessage, as_json, as_text, custom, has_colors, raw, shown
 from sbus.client.blocking import Bus
 from sbus.errors import SbusError, TimedOut
 
@@ -133,6 +133,6 @@ def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadli
         now = time.time()
         for message in messages[: None if count is None else count - printed]:
             printed += 1
-            output.write(show(Arrival(printed, now, message)))
+            output.write(show(ReceivedMessage(printed, now, message)))
     output.flush()
     return printed

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import CLOSED, Backoff, describe_loss, overloaded, try_to_dial
+from sbus.client.connecting import CLOSED, Backoff, backlog_full, connect_once, describe_loss
 from sbus.client.core import Message
 from sbus.client.options import Settings
 from sbus.client.sending import read_at_once, send_some, share
@@ -26,7 +26,7 @@ from sbus.client.session import QueuedSubscription, Session
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import max_sendable
 
 __all__ = ["Bus", "Subscription", "connect"]
 
@@ -45,11 +45,11 @@ class _Waiter:
     def __init__(self) -> None:
         self._future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         if not self._future.done():
             self._future.set_result(value)
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         if not self._future.done():
             self._future.set_exception(error)
             self._future.exception()  # nobody may be waiting any more; that is no news then
@@ -238,7 +238,7 @@ class Bus(Session[Subscription]):
     # --- what the session needs --------------------------------------------------------------
 
     def waiter(self) -> _Waiter:
-        """See `sbus.client.api.Calls.waiter`."""
+        """See `sbus.client.api.ClientApi.waiter`."""
         return _Waiter()
 
     def callback_failed(self, error: BaseException) -> None:
@@ -260,12 +260,12 @@ class Bus(Session[Subscription]):
     async def _open(self, timeout: float | None = None) -> None:
         try:
             async with asyncio.timeout(timeout):
-                while (sock := try_to_dial(self.address, self._settings.longest)) is None:
+                while (sock := connect_once(self.address, self._settings.longest)) is None:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise ConnectError(overloaded(self.address)) from None
+            raise ConnectError(backlog_full(self.address)) from None
         self._sock = sock
-        self.core.connected(sendable(sock))
+        self.core.connected(max_sendable(sock))
         self._set_reading(not self._crowded)
         self._flush()
 
@@ -339,7 +339,7 @@ class Bus(Session[Subscription]):
                     self._broken = True
                     self._loop.call_soon(self._read_rest, sock, describe_loss(e))
                 return
-            outbox.done(taken, sent)
+            outbox.ack(taken, sent)
             if not sent:
                 if not self._writing:
                     self._writing = True
@@ -375,7 +375,7 @@ class Bus(Session[Subscription]):
         return asyncio.sleep(seconds)
 
     def _reconnect(self) -> None:
-        self._task = self._loop.create_task(self._come_back())
+        self._task = self._loop.create_task(self._reconnect_loop())
 
     def _ended(self, error: Exception) -> None:
         if isinstance(error, Closed):

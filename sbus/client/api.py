@@ -1,6 +1,6 @@
 """What clients do with a bus beyond sending and receiving, written once for all shells.
 
-The coroutines here await nothing but what the shell's own `Calls.waiter` returns. So Twisted runs
+The coroutines here await nothing but what the shell's own `ClientApi.waiter` returns. So Twisted runs
 them with Deferreds, asyncio with futures, and the blocking shell by reading its socket until the
 waiter is served.
 
@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.errors import RequestFailed, Violation
 
-__all__ = ["Calls", "Inbox", "Request", "call_key"]
+__all__ = ["ClientApi", "Inbox", "Request", "call_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
 
@@ -56,7 +56,7 @@ def call_key(me: bytes, name: bytes | str) -> bytes:
     return b"%b/%b" % (me, as_bytes(name))
 
 
-class Calls(ABC, Generic[Sub]):
+class ClientApi(ABC, Generic[Sub]):
     """The vocabulary that all shells share; a shell gives it the three methods that follow."""
 
     core: ClientCore
@@ -137,7 +137,7 @@ class Calls(ABC, Generic[Sub]):
     def _answered(self, message: Message) -> None:
         waiter = self._calls.get(message.key.rpartition(b"/")[2])
         if waiter is not None:
-            waiter.succeed(message.payload)
+            waiter.set_result(message.payload)
 
     def answer(self, request: Message, payload: bytes) -> None:
         """Answer a request with a payload; a message that is none, or asks for no answer, gets none.

@@ -14,9 +14,18 @@ from typing import Any
 
 from sbus.errors import ConnectError
 from sbus.syscalls import addresses
-from sbus.syscalls.sockets import raise_send_buffer
+from sbus.syscalls.sockets import grow_send_buffer
 
-__all__ = ["CLOSED", "Backoff", "describe_loss", "dial", "find_address", "overloaded", "remedy", "try_to_dial"]
+__all__ = [
+    "CLOSED",
+    "Backoff",
+    "backlog_full",
+    "connect_once",
+    "describe_connect_error",
+    "describe_loss",
+    "dial",
+    "find_address",
+]
 
 CLOSED = "the server closed the connection"
 
@@ -63,7 +72,7 @@ class Backoff:
             delay = min(delay * self.factor, self.longest)
 
 
-def try_to_dial(address: str, max_packet: int) -> socket.socket | None:
+def connect_once(address: str, max_packet: int) -> socket.socket | None:
     """Connect without waiting.
 
     :returns: a connected, non-blocking socket with a send buffer for packets of `max_packet` bytes
@@ -75,8 +84,8 @@ def try_to_dial(address: str, max_packet: int) -> socket.socket | None:
     except BlockingIOError:
         return None
     except OSError as e:
-        raise ConnectError(remedy(address, e)) from e
-    raise_send_buffer(sock, max_packet)
+        raise ConnectError(describe_connect_error(address, e)) from e
+    grow_send_buffer(sock, max_packet)
     return sock
 
 
@@ -86,9 +95,9 @@ def dial(address: str, max_packet: int, timeout: float | None) -> socket.socket:
     :raises ConnectError: with the reason and the remedy.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    while (sock := try_to_dial(address, max_packet)) is None:
+    while (sock := connect_once(address, max_packet)) is None:
         if deadline is not None and time.monotonic() >= deadline:
-            raise ConnectError(overloaded(address))
+            raise ConnectError(backlog_full(address))
         time.sleep(_RETRY)
     return sock
 
@@ -98,12 +107,12 @@ def describe_loss(error: OSError) -> str:
     return CLOSED if error.errno in (errno.EPIPE, errno.ECONNRESET) else f"the connection broke: {error.strerror}"
 
 
-def overloaded(address: str) -> str:
+def backlog_full(address: str) -> str:
     """What to tell somebody whose attempts to connect all found the server's backlog full."""
     return f"the bus at {address} accepts nobody: it is overloaded or stopped; try again later"
 
 
-def remedy(address: str, error: Any) -> str:
+def describe_connect_error(address: str, error: Any) -> str:
     """What to tell somebody whose attempt to connect failed with this OSError (or Twisted's ConnectError)."""
     number = int((error.errno if isinstance(error, OSError) else getattr(error, "osError", None)) or 0)
     if number == errno.ECONNREFUSED and os.path.exists(address) and not stat.S_ISSOCK(os.stat(address).st_mode):

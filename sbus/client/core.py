@@ -40,10 +40,10 @@ class Message(NamedTuple):
 class Waiter(Protocol):
     """Somebody who waits for something: one of the two is called, once."""
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         """It is here."""
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         """It will never be."""
 
 
@@ -129,7 +129,7 @@ class ClientCore:
         self.dialect = dialect
         self.max_packet = max_packet
         self.bundle_limit = 0
-        self._longest = self._sendable = max_packet
+        self._longest = self._max_sendable = max_packet
         self.on_control = on_control
         self._sinks: dict[bytes, list[Sink]] = {}
         self._index: PatternIndex[Sink] = PatternIndex(dialect)
@@ -259,13 +259,13 @@ class ClientCore:
         self._fences[key] = waiter
         return [build(SUB, key), build(MSG, key, b""), build(UNSUB, key)]
 
-    def connected(self, sendable: int) -> None:
+    def connected(self, max_sendable: int) -> None:
         """There is a connection, whose socket can send packets of so many bytes."""
-        self._sendable = sendable
+        self._max_sendable = max_sendable
         self._ids = _own_ids()
-        self.max_packet = min(self._longest, sendable)
+        self.max_packet = min(self._longest, max_sendable)
 
-    def greeting(self) -> list[bytes]:
+    def resync_packets(self) -> list[bytes]:
         """What to send first on each connection, to be where the old one was: the settings and the subscriptions.
 
         Not those to private keys of who we are no longer, as after a fork: nobody may subscribe to what is not his.
@@ -330,7 +330,7 @@ class ClientCore:
             if batch.at != at or self._cache.routes.get(message.key) is not sinks:
                 return
 
-    def wanting(self, key: bytes) -> tuple[Sink, ...]:
+    def sinks_for(self, key: bytes) -> tuple[Sink, ...]:
         """The sinks that want messages with this key."""
         sinks = self._cache.routes.get(key)
         return self._route(key) if sinks is None else sinks
@@ -338,7 +338,7 @@ class ClientCore:
     def _route(self, key: bytes) -> tuple[Sink, ...]:
         fence = self._fences.pop(key, None)
         if fence is not None:
-            fence.succeed(b"")
+            fence.set_result(b"")
             return ()
         try:
             secret = self.dialect.check(key)
@@ -367,10 +367,10 @@ class ClientCore:
         if key == _WHOAMI:
             waiter = self._waiting.popleft() if self._waiting else None
             if waiter is not None:
-                waiter.succeed(payload)
+                waiter.set_result(payload)
                 return
         if key == _BUNDLES and b"bundle" in self._settings and payload.isdigit() and len(payload) < 10:
-            self.bundle_limit = min(int(payload), self._sendable)
+            self.bundle_limit = min(int(payload), self._max_sendable)
         elif self.on_control is not None:
             self.on_control(key, payload)
 

@@ -40,14 +40,14 @@ class Outbox:
         if self._packets:
             self._waiting.append((self._added, waiter))
         else:
-            waiter.succeed(b"")
+            waiter.set_result(b"")
 
     def take(self, count: int) -> list[bytes]:
         """The next packets to send, at most `count`."""
         packets = self._packets
         return list(packets if len(packets) <= count else islice(packets, count))
 
-    def done(self, taken: list[bytes], sent: int) -> None:
+    def ack(self, taken: list[bytes], sent: int) -> None:
         """Of what was taken so many were sent."""
         if sent == len(self._packets):
             self._packets.clear()
@@ -80,19 +80,19 @@ class Outbox:
     def _tell(self) -> None:
         """Wake those who have waited for what is sent; they may add packets, and wait again."""
         while self._waiting and self._waiting[0][0] <= self._sent:
-            self._waiting.popleft()[1].succeed(b"")
+            self._waiting.popleft()[1].set_result(b"")
 
-    def refused(self, packet: bytes) -> bool:
+    def reject_oversized(self, packet: bytes) -> bool:
         """The socket will not take a packet; ours are measured before they get here, so end it."""
         return False
 
-    def abandon(self, taken: Sequence[bytes] = ()) -> None:
+    def discard_all(self, taken: Sequence[bytes] = ()) -> None:
         """The connection is gone; what waits is kept for the next one."""
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         """There will be no next connection: forget what waits, and tell who waits."""
         self._packets.clear()
         self._sent = self._added
         waiting, self._waiting = self._waiting, deque()
         for _, waiter in waiting:
-            waiter.fail(error)
+            waiter.set_exception(error)

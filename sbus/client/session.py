@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from sbus.client.api import AwaitableWaiter, Calls
+from sbus.client.api import AwaitableWaiter, ClientApi
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
 from sbus.client.options import Settings
@@ -50,13 +50,13 @@ class QueuedSubscription:
             return  # closed by another sink that has got the same messages
         if self.callback is not None:
             for message in messages:
-                self._session._tell(self.callback, message)
+                self._session._call_user(self.callback, message)
             return
         self._messages.extend(messages)
         if self._waiting:
-            self._session._rouse(self)
+            self._session._schedule_wake(self)
         if len(self._messages) >= HIGH_WATER:
-            self._session.crowd(self)
+            self._session.pause_for(self)
 
     def end(self, error: Exception) -> None:
         """No more messages will come; those that are here can still be read."""
@@ -68,7 +68,7 @@ class QueuedSubscription:
         """Something has changed: let those who wait look again."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
-            waiter.succeed(b"")
+            waiter.set_result(b"")
 
     async def _get(self) -> Message:
         """Wait for the next message; several may wait."""
@@ -105,14 +105,14 @@ class QueuedSubscription:
             return None
         message = self._messages.popleft()
         if len(self._messages) == HIGH_WATER // 4:
-            self._session.uncrowd(self)
+            self._session.resume_for(self)
         return message
 
     def get_ready(self) -> list[Message]:
         """All messages that are here already, in one list; empty if there are none."""
         messages = list(self._messages)
         self._messages.clear()
-        self._session.uncrowd(self)
+        self._session.resume_for(self)
         return messages
 
     def close(self) -> None:
@@ -126,10 +126,10 @@ class QueuedSubscription:
         self.close()
 
 
-class Session(Calls[Sub]):
+class Session(ClientApi[Sub]):
     """A client's connection to a bus, over an event loop.
 
-    A shell gives it the methods that are abstract here and in `Calls`; it calls `_disconnected` when
+    A shell gives it the methods that are abstract here and in `ClientApi`; it calls `_disconnected` when
     the connection is lost, and `_arrived` with what has come.
     """
 
@@ -138,17 +138,17 @@ class Session(Calls[Sub]):
     def __init__(self, address: str | None, settings: Settings) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = settings.core(settings.on_control and partial(self._tell, settings.on_control))
+        self.core = settings.core(settings.on_control and partial(self._call_user, settings.on_control))
         self.outbox = Outbox()
-        self.outbox.extend(self.core.greeting())
+        self.outbox.extend(self.core.resync_packets())
         self._settings = settings
         self._backoff = settings.backoff
         self._at_once = BATCH  # writes that are still to be sent as they come, see `_write`
         self._writes = 0  # that wait for the end of this turn
-        self._put_off = 0  # bytes in these
+        self._deferred_bytes = 0  # bytes in these
         self._crowded: set[QueuedSubscription] = set()
         self._roused: list[QueuedSubscription] = []  # whose readers are to be told of messages
-        self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
+        self._loss_reason: Disconnected | None = None  # why the connection was lost, until that has been told
         self._coming_back = False
         self._closing = False
         self._error: Exception | None = None
@@ -207,13 +207,13 @@ class Session(Calls[Sub]):
 
     @abstractmethod
     def _reconnect(self) -> None:
-        """Run `_come_back` in the background."""
+        """Run `_reconnect_loop` in the background."""
 
     @abstractmethod
     def _ended(self, error: Exception) -> None:
         """It is over: tell who waits for that."""
 
-    def _tell(self, callback: Callable[..., Any], *args: Any) -> None:
+    def _call_user(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call the application; an exception of its must not harm the connection."""
         try:
             callback(*args)
@@ -237,10 +237,10 @@ class Session(Calls[Sub]):
         if self._error is None:
             self.send(self.core.unsubscribe(subscription))
         subscription.end(Closed("the subscription was closed here"))
-        self.uncrowd(subscription)
+        self.resume_for(subscription)
 
     def send(self, packets: list[bytes]) -> None:
-        """See `sbus.client.api.Calls.send`."""
+        """See `sbus.client.api.ClientApi.send`."""
         self._check_open()
         if packets:
             self._write(packets)
@@ -265,12 +265,12 @@ class Session(Calls[Sub]):
         self.outbox.extend(packets)
         if self._writes:
             self._writes += 1
-            self._put_off += total_size(packets)
-            if self._put_off >= LARGEST:  # as much as a bundle holds: nothing is won by waiting
-                self._put_off = 0
+            self._deferred_bytes += total_size(packets)
+            if self._deferred_bytes >= LARGEST:  # as much as a bundle holds: nothing is won by waiting
+                self._deferred_bytes = 0
                 self._flush()
         elif not waiting:
-            self._writes, self._put_off = 1, 0
+            self._writes, self._deferred_bytes = 1, 0
             self._soon(self._turn_over)
         # Else the socket is full, or there is none: who sends what waits sends these too.
 
@@ -289,19 +289,19 @@ class Session(Calls[Sub]):
             for subscription in roused:
                 subscription._wake()
 
-    def _rouse(self, subscription: QueuedSubscription) -> None:
+    def _schedule_wake(self, subscription: QueuedSubscription) -> None:
         """Messages have come for somebody who waits for them."""
         self._roused.append(subscription)
 
     # --- back-pressure -----------------------------------------------------------------------
 
-    def crowd(self, subscription: QueuedSubscription) -> None:
+    def pause_for(self, subscription: QueuedSubscription) -> None:
         """A subscription is not read: leave the rest to the server and the flood control chosen there."""
         if not self._crowded:
             self._set_reading(False)
         self._crowded.add(subscription)
 
-    def uncrowd(self, subscription: QueuedSubscription) -> None:
+    def resume_for(self, subscription: QueuedSubscription) -> None:
         """A subscription has room again."""
         if subscription in self._crowded:
             self._crowded.discard(subscription)
@@ -326,15 +326,15 @@ class Session(Calls[Sub]):
         else:
             self._detach()
             waiting = self._lost()
-            self.outbox.restart(self.core.greeting())
-            self._gap = self._gap or error
+            self.outbox.restart(self.core.resync_packets())
+            self._loss_reason = self._loss_reason or error
             if not self._coming_back:
                 self._coming_back = True
                 self._reconnect()
             for waiter in waiting:
-                waiter.fail(error)
+                waiter.set_exception(error)
 
-    async def _come_back(self, *, tell: bool = True) -> None:
+    async def _reconnect_loop(self, *, tell: bool = True) -> None:
         """Connect until a connection lasts long enough to be where the old one was; then tell of the gap."""
         assert self._backoff is not None
         self._coming_back = True
@@ -352,9 +352,9 @@ class Session(Calls[Sub]):
                 return
             if self._is_connected():
                 break
-        gap, self._gap, self._coming_back = self._gap, None, False
+        gap, self._loss_reason, self._coming_back = self._loss_reason, None, False
         if tell and self._settings.on_gap is not None and gap is not None:
-            self._tell(self._settings.on_gap, gap)
+            self._call_user(self._settings.on_gap, gap)
 
     async def _finish(self) -> None:
         """Send what waits, then end."""
@@ -378,8 +378,8 @@ class Session(Calls[Sub]):
         self._error = error
         self._detach()
         for waiter in self._lost():
-            waiter.fail(error)
-        self.outbox.fail(error)
+            waiter.set_exception(error)
+        self.outbox.set_exception(error)
         for subscription in self.core.sinks():
             assert isinstance(subscription, QueuedSubscription)
             subscription.end(error)

@@ -97,4 +97,4 @@ class BusProcess(Process):
     def startService(self) -> None:
         super().startService()
         if self._auto_close:
-            self._bus.registry.whenEmpty().addCallback(lambda _: self.stop())
+            self._bus.registry.when_empty().addCallback(lambda _: self.stop())

@@ -9,10 +9,10 @@ from typing import Any
 
 from twisted.internet.error import ReactorNotRunning
 
-__all__ = ["EarlySignals"]
+__all__ = ["DeferredSignals"]
 
 
-class EarlySignals:
+class DeferredSignals:
     """Remembers a signal that comes before the reactor runs, and stops the reactor as soon as it does.
 
     A second signal acts as it did before: for whoever is out of patience.

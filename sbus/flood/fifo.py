@@ -9,14 +9,14 @@ from zope.interface import implementer
 from sbus.interfaces import IPacketQueue
 from sbus.routing.runs import total_size
 
-__all__ = ["HIGH_WATER", "PlainQueue"]
+__all__ = ["HIGH_WATER", "FifoQueue"]
 
 HIGH_WATER = 64 << 10
 """Bytes that wait past which a streaming producer is paused; it is resumed when nothing waits."""
 
 
 @implementer(IPacketQueue)
-class PlainQueue:
+class FifoQueue:
     """Packets in order of arrival (`IPacketQueue`)."""
 
     __slots__ = ("_packets", "_size")
@@ -39,14 +39,14 @@ class PlainQueue:
     def take(self, count: int) -> list[bytes]:
         return self._packets[:count]
 
-    def done(self, taken: list[bytes], sent: int) -> None:
+    def ack(self, taken: list[bytes], sent: int) -> None:
         del self._packets[:sent]
         self._size -= total_size(taken[:sent])
 
-    def refused(self, packet: bytes) -> bool:
+    def reject_oversized(self, packet: bytes) -> bool:
         """A stream of packets with a hole in it would mislead: have the connection end."""
         return False
 
-    def abandon(self, taken: Sequence[bytes] = ()) -> None:
+    def discard_all(self, taken: Sequence[bytes] = ()) -> None:
         self._packets.clear()
         self._size = 0

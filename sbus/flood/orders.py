@@ -12,7 +12,7 @@ from zope.interface import implementer
 
 from sbus.interfaces import IQueueOrder
 
-__all__ = ["ORDERS", "Arrivals", "Order", "Ranked", "Reply"]
+__all__ = ["ORDERS", "FifoBacklog", "Order", "PriorityBacklog", "Reply"]
 
 
 class Reply(bytes):
@@ -54,7 +54,7 @@ ORDERS = (
 """The orders of the protocol; the first is the default."""
 
 
-class Arrivals:
+class FifoBacklog:
     """Waiting packets in order of arrival, replies among them.
 
     A list, of which the front is empty: whole slices go in and out with one call, and what is out is
@@ -80,7 +80,7 @@ class Arrivals:
             if type(packet) is not Reply:
                 # Those before it, most often none, move up.
                 self._packets[self._front + 1 : at + 1] = self._packets[self._front : at]
-                self.done(1)
+                self.ack(1)
                 return packet
         return None
 
@@ -89,10 +89,10 @@ class Arrivals:
         self._packets += packets
 
     def take(self, count: int) -> list[bytes]:
-        """The next packets, at most `count`; call `done` before anything else."""
+        """The next packets, at most `count`; call `ack` before anything else."""
         return self._packets[self._front : self._front + count]
 
-    def done(self, sent: int) -> None:
+    def ack(self, sent: int) -> None:
         """Of what was taken so many are sent; the others wait on."""
         front = self._front + sent
         if front * 2 > len(self._packets):
@@ -103,7 +103,7 @@ class Arrivals:
         self._front = front
 
 
-class Ranked:
+class PriorityBacklog:
     """Waiting packets in an order given by a sort key; replies first, in the order asked."""
 
     __slots__ = ("_arrival", "_heap", "_newest_first", "_rank", "_replies", "_taken")
@@ -125,11 +125,11 @@ class Ranked:
         return (packet for _, _, packet in entries)
 
     def pop_message(self) -> bytes | None:
-        """See `Arrivals.pop_message`."""
+        """See `FifoBacklog.pop_message`."""
         return heapq.heappop(self._heap)[2] if self._heap else None
 
     def push(self, packets: list[bytes]) -> None:
-        """See `Arrivals.push`."""
+        """See `FifoBacklog.push`."""
         for packet in packets:
             self._arrival += 1
             if type(packet) is Reply:
@@ -139,15 +139,15 @@ class Ranked:
                 heapq.heappush(self._heap, (rank, self._arrival, packet))
 
     def take(self, count: int) -> list[bytes]:
-        """See `Arrivals.take`."""
+        """See `FifoBacklog.take`."""
         replies, heap = self._replies, self._heap
         self._taken = [
             replies.popleft() if replies else heapq.heappop(heap) for _ in range(min(count, len(replies) + len(heap)))
         ]
         return [packet for _, _, packet in self._taken]
 
-    def done(self, sent: int) -> None:
-        """See `Arrivals.done`."""
+    def ack(self, sent: int) -> None:
+        """See `FifoBacklog.ack`."""
         for entry in reversed(self._taken[sent:]):
             if type(entry[2]) is Reply:
                 self._replies.appendleft(entry)

@@ -9,7 +9,7 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason
 from sbus.flood.budget import QueueLimits, SharedBudget
-from sbus.flood.orders import ORDERS, Arrivals, Ranked, Reply
+from sbus.flood.orders import ORDERS, FifoBacklog, PriorityBacklog, Reply
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Verdict
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from sbus.routing.runs import total_size
@@ -26,7 +26,7 @@ class Receiver(Protocol):
     def block(self, until_empty: bool) -> None:
         """Hold that client back, until the queue is empty or else at its low-water mark."""
 
-    def moved(self, room: bool, empty: bool) -> None:
+    def on_drained(self, room: bool, empty: bool) -> None:
         """Packets have left a queue that had waited; is it below its low-water mark, is it empty?"""
 
     def congested(self, now: bool) -> None:
@@ -35,7 +35,7 @@ class Receiver(Protocol):
     def dropped(self, packets: int, size: int) -> None:
         """So many messages, of so many bytes, were dropped for this receiver."""
 
-    def misbehaved(self, reason: CloseReason) -> None:
+    def on_overflow(self, reason: CloseReason) -> None:
         """By its own choice this receiver is to be disconnected."""
 
 
@@ -45,7 +45,7 @@ class SendQueue:
 
     :ivar pending: packets of the batch in hand, which nobody has tried to send yet; hot loops
         append to it directly while the queue is not `congested`.
-    :ivar is_congested: a flush has left something behind; everything new goes through `offer`.
+    :ivar is_congested: a flush has left something behind; everything new goes through `enqueue`.
     :ivar messages: how many messages wait (replies and `pending` aside).
     :ivar size: how many bytes these have.
     :ivar replies: how many replies wait.
@@ -60,8 +60,8 @@ class SendQueue:
         "_limits",
         "_newest_first",
         "_order",
+        "_oversized",
         "_receiver",
-        "_refused",
         "_reply_pending",
         "_soft",
         "_user",
@@ -83,30 +83,30 @@ class SendQueue:
         self._limits = limits
         self._budget = budget
         self._user = user
-        self._backlog: Arrivals | Ranked | None = None
+        self._backlog: FifoBacklog | PriorityBacklog | None = None
         self._soft: ISoftStrategy = SOFT_STRATEGIES[0]
         self._hard: IHardStrategy = HARD_STRATEGIES[0]
         self._order: IQueueOrder = ORDERS[0]
         self._newest_first = False
         self._is_arranged = True
         self._reply_pending = False
-        self._refused: list[bytes] = []
+        self._oversized: list[bytes] = []
         self.watch: Callable[[list[bytes]], None] | None = None
 
     def __len__(self) -> int:
         return len(self.pending) + (len(self._backlog) if self._backlog is not None else 0)
 
     @property
-    def may_hold_back(self) -> bool:
+    def can_block(self) -> bool:
         """Whether the strategies in force can hold a publisher back."""
         return self._soft.always in (Verdict.BLOCK, None) or self._hard.always in (Verdict.BLOCK, None)
 
-    def choose(self, *, soft: ISoftStrategy | None = None, hard: IHardStrategy | None = None) -> None:
+    def set_strategies(self, *, soft: ISoftStrategy | None = None, hard: IHardStrategy | None = None) -> None:
         """Use other strategies from now on; what waits stays."""
         self._soft = soft or self._soft
         self._hard = hard or self._hard
 
-    def arrange(self, order: IQueueOrder) -> None:
+    def set_order(self, order: IQueueOrder) -> None:
         """Use another order from now on, for what waits too.
 
         What waits is arranged when the next packet is wanted: who only asks, and takes nothing,
@@ -119,16 +119,16 @@ class SendQueue:
         self._order = order
         self._is_arranged = False
 
-    def _ordered(self, backlog: Arrivals | Ranked) -> Arrivals | Ranked:
+    def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
         if not self._is_arranged:
             self._is_arranged = True
             backlog = self._backlog = self._arranged(iter(backlog))
         return backlog
 
-    def _arranged(self, packets: Iterator[bytes]) -> Arrivals | Ranked:
+    def _arranged(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:
         if self._order.arrival:
-            return Arrivals(packets)
-        return Ranked(packets, self._order, self._newest_first)
+            return FifoBacklog(packets)
+        return PriorityBacklog(packets, self._order, self._newest_first)
 
     def write(self, packet: bytes) -> None:
         """Send a reply: it is kept whatever happens, and counted apart."""
@@ -140,7 +140,7 @@ class SendQueue:
             self.replies += 1
             self._backlog.push([reply])
 
-    def offer(self, packets: list[bytes]) -> None:
+    def enqueue(self, packets: list[bytes]) -> None:
         """Messages have come for a receiver that is congested: keep what the strategies let in."""
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
@@ -166,7 +166,7 @@ class SendQueue:
             self._receiver.dropped(dropped, dropped_size)
         if self._backlog is not None and not self._backlog:
             self._relax()  # nothing was kept, and a strategy has dropped what waited before
-            self._receiver.moved(True, True)
+            self._receiver.on_drained(True, True)
 
     def has_room(self, messages: int, size: int, copies: int) -> bool:
         """Whether it is certain that so many messages will be kept without anybody being held back for it.
@@ -231,12 +231,12 @@ class SendQueue:
         self._budget.bytes += size
 
     def _close(self, reason: CloseReason) -> bool:
-        self._receiver.misbehaved(reason)
-        self.abandon()
+        self._receiver.on_overflow(reason)
+        self.discard_all()
         return False
 
     def take(self, count: int) -> list[bytes]:
-        """The next packets to send, at most `count`; call `done` before anything else."""
+        """The next packets to send, at most `count`; call `ack` before anything else."""
         if self._backlog is not None:
             return self._ordered(self._backlog).take(count)
         taken = self.pending
@@ -246,17 +246,17 @@ class SendQueue:
         self.pending = taken[count:]
         return taken[:count]
 
-    def done(self, taken: list[bytes], sent: int) -> None:
+    def ack(self, taken: list[bytes], sent: int) -> None:
         """Of what was taken so many were sent. What a first flush leaves is offered to flood control."""
         if self.watch is not None and sent:
-            refused = set(map(id, self._refused))
+            refused = set(map(id, self._oversized))
             packets = [p for p in taken[:sent] if id(p) not in refused] if refused else taken[:sent]
             if packets:
                 self.watch(packets)
-        if self._refused:
-            self._refused = []
+        if self._oversized:
+            self._oversized = []
         if self._backlog is not None:
-            self._backlog.done(sent)
+            self._backlog.ack(sent)
             if sent:
                 self._sent(taken[:sent] if sent < len(taken) else taken)
             return
@@ -271,7 +271,7 @@ class SendQueue:
         self.is_congested = True
         self._budget.enter(self._user)
         self._receiver.congested(True)
-        self.offer(left)
+        self.enqueue(left)
         self._reply_pending = False
 
     def _sent(self, packets: list[bytes]) -> None:
@@ -287,7 +287,7 @@ class SendQueue:
         room = self.messages <= self._limits.messages // 4 and self.size <= self._limits.bytes // 4
         if empty:
             self._relax()
-        self._receiver.moved(room, empty)
+        self._receiver.on_drained(room, empty)
 
     def _relax(self) -> None:
         self._backlog = None
@@ -295,27 +295,27 @@ class SendQueue:
         self._budget.leave(self._user)
         self._receiver.congested(False)
 
-    def refused(self, packet: bytes) -> bool:
+    def reject_oversized(self, packet: bytes) -> bool:
         """A packet of what was taken that the socket will never take: drop it, as its receiver is not to blame."""
-        self._refused.append(packet)
+        self._oversized.append(packet)
         if type(packet) is not Reply:
             self._receiver.dropped(1, len(packet))
         return True
 
-    def abandon(self, taken: Sequence[bytes] = ()) -> None:
-        """Nobody will get what waits, nor what was taken and is not `done`: drop and count it."""
+    def discard_all(self, taken: Sequence[bytes] = ()) -> None:
+        """Nobody will get what waits, nor what was taken and is not `ack`: drop and count it."""
         messages = self.messages
         size = self.size
         for packet in (*taken, *self.pending) if self._backlog is None else ():
             if type(packet) is not Reply:
                 messages += 1
                 size += len(packet)
-        for packet in self._refused:  # of what was taken; counted already
+        for packet in self._oversized:  # of what was taken; counted already
             if type(packet) is not Reply:
                 messages -= 1
                 size -= len(packet)
         self.pending = []
-        self._refused = []
+        self._oversized = []
         self._reply_pending = False
         if self._backlog is not None:
             self._count(-self.messages, -self.size)

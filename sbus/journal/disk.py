@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["create", "cut", "remove", "replace", "sync", "sync_directory", "write"]
+__all__ = ["create", "remove", "replace", "sync", "sync_directory", "truncate", "write"]
 
 CHUNK = 1 << 20
 
@@ -36,7 +36,7 @@ def write(fd: int, data: bytes | memoryview, at: int) -> None:
         at += written
 
 
-def cut(fd: int, length: int) -> None:
+def truncate(fd: int, length: int) -> None:
     """Let a file end there."""
     os.ftruncate(fd, length)
 

@@ -142,7 +142,7 @@ class JournalReader:
             )
         return segments, end
 
-    def seq_at(self, moment: int) -> int:
+    def seq_at_time(self, moment: int) -> int:
         """The seq of the first row whose time is this or later (µs since 1970); `end` if there is none yet."""
         segments, end = self._look()
         following = bisect.bisect_left(segments, moment, key=lambda segment: segment.first_time)

@@ -18,7 +18,7 @@ from sbus.journal import disk
 from sbus.journal.index import BATCH, HEAD, RECORD, SYNC, Record, parse
 from sbus.journal.layout import ARROWS, CLOSED, INDEX, Segment
 from sbus.journal.schema import END, Kind, decode, header
-from sbus.journal.summary import Summary, extent
+from sbus.journal.summary import Summary, key_range
 
 __all__ = ["SegmentWriter", "remove_segment"]
 
@@ -115,10 +115,10 @@ class SegmentWriter:
             disk.write(self._arrows, body, self.size)
             self._index_size += RECORD
             self._took(record)
-        disk.cut(self._index, self._index_size)
+        disk.truncate(self._index, self._index_size)
         if size > self.size:
             self.torn = size - self.size if os.pread(self._arrows, len(END) + 1, self.size) != END else 0
-            disk.cut(self._arrows, self.size)
+            disk.truncate(self._arrows, self.size)
 
     def add(self, kind: Kind, rows: int, data: pa.Buffer, min_time: int, max_time: int) -> None:
         """Add a batch.
@@ -139,8 +139,8 @@ class SegmentWriter:
             disk.write(self._arrows, data, self.size)
         except BaseException:
             try:
-                disk.cut(self._index, self._index_size)
-                disk.cut(self._arrows, self.size)
+                disk.truncate(self._index, self._index_size)
+                disk.truncate(self._arrows, self.size)
             except OSError:
                 self.suspect = True
             raise
@@ -218,7 +218,7 @@ class SegmentWriter:
         kinds: Counter[str] = Counter()
         for batch in batches:
             kinds[batch.kind] += batch.rows
-        keys, least, greatest = extent(self._keys(batches))
+        keys, least, greatest = key_range(self._keys(batches))
         assert self.last is not None
         return Summary(
             first_seq=self.segment.first_seq,

@@ -13,7 +13,7 @@ from sbus.errors import JournalError, UsageError
 from sbus.journal.keytext import as_text, from_text
 from sbus.journal.layout import CLOSED, Segment, read_object
 
-__all__ = ["MAX_KEYS", "Summary", "extent", "read_summary"]
+__all__ = ["MAX_KEYS", "Summary", "key_range", "read_summary"]
 
 MAX_KEYS = 1000
 """With more distinct keys in a segment, its summary has the least and the greatest only."""
@@ -64,7 +64,7 @@ class Summary(NamedTuple):
         return json.dumps(told, indent=1).encode() + b"\n"
 
 
-def extent(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, bytes | None, bytes | None]:
+def key_range(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, bytes | None, bytes | None]:
     """Which keys there are in arrays of keys: `keys`, `min_key` and `max_key` of a summary.
 
     :param arrays: with None for one that cannot be read; then nothing is ruled out.

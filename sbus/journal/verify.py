@@ -18,7 +18,7 @@ from sbus.journal.index import Index, read_index
 from sbus.journal.layout import ARROWS, INDEX, Segment, identity, list_segments
 from sbus.journal.reader import Slice, read
 from sbus.journal.schema import END, Kind
-from sbus.journal.summary import Summary, extent, read_summary
+from sbus.journal.summary import Summary, key_range, read_summary
 
 __all__ = ["Verified", "verify"]
 
@@ -89,7 +89,7 @@ class _Check:
         if index.sync is None:
             return
         self.next_seq = index.sync.next_seq
-        keys, least, greatest = extent(self._keys(index))
+        keys, least, greatest = key_range(self._keys(index))
         if self._segment.closed:
             self._check_end(index.sync.end)
             summary = read_summary(self._segment)

@@ -26,7 +26,7 @@ from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.summary import read_summary
 
-__all__ = ["Journal", "now"]
+__all__ = ["JournalWriter", "now"]
 
 _log = logging.getLogger("sbus.journal")
 
@@ -38,7 +38,7 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-class Journal:
+class JournalWriter:
     """A journal, open for writing; `open` makes one. To be used from one thread at a time.
 
     :ivar directory: where it is.
@@ -89,7 +89,7 @@ class Journal:
         file_mode: int = 0o600,
         clock: Callable[[], int] = now,
         warn: Callable[[str], object] = _log.warning,
-    ) -> Journal:
+    ) -> JournalWriter:
         """Open a journal for writing, and make it if it is not there; what a crash has left is put right.
 
         :param segment_bytes: a segment is closed before it gets longer (one batch may be longer by itself).
@@ -115,13 +115,13 @@ class Journal:
             warn=warn,
         )
         try:
-            journal._take_up()
+            journal._recover()
         except BaseException:
             os.close(lock)
             raise
         return journal
 
-    def _take_up(self) -> None:
+    def _recover(self) -> None:
         """Find out how far the journal has come, and close what the last recording has left open."""
         if not is_journal(self.directory):
             if list_segments(self.directory):
@@ -129,7 +129,7 @@ class Journal:
             told = {"format": FORMAT, "id": uuid.uuid4().hex, "created": self._clock(), "host": socket.gethostname()}
             disk.replace(os.path.join(self.directory, IDENTITY), json.dumps(told).encode() + b"\n", self._file_mode)
         self.id = identity(self.directory)
-        self._sweep()
+        self._remove_leftovers()
         newest: Segment | None = None
         for segment in list_segments(self.directory):
             if not segment.closed:
@@ -142,7 +142,7 @@ class Journal:
         if newest:
             self._go_on_after(newest)
 
-    def _sweep(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove what an interrupted deletion or creation has left: temporary files, and parts of no segment."""
         names = set(os.listdir(self.directory))
         for name in names:
@@ -191,7 +191,7 @@ class Journal:
             keys = [message[0] for message in messages]
             self._write(Kind.MESSAGE, keys, [message[1] for message in messages], times)
 
-    def mark(self, kind: Kind, details: Mapping[str, Any], time: int | None = None) -> None:
+    def append_gap(self, kind: Kind, details: Mapping[str, Any], time: int | None = None) -> None:
         """Append a row that tells of a gap.
 
         :param details: what is known of it, for a JSON object.
@@ -203,7 +203,7 @@ class Journal:
     def _write(
         self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
     ) -> None:
-        self._mend()  # first, as it may write a row itself, and times must not go back behind that
+        self._repair()  # first, as it may write a row itself, and times must not go back behind that
         stamps = self._stamps(times)
         first, last = (stamps, stamps) if isinstance(stamps, int) else (stamps[0], stamps[-1])
         data = encode(kind, self.next_seq, stamps, keys, payloads)
@@ -245,7 +245,7 @@ class Journal:
 
         :raises OSError: if it is not known to be there; it is neither safe nor seen until a later call succeeds.
         """
-        self._mend()
+        self._repair()
         if self._segment:
             self._segment.sync()
         self.unsynced_rows = 0
@@ -257,7 +257,7 @@ class Journal:
 
         :raises OSError: if that cannot be done; nothing is lost, and the next call of whatever method tries again.
         """
-        self._mend()
+        self._repair()
         if self._segment:
             self._finish(self._segment)
 
@@ -267,7 +267,7 @@ class Journal:
         self.unsynced_rows = 0
         self.closed += 1
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Take up again a segment that an error has left in doubt, and close it."""
         if self._segment and self._segment.suspect:
             self._segment.abandon()
@@ -284,7 +284,7 @@ class Journal:
         if self._owed:
             owed, self._owed = self._owed, None
             try:
-                self.mark(Kind.FULL, owed)
+                self.append_gap(Kind.FULL, owed)
             except OSError:
                 self._owed = owed
                 raise

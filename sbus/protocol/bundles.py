@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sbus.speedups import is_wanted
 
-__all__ = ["LARGEST", "MAGIC", "SMALLEST_LIMIT", "Packed", "pack", "unbundle"]
+__all__ = ["LARGEST", "MAGIC", "SMALLEST_LIMIT", "BundleCache", "pack", "unbundle"]
 
 MAGIC = b"BNDL"
 """What a bundle begins with, and no other packet."""
@@ -22,7 +22,7 @@ LARGEST = 65_536
 SMALLEST_LIMIT = 65_536
 """What the other end may count on; where packets may not be so long there are no bundles."""
 
-Packed = dict[int, tuple[list[bytes], list[int]]]
+BundleCache = dict[int, tuple[list[bytes], list[int]]]
 """What `pack` made of the same packets, by the limit."""
 
 _LENGTH = struct.Struct("<I")

@@ -25,7 +25,7 @@ from sbus.errors import ConnectError, Disconnected
 from sbus.recorder.buffer import microseconds
 from sbus.recorder.settings import Settings
 
-__all__ = ["Connection", "Intake"]
+__all__ = ["Connection", "RecordSink"]
 
 _ANSWER = 30.0
 """Seconds that a bus may take to confirm subscriptions."""
@@ -35,10 +35,10 @@ _REMIND = 60.0
 """Seconds after which it is said again that there is still no bus."""
 
 
-class Intake(Protocol):
+class RecordSink(Protocol):
     """Where the messages go."""
 
-    def began(self, gap: dict[str, Any] | None) -> None:
+    def recording_started(self, gap: dict[str, Any] | None) -> None:
         """From here on everything is recorded.
 
         :param gap: since when it was not, and why; None at the first time.
@@ -47,7 +47,7 @@ class Intake(Protocol):
     def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
         """Messages have come."""
 
-    def room(self) -> defer.Deferred[None] | None:
+    def wait_for_capacity(self) -> defer.Deferred[None] | None:
         """None if there is room for more messages, else fires when there is."""
 
     def failed(self, failure: Failure) -> None:
@@ -65,7 +65,7 @@ class Connection:
     _log = Logger(namespace="sbus.recorder")
 
     def __init__(
-        self, reactor: Any, address: str | None, settings: Settings, intake: Intake, backoff: Backoff | None = None
+        self, reactor: Any, address: str | None, settings: Settings, intake: RecordSink, backoff: Backoff | None = None
     ) -> None:
         self.gap: dict[str, Any] | None = None
         self._reactor = reactor
@@ -94,7 +94,7 @@ class Connection:
         if not self._waits or self._bus is None or self._subscription is None:
             return []
         messages = self._subscription.get_ready()
-        self._bus.crowd(self._subscription)
+        self._bus.pause_for(self._subscription)
         return messages
 
     async def stop(self, patience: float) -> None:
@@ -181,15 +181,15 @@ class Connection:
                     self._held += messages
                     continue
                 self._intake.add(messages)
-                room = self._intake.room()
+                room = self._intake.wait_for_capacity()
                 if room is not None:
-                    bus.crowd(subscription)
+                    bus.pause_for(subscription)
                     self._waits = True
                     try:
                         await self._wait(room)
                     finally:
                         self._waits = False
-                    bus.uncrowd(subscription)
+                    bus.resume_for(subscription)
         except (Disconnected, defer.CancelledError) as error:
             why = str(error) or "the recorder is stopping"
         if self._is_recording:
@@ -216,7 +216,7 @@ class Connection:
         gap, self.gap = self.gap, None
         self._is_recording = self._has_recorded = True
         self._said = ("", 0.0)
-        self._intake.began(gap)
+        self._intake.recording_started(gap)
         held, self._held = self._held, []
         self._intake.add(held)
 

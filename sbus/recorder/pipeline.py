@@ -26,16 +26,16 @@ from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
 from sbus.recorder.buffer import Batch, Batches, microseconds
 from sbus.recorder.connection import Connection
-from sbus.recorder.retention import Keeper
+from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.settings import Settings
 from sbus.recorder.writer_thread import Job, JournalThread
 
 if TYPE_CHECKING:
-    from sbus.journal.writer import Journal
+    from sbus.journal.writer import JournalWriter
 
 __all__ = ["Counters", "Recording"]
 
-_PATIENCE = 10.0
+_STOP_TIMEOUT = 10.0
 """Seconds that the bus, and then the disk, may take when the recorder stops."""
 _IDLE = 60.0
 """Seconds after which the journal is looked after when nothing comes, so that old segments are closed."""
@@ -64,7 +64,7 @@ class Counters:
 
 
 class Recording:
-    """Records until it is stopped (`sbus.recorder.connection.Intake`, `sbus.recorder.writer_thread.Owner`).
+    """Records until it is stopped (a `RecordSink` and a `ThreadListener`).
 
     :param journal: open for writing; it is closed at the end.
     :param address: of the bus, as for `sbus.client.tx.connect`.
@@ -78,7 +78,7 @@ class Recording:
     def __init__(
         self,
         reactor: Any,
-        journal: Journal,
+        journal: JournalWriter,
         address: str | None,
         settings: Settings,
         on_failure: Callable[[], Any],
@@ -93,7 +93,7 @@ class Recording:
         self._settings = settings
         self._on_failure = on_failure
         self._thread = JournalThread(
-            journal, self, reactor.callFromThread, after=Keeper(journal, settings), retry=retry
+            journal, self, reactor.callFromThread, after=RetentionTrigger(journal, settings), retry=retry
         )
         self._batches = Batches(
             reactor,
@@ -122,7 +122,7 @@ class Recording:
 
     async def stop(self) -> None:
         """Write all that the bus has for us, and end; takes at most some seconds."""
-        await self._connection.stop(0.0 if self._trouble else _PATIENCE)
+        await self._connection.stop(0.0 if self._trouble else _STOP_TIMEOUT)
         if self._has_begun:
             self._mark(Kind.STOP, self._trouble or self._connection.gap or {})
         self._batches.flush()
@@ -131,7 +131,7 @@ class Recording:
             if _is_active(timer):
                 timer.cancel()
         self._thread.finish()
-        limit = self._reactor.callLater(_PATIENCE, self._thread.give_up)
+        limit = self._reactor.callLater(_STOP_TIMEOUT, self._thread.give_up)
         await self._ended
         if _is_active(limit):
             limit.cancel()
@@ -148,8 +148,8 @@ class Recording:
 
     # --- what the connection says --------------------------------------------------------------
 
-    def began(self, gap: dict[str, Any] | None) -> None:
-        """See `sbus.recorder.connection.Intake`."""
+    def recording_started(self, gap: dict[str, Any] | None) -> None:
+        """See `sbus.recorder.connection.RecordSink`."""
         patterns = [as_text(pattern) for pattern in self._settings.patterns]
         self._log.info(
             "recording {patterns} of {address} into {journal}",
@@ -170,11 +170,11 @@ class Recording:
             self._mark(Kind.RECONNECT, gap)
 
     def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """See `sbus.recorder.connection.Intake`."""
+        """See `sbus.recorder.connection.RecordSink`."""
         self._batches.add(messages)
 
-    def room(self) -> defer.Deferred[None] | None:
-        """See `sbus.recorder.connection.Intake`."""
+    def wait_for_capacity(self) -> defer.Deferred[None] | None:
+        """See `sbus.recorder.connection.RecordSink`."""
         if not self._trouble and self._waiting() < self._settings.buffer_bytes:
             return None
         waiter: defer.Deferred[None] = defer.Deferred(self._waiters.remove)
@@ -182,7 +182,7 @@ class Recording:
         return waiter
 
     def failed(self, failure: Failure) -> None:
-        """See `sbus.recorder.connection.Intake`."""
+        """See `sbus.recorder.connection.RecordSink`."""
         self._log.failure("the recorder cannot go on", failure=failure)
         self._on_failure()
 
@@ -196,7 +196,7 @@ class Recording:
     def _mark(self, kind: Kind, details: dict[str, Any]) -> None:
         self._batches.flush()
         now = microseconds()
-        self._thread.submit(Job(lambda journal: journal.mark(kind, details, now)))
+        self._thread.submit(Job(lambda journal: journal.append_gap(kind, details, now)))
         self.counters.gaps += 1
         self._sync_soon()
 
@@ -224,7 +224,7 @@ class Recording:
     # --- what the thread says ------------------------------------------------------------------
 
     def done(self, job: Job) -> None:
-        """See `sbus.recorder.writer_thread.Owner`."""
+        """See `sbus.recorder.writer_thread.ThreadListener`."""
         counters = self.counters
         if job is _SYNC:
             self._is_syncing = False
@@ -240,7 +240,7 @@ class Recording:
             self._make_room()
 
     def trouble(self, error: OSError) -> None:
-        """See `sbus.recorder.writer_thread.Owner`."""
+        """See `sbus.recorder.writer_thread.ThreadListener`."""
         why = error.strerror or str(error)
         if self._trouble is None:
             self._trouble = {"since": microseconds(), "reason": why}
@@ -253,7 +253,7 @@ class Recording:
         )
 
     def recovered(self) -> None:
-        """See `sbus.recorder.writer_thread.Owner`."""
+        """See `sbus.recorder.writer_thread.ThreadListener`."""
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             # What was read before the reading stopped comes before the gap.
@@ -269,7 +269,7 @@ class Recording:
                 waiter.callback(None)
 
     def ended(self, lost: int, failure: Failure | None) -> None:
-        """See `sbus.recorder.writer_thread.Owner`."""
+        """See `sbus.recorder.writer_thread.ThreadListener`."""
         self.counters.lost = lost
         if lost:
             self._log.error("{lost} messages were received and could not be written: they are lost", lost=lost)

@@ -12,23 +12,23 @@ from sbus.journal.retention import retain
 from sbus.recorder.settings import Settings
 
 if TYPE_CHECKING:
-    from sbus.journal.writer import Journal
+    from sbus.journal.writer import JournalWriter
 
-__all__ = ["Keeper", "delete_old"]
+__all__ = ["RetentionTrigger", "delete_old"]
 
 _log = Logger(namespace="sbus.recorder")
 
 _INTERVAL = 60.0
 
 
-class Keeper:
+class RetentionTrigger:
     """Keeps a journal within its limits; called by the journal's thread whenever it has done something.
 
     :param interval: seconds between two looks when no segment is closed. Whatever consumers have taken meanwhile may
         be deleted then.
     """
 
-    def __init__(self, journal: Journal, settings: Settings, interval: float = _INTERVAL) -> None:
+    def __init__(self, journal: JournalWriter, settings: Settings, interval: float = _INTERVAL) -> None:
         self._journal = journal
         self._settings = settings
         self._interval = interval

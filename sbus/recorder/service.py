@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from sbus.client.connecting import Backoff, find_address
 from sbus.errors import JournalError
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.recorder.pipeline import Counters, Recording
 from sbus.recorder.retention import delete_old
 from sbus.recorder.settings import Settings
@@ -24,7 +24,7 @@ _log = Logger(namespace="sbus.recorder")
 _FULL = (ENOSPC, EDQUOT)
 
 
-def open_journal(directory: str, settings: Settings) -> Journal:
+def open_journal(directory: str, settings: Settings) -> JournalWriter:
     """Open the journal that a recorder with these settings writes.
 
     :raises sbus.errors.JournalLocked: if another recorder writes it.
@@ -46,8 +46,8 @@ def open_journal(directory: str, settings: Settings) -> Journal:
         raise JournalError(f"the journal {directory} cannot be written: {error.strerror}: {remedy}") from error
 
 
-def _open(directory: str, settings: Settings) -> Journal:
-    return Journal.open(
+def _open(directory: str, settings: Settings) -> JournalWriter:
+    return JournalWriter.open(
         directory,
         segment_bytes=settings.segment_bytes,
         segment_seconds=settings.segment_age,

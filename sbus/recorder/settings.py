@@ -21,7 +21,7 @@ class Settings:
     :ivar patterns: what is recorded; the empty pattern is everything that is not secret.
     :ivar dialect: ``current``, or ``early`` for servers of the first revision.
     :ivar max_packet: bytes in the longest packet, as at the server.
-    :ivar soft: what the server does when the recorder's socket is full (`sbus.client.api.Calls.flood_control`);
+    :ivar soft: what the server does when the recorder's socket is full (`sbus.client.api.ClientApi.flood_control`);
         None: its default.
     :ivar hard: what it does when the recorder's queue is full. With ``error`` whatever it drops for the recorder
         shows, as it disconnects it. The early dialect has no such settings.

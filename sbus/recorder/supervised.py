@@ -18,7 +18,7 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer
 
-__all__ = ["EndOfInput", "observer"]
+__all__ = ["StdinWatcher", "observer"]
 
 
 def _tell(event: LogEvent) -> None:
@@ -42,7 +42,7 @@ def observer() -> Callable[[LogEvent], None]:
 
 
 @implementer(IReadDescriptor)
-class EndOfInput(Service):
+class StdinWatcher(Service):
     """Calls when standard input ends; until then the signals that stop a process are left to the parent.
 
     :param call: what to call then.

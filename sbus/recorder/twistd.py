@@ -17,13 +17,13 @@ from twisted.python import usage
 from sbus.client.connecting import find_address
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode
 from sbus.daemon.process import Process
-from sbus.daemon.signals import EarlySignals
+from sbus.daemon.signals import DeferredSignals
 from sbus.errors import SbusError, UsageError
 from sbus.extras import needs
 from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.recorder.settings import Settings
-from sbus.recorder.supervised import EndOfInput
+from sbus.recorder.supervised import StdinWatcher
 from sbus.syscalls.addresses import parse
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def makeService(options: Options) -> IService:
     """
     from twisted.internet import reactor
 
-    early = EarlySignals() if not options["supervised"] else None
+    early = DeferredSignals() if not options["supervised"] else None
     try:
         with needs("recorder"):
             from sbus.recorder.service import RecorderService, open_journal
@@ -233,7 +233,7 @@ def makeService(options: Options) -> IService:
     services = _Services()  # type: ignore[no-untyped-call]
     process.setServiceParent(services)  # type: ignore[no-untyped-call]
     if options["supervised"]:
-        EndOfInput(reactor, process.stop).setServiceParent(services)  # type: ignore[no-untyped-call]
+        StdinWatcher(reactor, process.stop).setServiceParent(services)  # type: ignore[no-untyped-call]
     recorder.setServiceParent(services)  # type: ignore[no-untyped-call]
     return services
 

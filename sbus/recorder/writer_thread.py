@@ -18,9 +18,9 @@ from twisted.python.failure import Failure
 from sbus.recorder.buffer import Batch
 
 if TYPE_CHECKING:
-    from sbus.journal.writer import Journal
+    from sbus.journal.writer import JournalWriter
 
-__all__ = ["Job", "JournalThread", "Owner"]
+__all__ = ["Job", "JournalThread", "ThreadListener"]
 
 
 class Job(NamedTuple):
@@ -30,7 +30,7 @@ class Job(NamedTuple):
     :ivar batch: what it writes, which is lost if it is never done.
     """
 
-    do: Callable[[Journal], Any]
+    do: Callable[[JournalWriter], Any]
     batch: Batch | None = None
 
     @property
@@ -38,7 +38,7 @@ class Job(NamedTuple):
         return len(self.batch.messages) if self.batch else 0
 
 
-class Owner(Protocol):
+class ThreadListener(Protocol):
     """Who is told what happens, in the event loop."""
 
     def done(self, job: Job) -> None:
@@ -71,8 +71,8 @@ class JournalThread:
 
     def __init__(
         self,
-        journal: Journal,
-        owner: Owner,
+        journal: JournalWriter,
+        owner: ThreadListener,
         tell: Callable[..., Any],
         *,
         after: Callable[[bool], Any] = lambda in_need: None,

@@ -1,6 +1,6 @@
-"""What both directions of a connected SEQPACKET socket share: its place in the hub, its end, and who is there.
+"""What both directions of a connected SEQPACKET socket share: its place in the multiplexer, its end, and who is there.
 
-Callbacks never run in the middle of somebody else's: closing and resuming wait until the hub has
+Callbacks never run in the middle of somebody else's: closing and resuming wait until the multiplexer has
 dealt with the events in hand.
 """
 
@@ -17,14 +17,14 @@ from twisted.python.failure import Failure
 
 from sbus.interfaces import IPacketReceiver
 from sbus.seqpacket.address import PacketAddress
-from sbus.seqpacket.multiplexer import Hub
+from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.syscalls.sockets import peer_credentials
 
 __all__ = ["Connection"]
 
 
 class Connection:
-    """A connected socket in a hub, and the protocol that it belongs to.
+    """A connected socket in a multiplexer, and the protocol that it belongs to.
 
     :param sock: connected and non-blocking; it is closed with the connection.
     :ivar credentials: who is at the other end.
@@ -40,11 +40,11 @@ class Connection:
         "_closed",
         "_events",
         "_half",
-        "_held",
-        "_hub",
+        "_multiplexer",
         "_read_told",
         "_receiver",
         "_sock",
+        "_undelivered",
         "_watched",
         "_write_lost",
         "connected",
@@ -54,7 +54,7 @@ class Connection:
     )
 
     def __init__(self, reactor: Any, sock: socket.socket) -> None:
-        self._hub = Hub.of(reactor)
+        self._multiplexer = Multiplexer.of(reactor)
         self._sock = sock
         self.credentials = peer_credentials(sock)
         self.protocol: IProtocol | None = None
@@ -63,7 +63,7 @@ class Connection:
         self.connected = False
         self.disconnecting = False
         self._events = 0
-        self._held: list[bytes] | None = None
+        self._undelivered: list[bytes] | None = None
         self._watched = False
         self._read_told = False
         self._write_lost = False
@@ -71,7 +71,7 @@ class Connection:
         self._aborting = False
         self._closed = False
 
-    # --- the hub -----------------------------------------------------------------------------
+    # --- the multiplexer -----------------------------------------------------------------------------
 
     def failed(self, failure: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
@@ -83,7 +83,7 @@ class Connection:
 
     def _soon(self, call: Callable[..., object], *args: Any) -> None:
         """Call when the events in hand are dealt with."""
-        self._hub.soon(self._guarded, call, *args)
+        self._multiplexer.call_soon(self._guarded, call, *args)
 
     def _guarded(self, call: Callable[..., object], *args: Any) -> None:
         """Call; an exception, which is most likely the protocol's, costs this connection and no other."""
@@ -98,12 +98,12 @@ class Connection:
         if events != self._events:
             self._events = events
             if self._watched:
-                self._hub.modify(self._sock.fileno(), events)
+                self._multiplexer.modify(self._sock.fileno(), events)
 
     def _unwatch(self) -> None:
         if self._watched:
             self._watched = False
-            self._hub.remove(self._sock.fileno())
+            self._multiplexer.remove(self._sock.fileno())
 
     # --- closing -----------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Connection:
         if self._aborting or self._closed:
             return
         self._aborting = True
-        self._held = None
+        self._undelivered = None
         self._watch(0)
         self._close_soon(reason)
 

@@ -36,7 +36,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.port import PacketPort
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls import addresses
-from sbus.syscalls.sockets import raise_send_buffer
+from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["ClientParser", "SeqpacketClientEndpoint", "SeqpacketServerEndpoint", "ServerParser"]
 
@@ -60,7 +60,7 @@ class SeqpacketServerEndpoint:
     def __init__(
         self,
         reactor: Any,
-        address: str | addresses.Bound,
+        address: str | addresses.ListeningSocket,
         *,
         mode: int = 0o700,
         group: str | int | None = None,
@@ -68,8 +68,8 @@ class SeqpacketServerEndpoint:
         max_packet: int = DEFAULT_MAX_PACKET,
     ) -> None:
         self.reactor = reactor
-        self._bound = address if isinstance(address, addresses.Bound) else None
-        self.address = address.address if isinstance(address, addresses.Bound) else addresses.parse(address)
+        self._bound = address if isinstance(address, addresses.ListeningSocket) else None
+        self.address = address.address if isinstance(address, addresses.ListeningSocket) else addresses.parse(address)
         self.mode = mode
         self.group = group
         self.reuse = reuse
@@ -77,9 +77,9 @@ class SeqpacketServerEndpoint:
 
     def listen(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IListeningPort]:
         """Listen (`IStreamServerEndpoint`); fails with `sbus.errors.ListenError`."""
-        return defer.execute(self.listenNow, protocolFactory)
+        return defer.execute(self.listen_now, protocolFactory)
 
-    def listenNow(self, protocolFactory: IProtocolFactory) -> PacketPort:
+    def listen_now(self, protocolFactory: IProtocolFactory) -> PacketPort:
         """As `listen`, for who needs to know at once.
 
         :raises sbus.errors.ListenError: with the reason and the remedy.
@@ -96,7 +96,7 @@ class SeqpacketServerEndpoint:
             raise
         return port
 
-    def bind(self) -> addresses.Bound:
+    def bind(self) -> addresses.ListeningSocket:
         """Make the listening socket ahead of `listen`, for who wants to know early whether that works.
 
         :raises sbus.errors.ListenError: with the reason and the remedy.
@@ -168,9 +168,9 @@ class _ClientTransport(PacketTransport):
         try:
             super()._close(reason)
         finally:
-            self.stopFactory()
+            self.stop_factory()
 
-    def stopFactory(self) -> None:
+    def stop_factory(self) -> None:
         """Stop the factory, once."""
         factory, self._factory = self._factory, None
         if factory is not None:
@@ -213,10 +213,10 @@ class SeqpacketClientEndpoint:
                 raise error.getConnectError(e) from None
         with ExitStack() as failing:
             failing.callback(sock.close)
-            raise_send_buffer(sock, self.max_packet)
+            grow_send_buffer(sock, self.max_packet)
             transport = _ClientTransport(self.reactor, sock, factory, self.max_packet)
             factory.doStart()
-            failing.callback(transport.stopFactory)
+            failing.callback(transport.stop_factory)
             protocol = factory.buildProtocol(transport.getPeer())
             if protocol is None:
                 raise error.ConnectError(string="the factory built no protocol")

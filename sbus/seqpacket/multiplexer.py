@@ -2,8 +2,8 @@
 
 Reactors differ: some turn a hang-up into a lost connection although packets still wait to be read,
 some do not see the death of a peer whose socket is neither read nor written, select(2) ends at
-1024 descriptors, and each event costs a turn through logging contexts. Behind a hub all of them
-behave alike: the hub asks its own epoll(7), and one wake-up serves every socket that is ready.
+1024 descriptors, and each event costs a turn through logging contexts. Behind a multiplexer all of them
+behave alike: the multiplexer asks its own epoll(7), and one wake-up serves every socket that is ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from sbus.syscalls.batch import PacketReader
 
-__all__ = ["HANGUP", "READ", "WRITE", "Handler", "Hub"]
+__all__ = ["HANGUP", "READ", "WRITE", "Handler", "Multiplexer"]
 
 READ: int = select.EPOLLIN
 WRITE: int = select.EPOLLOUT
@@ -35,10 +35,10 @@ _SOON_ROUNDS = range(4)
 
 
 class Handler(Protocol):
-    """Somebody with a socket in the hub."""
+    """Somebody with a socket in the multiplexer."""
 
-    def ready(self, events: int, alone: bool) -> None:
-        """The socket is ready (`READ`, `WRITE`, `HANGUP`); `alone`: nobody else is in this turn."""
+    def ready(self, events: int, exclusive: bool) -> None:
+        """The socket is ready (`READ`, `WRITE`, `HANGUP`); `exclusive`: nobody else is in this turn."""
 
     def failed(self, failure: Failure) -> None:
         """`ready` raised an exception (which was logged): clean up."""
@@ -48,34 +48,34 @@ class Handler(Protocol):
 
 
 @implementer(IReadDescriptor)
-class Hub:
-    """The sockets of one reactor; get it with `Hub.of`. It is in the reactor only while it has sockets.
+class Multiplexer:
+    """The sockets of one reactor; get it with `Multiplexer.of`. It is in the reactor only while it has sockets.
 
     :ivar has_read: set by a socket that has read something: more may have come since, for it or for others.
-    :ivar is_crowded: more than one of those that are ready now has something to be read.
+    :ivar contended: more than one of those that are ready now has something to be read.
     :ivar round: how often we have looked before who is ready, in this turn of the reactor.
     """
 
-    _hubs: WeakKeyDictionary[Any, Hub] = WeakKeyDictionary()
+    _multiplexers: WeakKeyDictionary[Any, Multiplexer] = WeakKeyDictionary()
     _log = Logger(namespace="sbus.seqpacket")
 
     @classmethod
-    def of(cls, reactor: Any) -> Hub:
-        """The hub of this reactor, made on first use."""
-        hub = cls._hubs.get(reactor)
-        if hub is None:
-            hub = cls._hubs[reactor] = cls(reactor)
-        return hub
+    def of(cls, reactor: Any) -> Multiplexer:
+        """The multiplexer of this reactor, made on first use."""
+        multiplexer = cls._multiplexers.get(reactor)
+        if multiplexer is None:
+            multiplexer = cls._multiplexers[reactor] = cls(reactor)
+        return multiplexer
 
     def __init__(self, reactor: Any) -> None:
-        self._reactor = ref(reactor)  # else the table of hubs would keep it for ever
+        self._reactor = ref(reactor)  # else the table of multiplexers would keep it for ever
         self._epoll: select.epoll | None = None
         self._handlers: dict[int, Handler] = {}
         self._soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._dispatching = False
         self.has_read = False
-        self.is_crowded = False
-        self.round = 0
+        self.contended = False
+        self.pass_number = 0
         self._readers: dict[int, PacketReader] = {}
 
     @property
@@ -84,7 +84,7 @@ class Hub:
         return self._reactor()
 
     def reader(self, max_packet: int) -> PacketReader:
-        """The buffers for packets of this size, which all sockets of the hub share."""
+        """The buffers for packets of this size, which all sockets of the multiplexer share."""
         reader = self._readers.get(max_packet)
         if reader is None:
             # Large packets come in smaller batches, so that the buffers stay within 32 MiB or so.
@@ -128,7 +128,7 @@ class Hub:
             self._epoll = None
             self._readers.clear()
 
-    def soon(self, call: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Call when the events in hand are dealt with: for what must not happen in the middle of a batch."""
         if not self._soon and not self._dispatching:
             self.reactor.callLater(0, self._run_soon)
@@ -140,7 +140,7 @@ class Hub:
             try:
                 call(*args)
             except Exception:
-                self._log.failure("A call put off by the hub failed")
+                self._log.failure("A call put off by the multiplexer failed")
 
     def doRead(self) -> None:
         """The reactor's word that some socket is ready (`IReadDescriptor`).
@@ -148,7 +148,7 @@ class Hub:
         As long as something is read, look again who is ready: that costs less than a turn of the
         reactor, and whoever has become ready is served before anybody's next share.
         """
-        for self.round in _ROUNDS:
+        for self.pass_number in _ROUNDS:
             self.has_read = False
             self._dispatch()
             if not self.has_read:
@@ -161,8 +161,8 @@ class Hub:
         ready = self._epoll.poll(0, _EVENTS)
         if not ready:
             return
-        alone = len(ready) == 1
-        self.is_crowded = not alone and len([events for _, events in ready if events & READ]) > 1
+        exclusive = len(ready) == 1
+        self.contended = not exclusive and len([events for _, events in ready if events & READ]) > 1
         self._dispatching = True
         try:
             for fd, events in ready:
@@ -170,7 +170,7 @@ class Hub:
                 if handler is None:
                     continue
                 try:
-                    handler.ready(events, alone)
+                    handler.ready(events, exclusive)
                 except Exception:
                     failure = Failure()
                     self._log.failure("Error in {handler}", failure=failure, handler=handler)

@@ -15,10 +15,10 @@ from zope.interface import implementer
 
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
-from sbus.seqpacket.multiplexer import READ, Hub
+from sbus.seqpacket.multiplexer import READ, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.addresses import Bound
-from sbus.syscalls.sockets import raise_send_buffer
+from sbus.syscalls.addresses import ListeningSocket
+from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["PacketPort"]
 
@@ -45,13 +45,13 @@ class PacketPort:
     _log = Logger(namespace="sbus.seqpacket")
 
     def __init__(
-        self, reactor: Any, bound: Bound, factory: IProtocolFactory, max_packet: int = DEFAULT_MAX_PACKET
+        self, reactor: Any, bound: ListeningSocket, factory: IProtocolFactory, max_packet: int = DEFAULT_MAX_PACKET
     ) -> None:
         self.reactor = reactor
         self.factory = factory
         self.max_packet = max_packet
         self._bound = bound
-        self._hub = Hub.of(reactor)
+        self._multiplexer = Multiplexer.of(reactor)
         self._spare = -1
         self._listening = False
         self._pause: Any = None
@@ -64,7 +64,7 @@ class PacketPort:
         """
         self.factory.doStart()
         try:
-            self._hub.add(self._bound.sock.fileno(), self, READ)
+            self._multiplexer.add(self._bound.sock.fileno(), self, READ)
         except BaseException:
             self.factory.doStop()
             raise
@@ -78,7 +78,7 @@ class PacketPort:
             if self._pause is not None:
                 self._pause.cancel()
                 self._pause = None
-            self._hub.remove(self._bound.sock.fileno())
+            self._multiplexer.remove(self._bound.sock.fileno())
             self._release()
             self._bound.close()
             self.factory.doStop()
@@ -88,7 +88,7 @@ class PacketPort:
         """Where we listen (`IListeningPort`)."""
         return PacketAddress(self._bound.address.name)
 
-    def ready(self, events: int, alone: bool) -> None:
+    def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
         for _ in range(_ACCEPTS):
             if not self._listening or self._pause is not None:
@@ -108,7 +108,7 @@ class PacketPort:
                 self._reserve()
             sock.setblocking(False)
             try:
-                raise_send_buffer(sock, self.max_packet)
+                grow_send_buffer(sock, self.max_packet)
                 protocol = self.factory.buildProtocol(PacketAddress(None))
                 if protocol is None:
                     sock.close()
@@ -149,12 +149,12 @@ class PacketPort:
 
     def _wait(self) -> None:
         if self._pause is None and self._listening:
-            self._hub.modify(self._bound.sock.fileno(), 0)
-            self._pause = self.reactor.callLater(_PAUSE, self._go_on)
+            self._multiplexer.modify(self._bound.sock.fileno(), 0)
+            self._pause = self.reactor.callLater(_PAUSE, self._accept_again)
 
-    def _go_on(self) -> None:
+    def _accept_again(self) -> None:
         self._pause = None
-        self._hub.modify(self._bound.sock.fileno(), READ)
+        self._multiplexer.modify(self._bound.sock.fileno(), READ)
 
     def _reserve(self) -> None:
         with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ __all__ = ["PacketTransport"]
 
 _READ_ROUNDS = range(8)
 """Reads in one turn at most, when no other socket is ready, until they make a batch."""
-_COMPANY = 64
+_CONTENTION_TTL = 64
 """For how many reads it is remembered that others had something to be read too."""
 _BUNDLES_READ = 16
 """Packets in a batch from a peer that sends bundles."""
@@ -54,17 +54,17 @@ class PacketTransport(WritingConnection):
 
     TLS = False
 
-    __slots__ = ("_company", "_ended", "_in_bursts", "_paused", "_reader", "_resuming", "share")
+    __slots__ = ("_contention_ttl", "_ended", "_last_read_full", "_paused", "_reader", "_resuming", "read_limit")
 
     def __init__(self, reactor: Any, sock: socket.socket, max_packet: int = DEFAULT_MAX_PACKET) -> None:
         super().__init__(reactor, sock)
-        self._reader = self._hub.reader(max_packet)
+        self._reader = self._multiplexer.reader(max_packet)
         self._paused = False
         self._resuming = False
         self._ended = False
-        self._in_bursts = True
-        self._company = 0
-        self.share = BATCH
+        self._last_read_full = True
+        self._contention_ttl = 0
+        self.read_limit = BATCH
 
     def start(self, protocol: IProtocol) -> None:
         """Connect a protocol and begin to read.
@@ -75,7 +75,7 @@ class PacketTransport(WritingConnection):
         self._receiver = IPacketReceiver(protocol, None)
         self._half = IHalfCloseableProtocol(protocol, None)
         self._events = READ
-        self._hub.add(self._sock.fileno(), self, READ)
+        self._multiplexer.add(self._sock.fileno(), self, READ)
         self._watched = True
         self.connected = True
         try:
@@ -84,7 +84,7 @@ class PacketTransport(WritingConnection):
             self._guarded(self._close, Failure())
             raise
 
-    def ready(self, events: int, alone: bool) -> None:
+    def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
         if self._closed:
             return
@@ -92,34 +92,34 @@ class PacketTransport(WritingConnection):
             self.flush()
         if self._events & READ:
             if events & (READ | HANGUP):
-                self._read(alone)
+                self._read(exclusive)
         elif events & HANGUP:
             self._hung_up()
 
     # --- reading -----------------------------------------------------------------------------
 
-    def makeRoom(self, size: int) -> None:
+    def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to so many bytes whole from now on, if it was less."""
         if size > self._reader.max_packet:
-            self._reader = self._hub.reader(size)
+            self._reader = self._multiplexer.reader(size)
 
-    def _read(self, alone: bool) -> None:
+    def _read(self, exclusive: bool) -> None:
         """Read a batch; one that is not full is followed by another look, as its sender is busy sending.
 
-        Not so a packet that came alone: the hub looks again, and sees the others too. Where the last one
+        Not so a packet that came alone: the multiplexer looks again, and sees the others too. Where the last one
         came alone, the next one is expected to, and a call for one packet costs less.
         """
-        if self._hub.is_crowded:
-            self._company = _COMPANY
-        elif self._company:
-            self._company -= 1
-        share = self.share if self._company else BATCH
+        if self._multiplexer.contended:
+            self._contention_ttl = _CONTENTION_TTL
+        elif self._contention_ttl:
+            self._contention_ttl -= 1
+        read_limit = self.read_limit if self._contention_ttl else BATCH
         count = 0
         for _ in _READ_ROUNDS:
             if self._bundles:
                 most = _BUNDLES_READ
-            elif self._in_bursts or self._hub.round:
-                most = share - count
+            elif self._last_read_full or self._multiplexer.pass_number:
+                most = read_limit - count
             else:
                 most = 1
             try:
@@ -133,15 +133,20 @@ class PacketTransport(WritingConnection):
                 self._deliver(unbundle(packets) if self._bundles else packets)
             if self._ended:
                 self._watch(self._events & ~READ)
-                if not self._held:
+                if not self._undelivered:
                     self._end_of_file()
                 return
             if not packets:
                 return
-            self._hub.has_read = True
-            self._in_bursts = len(packets) > 1
+            self._multiplexer.has_read = True
+            self._last_read_full = len(packets) > 1
             count += len(packets)
-            if not (alone and self._in_bursts) or count >= share or self._bundles or not self._events & READ:
+            if (
+                not (exclusive and self._last_read_full)
+                or count >= read_limit
+                or self._bundles
+                or not self._events & READ
+            ):
                 return
 
     def _deliver(self, packets: list[bytes]) -> None:
@@ -160,11 +165,11 @@ class PacketTransport(WritingConnection):
                 taken += 1
                 self.protocol.dataReceived(packet)
         if taken < len(packets) and not self._aborting and not self.disconnecting:
-            self._held = packets[taken:]
+            self._undelivered = packets[taken:]
 
     def _hung_up(self) -> None:
         """The peer is gone while we do not read: keep what it sent, and watch its socket no more."""
-        held = self._held or []
+        held = self._undelivered or []
         while not self._ended:
             try:
                 packets, self._ended = self._reader.read(self._sock)
@@ -173,7 +178,7 @@ class PacketTransport(WritingConnection):
             if not packets:
                 break
             held = unbundle(held + packets) if self._bundles else held + packets
-        self._held = held
+        self._undelivered = held
         if self._ended:
             self._unwatch()
             self._lose_writing()
@@ -211,12 +216,12 @@ class PacketTransport(WritingConnection):
         self._resuming = False
         if self._paused or self._closed or self._aborting or self.disconnecting:
             return
-        if self._held:
-            held, self._held = self._held, None
+        if self._undelivered:
+            held, self._undelivered = self._undelivered, None
             self._deliver(held)
-            if self._paused or self._held or self._aborting or self.disconnecting:
+            if self._paused or self._undelivered or self._aborting or self.disconnecting:
                 return
-        self._held = None
+        self._undelivered = None
         if self._ended:
             if not self._read_told:
                 self._end_of_file()

@@ -9,13 +9,13 @@ from typing import Any
 from twisted.internet import error, main
 from twisted.python.failure import Failure
 
-from sbus.flood.fifo import PlainQueue
+from sbus.flood.fifo import FifoQueue
 from sbus.interfaces import IPacketQueue
-from sbus.protocol.bundles import Packed, pack
+from sbus.protocol.bundles import BundleCache, pack
 from sbus.seqpacket.connection import Connection
 from sbus.seqpacket.multiplexer import READ, WRITE
 from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import max_sendable
 
 __all__ = ["WritingConnection"]
 
@@ -48,7 +48,7 @@ class WritingConnection(Connection):
 
     def __init__(self, reactor: Any, sock: socket.socket) -> None:
         super().__init__(reactor, sock)
-        self.queue: IPacketQueue = PlainQueue()
+        self.queue: IPacketQueue = FifoQueue()
         self._bundle_size = 0
         self._flush_soon = False
         self._retry: Any = None
@@ -86,7 +86,7 @@ class WritingConnection(Connection):
         self._flush_soon = False
         queue = self.queue
         if self._write_lost or self._aborting:
-            queue.abandon()
+            queue.discard_all()
             return
         wanted = _MESSAGES_BUNDLED if self._bundle_size else BATCH
         for _ in range(_WRITE_ROUNDS):
@@ -95,11 +95,11 @@ class WritingConnection(Connection):
                 break
             sent = self._send_bundled(taken) if self._bundle_size else self._send(taken)
             if sent is None:
-                queue.abandon(taken)
+                queue.discard_all(taken)
                 if not self._aborting:
                     self._lose_writing()
                 return
-            queue.done(taken, sent)
+            queue.ack(taken, sent)
             if sent < len(taken) and len(queue):
                 self._watch_writing(self._retry is None)
                 return
@@ -122,7 +122,7 @@ class WritingConnection(Connection):
             self._sock.shutdown(socket.SHUT_WR)
             self._lose_writing()
 
-    def sendNow(self, packets: list[bytes], packed: Packed | None = None) -> int:
+    def try_send(self, packets: list[bytes], packed: BundleCache | None = None) -> int:
         """Send packets past the queue, which is empty; see `IPacketTransport`."""
         if self._write_lost or self._aborting:
             return 0
@@ -140,16 +140,16 @@ class WritingConnection(Connection):
         except OSError:
             return 0
 
-    def startBundling(self, limit: int) -> int:
+    def start_bundling(self, limit: int) -> int:
         """Take bundles from now on, and send them as soon as what waits now is sent (`sbus.protocol.bundles`).
 
         :param limit: bytes in the largest bundle to send.
         :returns: the limit in force, which is less if the socket takes no packets so long.
         """
-        self._bundles = min(limit, sendable(self._sock))
+        self._bundles = min(limit, max_sendable(self._sock))
         return self._bundles
 
-    def stopBundling(self) -> None:
+    def stop_bundling(self) -> None:
         """Neither take nor send bundles from now on."""
         self._bundles = self._bundle_size = 0
 
@@ -183,11 +183,11 @@ class WritingConnection(Connection):
                 if e.errno == errno.EMSGSIZE:
                     if counts is not None and counts[sent] > 1:
                         # Somebody has made the buffer smaller than a bundle: the packets in it may fit all the same.
-                        limit = min(sendable(self._sock), len(batch[0]) - 1)
+                        limit = min(max_sendable(self._sock), len(batch[0]) - 1)
                         self._bundles = self._bundle_size = min(self._bundles, limit)
                         return sent
                     # Longer than this socket's buffer: no fault of the receiver's, nor of the other packets'.
-                    if not self.queue.refused(batch[0]):
+                    if not self.queue.reject_oversized(batch[0]):
                         why = f"{len(batch[0])} bytes do not fit the send buffer"
                         self._abort(Failure(error.MessageLengthError(why)))
                         return None
@@ -197,7 +197,7 @@ class WritingConnection(Connection):
                 if e.errno not in (errno.ENOBUFS, errno.ENOMEM):
                     return None
                 if self._retry is None:
-                    self._retry = self._hub.reactor.callLater(_RETRY, self._guarded, self._try_again)
+                    self._retry = self._multiplexer.reactor.callLater(_RETRY, self._guarded, self._try_again)
                 return sent
             sent += count
             if count == 0 or count == len(batch):
@@ -217,7 +217,7 @@ class WritingConnection(Connection):
             return
         self._write_lost = True
         self._watch_writing(False)
-        self.queue.abandon()
+        self.queue.discard_all()
         if self._producer is not None:
             producer, self._producer = self._producer, None
             self._soon(producer.stopProducing)
@@ -250,7 +250,7 @@ class WritingConnection(Connection):
             self._soon(self.flush)
 
     def _is_high(self) -> bool:
-        return isinstance(self.queue, PlainQueue) and self.queue.is_high()
+        return isinstance(self.queue, FifoQueue) and self.queue.is_high()
 
     # --- closing -----------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class WritingConnection(Connection):
         if self.disconnecting or self._closed or self._aborting:
             return
         self.disconnecting = True
-        self._held = None
+        self._undelivered = None
         self._watch(self._events & ~READ)
         if self._write_lost:
             self._close_soon(Failure(main.CONNECTION_DONE))
@@ -276,7 +276,7 @@ class WritingConnection(Connection):
             self._soon(self.flush)
 
     def _stop_writing(self) -> None:
-        self.queue.abandon()
+        self.queue.discard_all()
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None

@@ -12,23 +12,23 @@ from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
-__all__ = ["Holdback", "Publisher"]
+__all__ = ["Backpressure", "Publisher"]
 
 
 class Publisher(Protocol):
     """A client that can be held back."""
 
-    def hold(self, receiver: Any) -> None:
+    def block_on(self, receiver: Any) -> None:
         """Publish no more, for this receiver's sake."""
 
-    def letGo(self, receiver: Any) -> None:
+    def unblock(self, receiver: Any) -> None:
         """Go on, as far as this receiver is concerned."""
 
 
-class Holdback:
+class Backpressure:
     """Whom one receiver holds back.
 
-    :param receiver: passed to the publishers; its ``blockedTooLong()`` is called at the time-out.
+    :param receiver: passed to the publishers; its ``block_timed_out()`` is called at the time-out.
     :param timeout: seconds.
     """
 
@@ -43,15 +43,15 @@ class Holdback:
         self._timer: Any = None
         self._moved = 0.0
 
-    def hold(self, publisher: Publisher, until_empty: bool) -> None:
+    def block_on(self, publisher: Publisher, until_empty: bool) -> None:
         """Hold a publisher back, until the receiver's queue is empty or else has room."""
         (self._until_empty if until_empty else self._until_room).add(publisher)
-        publisher.hold(self._receiver)
+        publisher.block_on(self._receiver)
         if self._timer is None:
             self._moved = self._clock.seconds()
             self._timer = self._clock.callLater(self._timeout, self._time_is_up)
 
-    def moved(self, room: bool, empty: bool) -> None:
+    def on_drained(self, room: bool, empty: bool) -> None:
         """Packets have left the queue."""
         self._moved = self._clock.seconds()
         if empty:
@@ -80,7 +80,7 @@ class Holdback:
 
     def _let_go(self, publishers: set[Publisher]) -> None:
         for publisher in publishers:
-            publisher.letGo(self._receiver)
+            publisher.unblock(self._receiver)
 
     def _time_is_up(self) -> None:
         self._timer = None
@@ -90,4 +90,4 @@ class Holdback:
         if left > 0:
             self._timer = self._clock.callLater(left, self._time_is_up)
         else:
-            self._receiver.blockedTooLong()
+            self._receiver.block_timed_out()

@@ -16,7 +16,7 @@ from sbus.protocol.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
-from sbus.server.backpressure import Holdback
+from sbus.server.backpressure import Backpressure
 from sbus.server.limits import MAX_REPLIES
 from sbus.syscalls.batch import BATCH
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["BusProtocol"]
 
 _WHOAMI = b"!/cred/whoami"
-_COPIES = 48
+_FANOUT_BUDGET = 48
 """Copies to make in one go, about, while other clients want to be read: they wait for so long."""
-_LEAST_SHARE = 4
+_MIN_READ = 4
 """Packets to read in one go at least, however many copies of each are to be made."""
-_SLICE = 1024
+_MAX_RUN = 1024
 """Packets handled at most before they are sent on; bundles, and what was held, can be more."""
 
 
@@ -48,14 +48,14 @@ class BusProtocol:
     """
 
     __slots__ = (
+        "_backpressure",
+        "_blocked_by",
         "_bundles",
+        "_drain_timer",
         "_echo",
-        "_held_by",
-        "_holdback",
-        "_is_deaf",
-        "_linger",
-        "_plain",
+        "_fast_path",
         "_registry",
+        "_write_closed",
         "is_paused",
         "lost",
         "number",
@@ -80,11 +80,11 @@ class BusProtocol:
         self.is_paused = False
         self._bundles = False
         self._echo = True
-        self._plain = registry.takesPlain
-        self._held_by: set[Any] | None = None
-        self._holdback: Holdback | None = None
-        self._linger: Any = None
-        self._is_deaf = False
+        self._fast_path = registry.fast_path
+        self._blocked_by: set[Any] | None = None
+        self._backpressure: Backpressure | None = None
+        self._drain_timer: Any = None
+        self._write_closed = False
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class BusProtocol:
         """The transport is there (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.queue = self._registry.makeQueue(self)
+        self.queue = self._registry.new_queue(self)
         transport.queue = self.queue
         self.connectionMade()
 
@@ -114,24 +114,24 @@ class BusProtocol:
             self.reason = CloseReason.PEER_CLOSED
             self._registry.leave(self)
             if len(self.queue):
-                self._linger = self._registry.later(self.transport.abortConnection)
+                self._drain_timer = self._registry.call_after_block_timeout(self.transport.abortConnection)
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
         """It receives no more; what it has sent still counts (`IHalfCloseableProtocol`)."""
-        self._is_deaf = True
+        self._write_closed = True
         self._registry.leave(self)
         self._release()
-        self._go_on()
+        self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
         """It is gone (`IProtocol`)."""
-        if self._linger is not None and self._linger.active():
-            self._linger.cancel()
+        if self._drain_timer is not None and self._drain_timer.active():
+            self._drain_timer.cancel()
         self._release()
-        for receiver in self._held_by or ():
+        for receiver in self._blocked_by or ():
             receiver.forget(self)
-        self._held_by = None
+        self._blocked_by = None
         self.transport = None
         if self.reason is None:
             if reason.check(error.ConnectionDone):
@@ -160,16 +160,16 @@ class BusProtocol:
         at = 0
         registry.publisher = self
         try:
-            if self._plain and total <= BATCH and not self.is_paused and self.reason is None:
+            if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
                 if until == total and receivers is not None:
-                    if total >= _LEAST_SHARE and self.transport is not None:
-                        self.transport.share = max(_LEAST_SHARE, min(BATCH, _COPIES // (len(receivers) or 1)))
+                    if total >= _MIN_READ and self.transport is not None:
+                        self.transport.read_limit = max(_MIN_READ, min(BATCH, _FANOUT_BUDGET // (len(receivers) or 1)))
                     at = registry.deliver(packets, receivers, at_once=True)
-            while at < total and self._goes_on():
-                start, end = at, min(at + _SLICE, total)
-                while at < end and self._goes_on():
-                    if self._plain:
+            while at < total and self._may_continue():
+                start, end = at, min(at + _MAX_RUN, total)
+                while at < end and self._may_continue():
+                    if self._fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
                             is_all = at == start and until == end
@@ -180,7 +180,7 @@ class BusProtocol:
                         if parts[0] is not packets[at]:
                             packets[at : at + 1] = parts
                             total = len(packets)
-                            end = min(start + _SLICE, total)
+                            end = min(start + _MAX_RUN, total)
                             continue
                     self._handle(packets[at])
                     at += 1
@@ -190,7 +190,7 @@ class BusProtocol:
             registry.publisher = None
         return total if self.reason is not None else at
 
-    def _goes_on(self) -> bool:
+    def _may_continue(self) -> bool:
         return not self.is_paused and self.reason is None
 
     def _handle(self, packet: bytes) -> None:
@@ -201,7 +201,7 @@ class BusProtocol:
             if verb == MSG:
                 self._publish(packet, key, payload)
             elif verb == SUB:
-                if not self._is_deaf:
+                if not self._write_closed:
                     self._registry.subscribe(self, key)
             elif verb == UNSUB:
                 self._registry.unsubscribe(self, key)
@@ -214,7 +214,7 @@ class BusProtocol:
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
         registry = self._registry
         receivers = registry.route(key)
-        registry.checkPublication(self, key, payload)
+        registry.check_publish(self, key, payload)
         if not self._echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
         registry.deliver([packet], receivers)
@@ -231,15 +231,15 @@ class BusProtocol:
         elif key in controls.hard:
             self._choose(hard=controls.hard[key])
         elif key in controls.orders:
-            self.queue.arrange(controls.orders[key])
+            self.queue.set_order(controls.orders[key])
         elif key in (b"echo/on", b"echo/off"):
             self._echo = key == b"echo/on"
-            self._plain = self._echo and registry.takesPlain
+            self._fast_path = self._echo and registry.fast_path
         elif key == b"bundle/on" and self._can_bundle():
             self._reply(build(CMSG, key, b"%d" % LARGEST))
         elif key == b"bundle/off" and self.transport is not None:
             self._bundles = False
-            self.transport.stopBundling()
+            self.transport.stop_bundling()
             self._reply(build(CMSG, key, b""))
         else:
             registry.counters.unknown_controls += 1
@@ -247,9 +247,9 @@ class BusProtocol:
     def _can_bundle(self) -> bool:
         """Begin with bundles, if packets may be long enough here."""
         if self.transport is not None and self._registry.limits.max_packet >= SMALLEST_LIMIT:
-            self._bundles = self.transport.startBundling(LARGEST) >= SMALLEST_LIMIT
+            self._bundles = self.transport.start_bundling(LARGEST) >= SMALLEST_LIMIT
             if not self._bundles:
-                self.transport.stopBundling()
+                self.transport.stop_bundling()
         return self._bundles
 
     def _reply(self, packet: bytes) -> None:
@@ -261,26 +261,26 @@ class BusProtocol:
         if self.queue.replies > MAX_REPLIES:
             self._pause()
 
-    def hold(self, receiver: Any) -> None:
+    def block_on(self, receiver: Any) -> None:
         """A receiver holds this client back (`sbus.server.backpressure.Publisher`)."""
-        if self._held_by is None:
-            self._held_by = set()
-        self._held_by.add(receiver)
+        if self._blocked_by is None:
+            self._blocked_by = set()
+        self._blocked_by.add(receiver)
         self._pause()
 
-    def letGo(self, receiver: Any) -> None:
+    def unblock(self, receiver: Any) -> None:
         """That receiver no longer does (`sbus.server.backpressure.Publisher`)."""
-        if self._held_by is not None:
-            self._held_by.discard(receiver)
-        self._go_on()
+        if self._blocked_by is not None:
+            self._blocked_by.discard(receiver)
+        self._maybe_resume()
 
     def _pause(self) -> None:
         if not self.is_paused and self.transport is not None:
             self.is_paused = True
             self.transport.pauseProducing()
 
-    def _go_on(self) -> None:
-        if self.is_paused and not self._held_by and self.queue.replies <= MAX_REPLIES:
+    def _maybe_resume(self) -> None:
+        if self.is_paused and not self._blocked_by and self.queue.replies <= MAX_REPLIES:
             self.is_paused = False
             if self.transport is not None:
                 self.transport.resumeProducing()
@@ -288,9 +288,9 @@ class BusProtocol:
     # --- as receiver -------------------------------------------------------------------------
 
     def _choose(self, **strategies: Any) -> None:
-        self.queue.choose(**strategies)
-        if self._holdback is not None:
-            self._holdback.reconsider()
+        self.queue.set_strategies(**strategies)
+        if self._backpressure is not None:
+            self._backpressure.reconsider()
         self._registry.congested(self)
 
     def mayBlock(self) -> bool:
@@ -301,16 +301,16 @@ class BusProtocol:
         """See `sbus.flood.Receiver`."""
         publisher = self._registry.publisher
         if publisher is not None:
-            if self._holdback is None:
-                self._holdback = self._registry.makeHoldback(self)
-            self._holdback.hold(publisher, until_empty)
+            if self._backpressure is None:
+                self._backpressure = self._registry.new_backpressure(self)
+            self._backpressure.block_on(publisher, until_empty)
 
-    def moved(self, room: bool, empty: bool) -> None:
+    def on_drained(self, room: bool, empty: bool) -> None:
         """See `sbus.flood.Receiver`."""
-        if self._holdback is not None:
-            self._holdback.moved(room, empty)
+        if self._backpressure is not None:
+            self._backpressure.on_drained(room, empty)
         if self.is_paused:
-            self._go_on()
+            self._maybe_resume()
 
     def congested(self, now: bool) -> None:
         """See `sbus.flood.Receiver`."""
@@ -321,20 +321,20 @@ class BusProtocol:
         self.lost += packets
         self._registry.dropped(self, packets, size)
 
-    def misbehaved(self, reason: CloseReason) -> None:
+    def on_overflow(self, reason: CloseReason) -> None:
         """See `sbus.flood.Receiver`."""
         self.close(reason)
 
-    def blockedTooLong(self) -> None:
+    def block_timed_out(self) -> None:
         """It has held publishers back and taken nothing for the whole time-out."""
         self.close(CloseReason.BLOCKED_TOO_LONG)
         self._release()
 
     def forget(self, publisher: Any) -> None:
         """A publisher that it holds back is gone."""
-        if self._holdback is not None:
-            self._holdback.discard(publisher)
+        if self._backpressure is not None:
+            self._backpressure.discard(publisher)
 
     def _release(self) -> None:
-        if self._holdback is not None:
-            self._holdback.release()
+        if self._backpressure is not None:
+            self._backpressure.release()

@@ -27,12 +27,12 @@ from twisted.python.failure import Failure
 from sbus.errors import UsageError
 from sbus.extras import needs
 from sbus.server.service import BusService
-from sbus.syscalls.addresses import Address, reachable
+from sbus.syscalls.addresses import Address, connectable_text
 
 __all__ = ["RecordedBus", "recorder_command", "require_recorder", "split_options"]
 
 _TWISTD = "from twisted.scripts.twistd import run; run()"
-_PATIENCE = 30.0
+_STOP_TIMEOUT = 30.0
 """Seconds that the recorder may take for its end; it gives up by itself before that."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the recorder is started again; each time twice as long."""
@@ -75,7 +75,7 @@ def recorder_command(
     words = [
         *(sys.executable, "-P", "-c", _TWISTD, "--nodaemon", "--pidfile="),
         *("--logger=sbus.recorder.supervised.observer", "sbus-recorder", "--supervised"),
-        *(f"--socket={reachable(address)}", f"--journal={os.path.abspath(directory)}"),
+        *(f"--socket={connectable_text(address)}", f"--journal={os.path.abspath(directory)}"),
         *(f"--dialect={dialect}", f"--max-packet={max_packet}", *options),
     ]
     return [os.fsencode(word) for word in words]
@@ -132,7 +132,7 @@ class _Recorder(ProcessProtocol):
         """Have it end, and wait for that."""
         gone: defer.Deferred[None] = defer.Deferred()
         self._gone.append(gone)
-        limit = self._reactor.callLater(_PATIENCE, self._kill)
+        limit = self._reactor.callLater(_STOP_TIMEOUT, self._kill)
         self.transport.closeStdin()
         await gone
         if limit.active():
@@ -189,12 +189,12 @@ class RecordedBus(MultiService):
         except OSError as error:
             self._ended(f"before it began ({error.strerror})")
             return
-        self._bus.registry.attendant = recorder.pid
+        self._bus.registry.sidecar = recorder.pid
         self.log.info("recorder {pid} was started", pid=recorder.pid)
 
     def _ended(self, how: str) -> None:
         recorder, self._recorder = self._recorder, None
-        self._bus.registry.attendant = None
+        self._bus.registry.sidecar = None
         assert recorder is not None
         if not self.running:
             self.log.info("recorder {pid} has ended {how}", pid=recorder.pid, how=how)
@@ -221,7 +221,7 @@ class RecordedBus(MultiService):
             self._timer = None
         await self._bus.stopListening()
         await deferLater(self._reactor, 0)  # what clients had sent by now is read
-        self._bus.registry.dismiss(attendants=False)
+        self._bus.registry.disconnect_all(sidecars=False)
         if self._recorder is not None:
             await self._recorder.stop()
         await super().stopService()  # type: ignore[no-untyped-call]

@@ -13,13 +13,13 @@ from twisted.logger import Logger
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue, SharedBudget
 from sbus.interfaces import ICredentials
-from sbus.protocol.bundles import Packed
+from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cache import RouteCache
 from sbus.routing.runs import total_size
 from sbus.routing.trie import PatternIndex
-from sbus.server.backpressure import Holdback
+from sbus.server.backpressure import Backpressure
 from sbus.server.components import FloodControls
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.observers import listeners
@@ -55,8 +55,8 @@ class SubscriptionRegistry(Service):
     :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
     :param observers: `sbus.interfaces.IObserver` s, told of events as they happen.
     :ivar clients: those who are connected, by their numbers.
-    :ivar attendant: the PID of a process that attends on the bus, as its recorder does; as a client it does not
-        count, neither toward the limit nor for `whenEmpty`.
+    :ivar sidecar: the PID of a process that attends on the bus, as its recorder does; as a client it does not
+        count, neither toward the limit nor for `when_empty`.
     :ivar routes: the cache of `route`, to be read in hot loops.
     :ivar publisher: whose packets are in hand; None outside of a batch.
     """
@@ -82,7 +82,7 @@ class SubscriptionRegistry(Service):
         self.controls = controls or FloodControls()
         self.counters = Counters()
         self.clients: dict[int, BusProtocol] = {}
-        self.attendant: int | None = None
+        self.sidecar: int | None = None
         self.publisher: BusProtocol | None = None
         self.budget = SharedBudget(self.limits.total_queue_bytes)
         self._clock = clock
@@ -92,11 +92,11 @@ class SubscriptionRegistry(Service):
         self._queue_limits = self.limits.queue
         self._touched: list[BusProtocol] = []
         self._flushing = False
-        self._holding: set[BusProtocol] = set()
+        self._blocking: set[BusProtocol] = set()
         self._last_number = 0
-        self._attending: set[int] = set()
-        self._whenEmpty: list[defer.Deferred[None]] = []
-        self._whenGone: list[defer.Deferred[None]] = []
+        self._sidecars: set[int] = set()
+        self._when_empty: list[defer.Deferred[None]] = []
+        self._when_gone: list[defer.Deferred[None]] = []
         self._on_connected = listeners(observers, "connected")
         self._on_subscribed = listeners(observers, "subscribed")
         self._on_unsubscribed = listeners(observers, "unsubscribed")
@@ -106,32 +106,32 @@ class SubscriptionRegistry(Service):
         self._on_violated = listeners(observers, "violated")
         self._on_refused = listeners(observers, "refused")
         self._on_closed = listeners(observers, "closed")
-        self.takesPlain = not credentials.restrictsPublishing and not self._on_published
+        self.fast_path = not credentials.restrictsPublishing and not self._on_published
 
     # --- clients come and go -----------------------------------------------------------------
 
-    def makeQueue(self, client: BusProtocol) -> SendQueue:
+    def new_queue(self, client: BusProtocol) -> SendQueue:
         """The queue of packets on their way to a client."""
         queue = SendQueue(client, self._queue_limits, self.budget, client.peer.uid)
         if self._on_delivered:
             queue.watch = lambda packets: self._delivered(client, packets)
         return queue
 
-    def makeHoldback(self, client: BusProtocol) -> Holdback:
+    def new_backpressure(self, client: BusProtocol) -> Backpressure:
         """The back-pressure of a client that has chosen to block."""
-        return Holdback(client, self._clock, self.limits.block_timeout)
+        return Backpressure(client, self._clock, self.limits.block_timeout)
 
-    def later(self, call: Any) -> Any:
+    def call_after_block_timeout(self, call: Any) -> Any:
         """Call when the block time-out has passed; returns the delayed call."""
         return self._clock.callLater(self.limits.block_timeout, call)
 
     def connected(self, client: BusProtocol) -> CloseReason | None:
         """Let a client in, or say why not."""
         reason = None
-        attends = client.peer.pid == self.attendant
+        attends = client.peer.pid == self.sidecar
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not attends and len(self.clients) - len(self._attending) >= self.limits.max_clients:
+        elif not attends and len(self.clients) - len(self._sidecars) >= self.limits.max_clients:
             reason = CloseReason.TOO_MANY_CLIENTS
         elif not self.credentials.mayConnect(client.peer):
             reason = CloseReason.NOT_ALLOWED
@@ -144,7 +144,7 @@ class SubscriptionRegistry(Service):
         client.number = self._last_number
         self.clients[client.number] = client
         if attends:
-            self._attending.add(client.number)
+            self._sidecars.add(client.number)
         self.counters.connected += 1
         for tell in self._on_connected:
             tell(client)
@@ -163,33 +163,33 @@ class SubscriptionRegistry(Service):
         if self.clients.pop(client.number, None) is None:
             return
         self.leave(client)
-        self._holding.discard(client)
+        self._blocking.discard(client)
         for tell in self._on_closed:
             tell(client, reason)
         waiting: list[defer.Deferred[None]] = []
-        if client.number in self._attending:
-            self._attending.discard(client.number)
-        elif len(self.clients) == len(self._attending):
-            waiting, self._whenEmpty = self._whenEmpty, []
+        if client.number in self._sidecars:
+            self._sidecars.discard(client.number)
+        elif len(self.clients) == len(self._sidecars):
+            waiting, self._when_empty = self._when_empty, []
         if not self.clients:
-            waiting += self._whenGone
-            self._whenGone = []
+            waiting += self._when_gone
+            self._when_gone = []
         for deferred in waiting:
             deferred.callback(None)
 
-    def whenEmpty(self) -> defer.Deferred[None]:
+    def when_empty(self) -> defer.Deferred[None]:
         """Fires when the last client that counts leaves, the next time that happens."""
         deferred: defer.Deferred[None] = defer.Deferred()
-        self._whenEmpty.append(deferred)
+        self._when_empty.append(deferred)
         return deferred
 
-    def dismiss(self, *, attendants: bool) -> None:
+    def disconnect_all(self, *, sidecars: bool) -> None:
         """Disconnect everyone, as the server is stopping.
 
-        :param attendants: also who attends on the bus.
+        :param sidecars: also who attends on the bus.
         """
         for client in tuple(self.clients.values()):
-            if attendants or client.number not in self._attending:
+            if sidecars or client.number not in self._sidecars:
                 client.close(CloseReason.SERVER_STOPPED)
 
     def stopService(self) -> defer.Deferred[None]:
@@ -198,8 +198,8 @@ class SubscriptionRegistry(Service):
         if not self.clients:
             return defer.succeed(None)
         gone: defer.Deferred[None] = defer.Deferred()
-        self._whenGone.append(gone)
-        self.dismiss(attendants=True)
+        self._when_gone.append(gone)
+        self.disconnect_all(sidecars=True)
         return gone
 
     # --- subscriptions -----------------------------------------------------------------------
@@ -223,7 +223,7 @@ class SubscriptionRegistry(Service):
             self._cache.forget(pattern, secret, client.peer)
         client.patterns[pattern] = (count + 1, secret)
         for tell in self._on_subscribed:
-            tell(client, self._public(pattern))
+            tell(client, self._redact(pattern))
 
     def unsubscribe(self, client: BusProtocol, pattern: bytes) -> None:
         """Take one subscription back; one that is not there is ignored and counted."""
@@ -239,7 +239,7 @@ class SubscriptionRegistry(Service):
             self._index.unsubscribe(client, pattern, secret, client.peer)
             self._cache.forget(pattern, secret, client.peer)
         for tell in self._on_unsubscribed:
-            tell(client, self._public(pattern))
+            tell(client, self._redact(pattern))
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class SubscriptionRegistry(Service):
             receivers = self._cache.remember(key, secret, self._index.route(key, secret))
         return receivers
 
-    def checkPublication(self, client: BusProtocol, key: bytes, payload: bytes) -> None:
+    def check_publish(self, client: BusProtocol, key: bytes, payload: bytes) -> None:
         """Ask the credentials policy about a message, and tell observers of it.
 
         :raises Violation: if the policy refuses it.
@@ -264,7 +264,7 @@ class SubscriptionRegistry(Service):
         if self._on_published:
             secret = self.dialect.is_secret(key)
             for tell in self._on_published:
-                tell(client, self._public(key), None if secret else payload)
+                tell(client, self._redact(key), None if secret else payload)
 
     def publish(self, key: bytes, payload: bytes) -> None:
         """Publish a message from the program around the bus, on behalf of no client.
@@ -288,7 +288,7 @@ class SubscriptionRegistry(Service):
         :returns: how many packets, from the front, were dealt with: it stops where a receiver
             begins to hold the publisher back.
         """
-        if self._holding and len(packets) > 1 and not self._may_deliver(packets, receivers):
+        if self._blocking and len(packets) > 1 and not self._may_deliver(packets, receivers):
             # Somewhere in the midst a receiver may begin to hold the publisher back: find out where.
             half = len(packets) // 2
             done = self.deliver(packets[:half], receivers)
@@ -299,19 +299,19 @@ class SubscriptionRegistry(Service):
         self.counters.published += count
         self.counters.routed += count * len(receivers)
         at_once = at_once and not self._on_delivered
-        packed: Packed = {}
+        packed: BundleCache = {}
         for receiver in receivers:
             queue = receiver.queue
             if queue.is_congested:
                 try:
-                    queue.offer(packets)
+                    queue.enqueue(packets)
                 except Exception:
                     self._failed(receiver)
             elif queue.pending:
                 queue.pending += packets
             else:
                 transport = receiver.transport
-                sent = transport.sendNow(packets, packed) if at_once and transport is not None else 0
+                sent = transport.try_send(packets, packed) if at_once and transport is not None else 0
                 if sent < count:
                     self._touched.append(receiver)  # another list if an observer has published meanwhile
                     queue.pending += packets[sent:] if sent else packets
@@ -319,7 +319,7 @@ class SubscriptionRegistry(Service):
 
     def _may_deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...]) -> bool:
         """Whether it is certain that nobody holds the publisher back for any of these packets."""
-        holding = self._holding.intersection(receivers)
+        holding = self._blocking.intersection(receivers)
         if not holding:
             return True
         messages, size = len(packets), total_size(packets)
@@ -344,7 +344,7 @@ class SubscriptionRegistry(Service):
                 for client in touched:
                     transport, queue = client.transport, client.queue
                     if transport is None:
-                        queue.abandon()
+                        queue.discard_all()
                         continue
                     try:
                         transport.flush()
@@ -374,10 +374,10 @@ class SubscriptionRegistry(Service):
 
     def congested(self, client: BusProtocol) -> None:
         """A client's queue has begun or ceased to wait, or its strategies have changed."""
-        if client.queue.is_congested and client.queue.may_hold_back:
-            self._holding.add(client)
+        if client.queue.is_congested and client.queue.can_block:
+            self._blocking.add(client)
         else:
-            self._holding.discard(client)
+            self._blocking.discard(client)
 
     def dropped(self, client: BusProtocol, packets: int, size: int) -> None:
         """Messages were dropped for a client."""
@@ -393,10 +393,10 @@ class SubscriptionRegistry(Service):
         """A client broke the protocol; whether it is to be disconnected."""
         self.counters.violations += 1
         for tell in self._on_violated:
-            tell(client, violation, self._public(key))
+            tell(client, violation, self._redact(key))
         return not self.ignore_violations
 
-    def _public(self, key: bytes) -> bytes:
+    def _redact(self, key: bytes) -> bytes:
         """A key as observers may see it: a secret one without its ``<rest>``."""
         if not self.dialect.is_secret(key):
             return key

@@ -142,7 +142,7 @@ def _run(settings: _Settings) -> None:
         _serve(bound, settings, stopping, is_serving)
 
 
-def _listen(settings: _Settings) -> addresses.Bound:
+def _listen(settings: _Settings) -> addresses.ListeningSocket:
     address = addresses.parse(settings.address)
     bound = addresses.listen(address, mode=settings.mode, reuse=settings.reuse, replace_empty=settings.reuse)
     if address.descriptor is not None:
@@ -238,7 +238,10 @@ def _is_stale(path: str) -> bool:
 
 
 def _serve(
-    bound: addresses.Bound, settings: _Settings, stopping: list[signal.Signals], is_serving: Callable[[], None]
+    bound: addresses.ListeningSocket,
+    settings: _Settings,
+    stopping: list[signal.Signals],
+    is_serving: Callable[[], None],
 ) -> None:
     """Run the bus until it is stopped."""
     from twisted.internet import epollreactor

@@ -23,7 +23,7 @@ from sbus.server.observers import LogObserver
 from sbus.server.protocol import BusProtocol
 from sbus.server.registry import SubscriptionRegistry
 from sbus.syscalls.batch import COMPILED
-from sbus.syscalls.sockets import raise_send_buffer
+from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["BusFactory", "BusService"]
 
@@ -87,7 +87,7 @@ class BusService(MultiService):
             if credentials is None:
                 credentials = KernelPolicy().make(AccessSettings(is_abstract=endpoint.resolve().is_abstract))
         self.endpoint = endpoint
-        self._journal = LogObserver(clock, dialect)
+        self._log_observer = LogObserver(clock, dialect)
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(AccessSettings()),
             clock,
@@ -95,7 +95,7 @@ class BusService(MultiService):
             dialect=dialect,
             ignore_violations=ignore_violations,
             controls=controls,
-            observers=(self._journal, *observers),
+            observers=(self._log_observer, *observers),
         )
         self.registry.setServiceParent(self)  # type: ignore[no-untyped-call]
         self._port: IListeningPort | None = None
@@ -167,7 +167,7 @@ class BusService(MultiService):
     async def _stop(self) -> None:
         await self.stopListening()
         await super().stopService()  # type: ignore[no-untyped-call]
-        self._journal.stop()
+        self._log_observer.stop()
 
     def stopService(self) -> defer.Deferred[None]:
         """Stop listening, disconnect everyone; fires when all is closed and removed."""
@@ -180,4 +180,4 @@ def _largest_packet(max_packet: int) -> int:
     """Bytes in the longest packet that a client's socket will really take."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        return raise_send_buffer(ours, max_packet)
+        return grow_send_buffer(ours, max_packet)

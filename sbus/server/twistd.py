@@ -11,7 +11,7 @@ from twisted.python import usage
 
 from sbus.daemon.options import CommandLine, amount, choice, mode
 from sbus.daemon.process import BusProcess
-from sbus.daemon.signals import EarlySignals
+from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
@@ -20,7 +20,7 @@ from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
 from sbus.server.recorder_process import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
-from sbus.syscalls.addresses import Bound, default_address
+from sbus.syscalls.addresses import ListeningSocket, default_address
 
 __all__ = ["Options", "makeService"]
 
@@ -221,7 +221,7 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
     )
 
 
-def _recorder(options: Options, bound: Bound) -> list[bytes]:
+def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
     """The command of the recorder, which will be able to connect."""
     uid = None if options.parent is None else options.parent.get("uid")
     if bound.path is not None and uid is not None:
@@ -246,7 +246,7 @@ def makeService(options: Options) -> IService:
     """
     from twisted.internet import reactor
 
-    early = EarlySignals()
+    early = DeferredSignals()
     try:
         bound = options.endpoint.bind()
         try:

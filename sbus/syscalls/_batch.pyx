@@ -36,7 +36,7 @@ cdef extern from "sys/mman.h" nogil:
     void *MAP_FAILED
 
 cdef enum:
-    MOST = 64
+    MAX_BATCH = 64
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
     LARGE = 1 << 22
 
@@ -46,16 +46,16 @@ cdef class PacketReader:
 
     cdef readonly Py_ssize_t max_packet
     cdef readonly int batch
-    cdef mmsghdr headers[MOST]
-    cdef iovec vectors[MOST]
+    cdef mmsghdr headers[MAX_BATCH]
+    cdef iovec vectors[MAX_BATCH]
     cdef char *memory
     cdef size_t length
 
-    def __cinit__(self, Py_ssize_t max_packet, int batch=MOST):
+    def __cinit__(self, Py_ssize_t max_packet, int batch=MAX_BATCH):
         cdef size_t stride
         cdef int i
-        if not 0 < batch <= MOST or max_packet <= 0:
-            raise ValueError("a batch has 1 to %d packets, a packet at least 1 byte" % MOST)
+        if not 0 < batch <= MAX_BATCH or max_packet <= 0:
+            raise ValueError("a batch has 1 to %d packets, a packet at least 1 byte" % MAX_BATCH)
         self.max_packet = max_packet
         self.batch = batch
         # An odd number of cache lines apart: buffers a multiple of 4 KiB apart would share cache sets.
@@ -79,7 +79,7 @@ cdef class PacketReader:
         if self.memory != NULL:
             munmap(self.memory, self.length)
 
-    def read(self, sock not None, int most=MOST):
+    def read(self, sock not None, int most=MAX_BATCH):
         """See `sbus.syscalls._pure.PacketReader.read`."""
         cdef int fd = sock.fileno()
         cdef int count, i
@@ -156,10 +156,10 @@ cdef int _send_one(int fd, object packet) except -1:
 
 def send_packets(sock not None, list packets not None):
     """See `sbus.syscalls._pure.send_packets`."""
-    cdef mmsghdr headers[MOST]
-    cdef iovec vectors[MOST]
+    cdef mmsghdr headers[MAX_BATCH]
+    cdef iovec vectors[MAX_BATCH]
     cdef int fd = sock.fileno()
-    cdef int count = <int>min(len(packets), MOST)
+    cdef int count = <int>min(len(packets), MAX_BATCH)
     cdef int sent, i
     cdef object packet
     if count == 0:

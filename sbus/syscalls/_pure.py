@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import socket
 
-__all__ = ["MOST", "PacketReader", "send_packets"]
+__all__ = ["MAX_BATCH", "PacketReader", "send_packets"]
 
-MOST = 64
+MAX_BATCH = 64
 """Packets in the largest batch there can be."""
 
 
@@ -18,15 +18,15 @@ class PacketReader:
     :param batch: packets in the largest batch.
     """
 
-    def __init__(self, max_packet: int, batch: int = MOST) -> None:
-        if not 0 < batch <= MOST or max_packet <= 0:
-            raise ValueError(f"a batch has 1 to {MOST} packets, a packet at least 1 byte")
+    def __init__(self, max_packet: int, batch: int = MAX_BATCH) -> None:
+        if not 0 < batch <= MAX_BATCH or max_packet <= 0:
+            raise ValueError(f"a batch has 1 to {MAX_BATCH} packets, a packet at least 1 byte")
         self.max_packet = max_packet
         self.batch = batch
         self._buffer = bytearray(max_packet)
         self._view = memoryview(self._buffer)
 
-    def read(self, sock: socket.socket, most: int = MOST) -> tuple[list[bytes], bool]:
+    def read(self, sock: socket.socket, most: int = MAX_BATCH) -> tuple[list[bytes], bool]:
         """Receive what has arrived, at most one batch, without waiting.
 
         A packet that was too long to be received whole becomes the empty packet. Descriptors sent
@@ -66,7 +66,7 @@ def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
     :raises OSError: as sendmsg(2), if the first packet cannot be sent; but not EAGAIN.
     """
     sent = 0
-    for packet in packets[:MOST]:
+    for packet in packets[:MAX_BATCH]:
         try:
             sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:

@@ -27,9 +27,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sbus.errors import AddressError, ListenError
-from sbus.syscalls.sockets import is_seqpacket, refuse_descriptors
+from sbus.syscalls.sockets import disable_fd_passing, is_seqpacket
 
-__all__ = ["Address", "Bound", "adopt", "connect", "default_address", "inherited_name", "listen", "parse", "reachable"]
+__all__ = [
+    "Address",
+    "ListeningSocket",
+    "adopt",
+    "connect",
+    "connectable_text",
+    "default_address",
+    "inherited_name",
+    "listen",
+    "parse",
+]
 
 _SUN_PATH = 108
 _LOCK_PATIENCE = 1.0
@@ -111,7 +121,7 @@ def _abstract(name: bytes) -> Address:
     return Address(f"{_ABSTRACT}/{name.hex()}", name)
 
 
-def reachable(address: Address) -> str:
+def connectable_text(address: Address) -> str:
     """How a process that is started from here, in whatever directory, is to write the address to connect to it.
 
     :param address: where somebody listens; one that was inherited must be resolved, so that its name is known.
@@ -148,7 +158,7 @@ def connect(address: Address) -> socket.socket:
 
 
 @dataclass(slots=True)
-class Bound:
+class ListeningSocket:
     """A listening socket, and what is to be removed when it closes.
 
     :ivar path: the absolute path that was made for it, if one was.
@@ -179,7 +189,7 @@ def listen(
     reuse: bool = False,
     replace_empty: bool = False,
     backlog: int = socket.SOMAXCONN,
-) -> Bound:
+) -> ListeningSocket:
     """Listen on a path or an abstract address, or on an inherited descriptor.
 
     The path never has more permissions than `mode`, not even for a moment: it is made without any,
@@ -200,9 +210,9 @@ def listen(
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
         raise ListenError(_remedy(address, error)) from error
-    bound = Bound(sock, address)
+    bound = ListeningSocket(sock, address)
     try:
-        refuse_descriptors(sock)
+        disable_fd_passing(sock)
         if address.is_abstract:
             sock.bind(address.name)
             sock.listen(backlog)
@@ -217,7 +227,7 @@ def listen(
 
 
 def _listen_on_path(
-    bound: Bound, mode: int, group: str | int | None, reuse: bool, replace_empty: bool, backlog: int
+    bound: ListeningSocket, mode: int, group: str | int | None, reuse: bool, replace_empty: bool, backlog: int
 ) -> None:
     path = bound.address.name
     os.fchmod(bound.sock.fileno(), 0)
@@ -317,7 +327,7 @@ def inherited_name(address: Address) -> bytes:
         sock.detach()
 
 
-def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> Bound:
+def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> ListeningSocket:
     """Listen on an inherited socket; its path, mode and removal stay with whoever made it.
 
     :raises ListenError: if it is no Unix-domain SEQPACKET socket, or is not bound.
@@ -325,7 +335,7 @@ def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> Bound:
     sock = _inherited(address)
     sock.setblocking(False)
     os.set_inheritable(sock.fileno(), False)
-    refuse_descriptors(sock)
+    disable_fd_passing(sock)
     try:
         name = sock.getsockname()
         if not name:
@@ -337,7 +347,7 @@ def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> Bound:
         if isinstance(error, OSError):
             raise ListenError(f"{address.text} cannot listen ({error.strerror}): pass a socket that is bound") from None
         raise
-    return Bound(sock, replace(address, name=os.fsencode(name)))
+    return ListeningSocket(sock, replace(address, name=os.fsencode(name)))
 
 
 def _inherited(address: Address) -> socket.socket:

@@ -12,12 +12,12 @@ from sbus.protocol.keys import PeerCredentials
 __all__ = [
     "LARGEST_SEND_BUFFER",
     "OVERHEAD",
+    "disable_fd_passing",
+    "grow_send_buffer",
     "is_seqpacket",
+    "max_sendable",
     "overflow_ids",
     "peer_credentials",
-    "raise_send_buffer",
-    "refuse_descriptors",
-    "sendable",
 ]
 
 LARGEST_SEND_BUFFER = 1 << 20
@@ -43,12 +43,12 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials:
     return PeerCredentials(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
-def sendable(sock: socket.socket) -> int:
+def max_sendable(sock: socket.socket) -> int:
     """Bytes in the longest packet that this socket can send."""
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - OVERHEAD
 
 
-def raise_send_buffer(sock: socket.socket, max_packet: int) -> int:
+def grow_send_buffer(sock: socket.socket, max_packet: int) -> int:
     """Make the send buffer large enough for a packet of so many bytes, as far as the kernel permits.
 
     It is set to about the packet's size, which the kernel doubles (socket(7)); also where it is larger: what the kernel
@@ -58,13 +58,13 @@ def raise_send_buffer(sock: socket.socket, max_packet: int) -> int:
     """
     wanted = min(max_packet + OVERHEAD, LARGEST_SEND_BUFFER // 2)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
-    if sendable(sock) < min(max_packet, LARGEST_SEND_BUFFER - OVERHEAD):
+    if max_sendable(sock) < min(max_packet, LARGEST_SEND_BUFFER - OVERHEAD):
         with contextlib.suppress(OSError):  # needs CAP_NET_ADMIN
             sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, wanted)
-    return sendable(sock)
+    return max_sendable(sock)
 
 
-def refuse_descriptors(sock: socket.socket) -> None:
+def disable_fd_passing(sock: socket.socket) -> None:
     """Have the kernel refuse descriptors sent along (SCM_RIGHTS); older kernels drop them when we receive."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)

@@ -114,13 +114,13 @@ class _Recording:
         self._last = message
         self.messages.append(message)
         while self._waiting and len(self.messages) >= self._waiting[0][0]:
-            self._waiting.pop(0)[1].succeed(b"")
+            self._waiting.pop(0)[1].set_result(b"")
 
     def _ended(self, error: Exception) -> None:
         self._error = error
         waiting, self._waiting = self._waiting, []
         for _, waiter in waiting:
-            waiter.fail(error)
+            waiter.set_exception(error)
 
     async def _wait(self, count: int, waiter: AwaitableWaiter) -> list[Message]:
         if len(self.messages) < count:

@@ -24,9 +24,9 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.flood.fifo import PlainQueue
+from sbus.flood.fifo import FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketReceiver, IPacketTransport
-from sbus.protocol.bundles import Packed
+from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.address import PacketAddress
 from sbus.syscalls.batch import BATCH
@@ -63,8 +63,8 @@ class FakePacketTransport:
         self.clock = clock or Clock()
         self.capacity = capacity
         self.longest = longest
-        self.queue: IPacketQueue = PlainQueue()
-        self.share = BATCH
+        self.queue: IPacketQueue = FifoQueue()
+        self.read_limit = BATCH
         self.protocol: IProtocol | None = None
         self.written: list[bytes] = []
         self.is_paused = False
@@ -72,7 +72,7 @@ class FakePacketTransport:
         self.is_aborted = False
         self.reason: Failure | None = None
         self.bundle_limit = 0
-        self._held: list[bytes] = []
+        self._undelivered: list[bytes] = []
         self._ended = False
         self._read_told = False
         self._write_lost = False
@@ -91,7 +91,7 @@ class FakePacketTransport:
 
     def deliver(self, *packets: bytes) -> None:
         """The peer's packets arrive, in one batch; those that the protocol does not take are kept for it."""
-        self._held += packets
+        self._undelivered += packets
         self._give()
 
     def end(self) -> None:
@@ -108,7 +108,7 @@ class FakePacketTransport:
         """The peer reads no more: nothing can be written from now on, while what it has sent can be read."""
         if not self._write_lost:
             self._write_lost = True
-            self.queue.abandon()
+            self.queue.discard_all()
             half = IHalfCloseableProtocol(self.protocol, None)
             if self.is_losing or self._read_told:
                 self._close_soon(Failure(main.CONNECTION_DONE))
@@ -136,14 +136,14 @@ class FakePacketTransport:
     def flush(self) -> None:
         """Hand what waits to the socket, as far as it takes it."""
         if self._write_lost or self.is_aborted:
-            self.queue.abandon()
+            self.queue.discard_all()
             return
         while taken := self.queue.take(BATCH):
             sent = 0
             for packet in taken:
                 if self.longest is not None and len(packet) > self.longest:
-                    if not self.queue.refused(packet):
-                        self.queue.abandon(taken)
+                    if not self.queue.reject_oversized(packet):
+                        self.queue.discard_all(taken)
                         self._abort(Failure(error.MessageLengthError(f"{len(packet)} bytes do not fit the buffer")))
                         return
                 elif self.capacity == 0:
@@ -153,13 +153,13 @@ class FakePacketTransport:
                     if self.capacity is not None:
                         self.capacity -= 1
                 sent += 1
-            self.queue.done(taken, sent)
+            self.queue.ack(taken, sent)
             if sent < len(taken) and len(self.queue):
                 return
         if self.is_losing:
             self._close_soon(Failure(main.CONNECTION_DONE))
 
-    def sendNow(self, packets: list[bytes], packed: Packed | None = None) -> int:
+    def try_send(self, packets: list[bytes], packed: BundleCache | None = None) -> int:
         """Send packets past the queue, which is empty: as many as the socket takes."""
         sent = 0
         if not (self._write_lost or self.is_aborted):
@@ -172,12 +172,12 @@ class FakePacketTransport:
                 sent += 1
         return sent
 
-    def startBundling(self, limit: int) -> int:
+    def start_bundling(self, limit: int) -> int:
         """Bundles are the kernel's business, which a test does not see: only note the limit."""
         self.bundle_limit = limit
         return limit
 
-    def stopBundling(self) -> None:
+    def stop_bundling(self) -> None:
         """No more bundles."""
         self.bundle_limit = 0
 
@@ -224,16 +224,16 @@ class FakePacketTransport:
     def _give(self) -> None:
         """Hand over what is kept, as far as the protocol takes it, and then the end."""
         receiver = IPacketReceiver(self.protocol, None)
-        while self._held and self._is_listening():
+        while self._undelivered and self._is_listening():
             assert self.protocol is not None
             if receiver is not None:
-                packets, self._held = self._held, []
+                packets, self._undelivered = self._undelivered, []
                 taken = receiver.packetsReceived(packets)
-                self._held = packets[taken:] + self._held
+                self._undelivered = packets[taken:] + self._undelivered
                 if taken < len(packets):
                     return  # until it is resumed
-            elif self._held[0]:
-                self.protocol.dataReceived(self._held.pop(0))
+            elif self._undelivered[0]:
+                self.protocol.dataReceived(self._undelivered.pop(0))
             else:
                 self._abort(Failure(error.ConnectionAborted("a packet longer than the limit arrived")))
         if self._ended and not self._read_told and self._is_listening():
@@ -258,6 +258,6 @@ class FakePacketTransport:
     def _close(self, reason: Failure) -> None:
         if self.protocol is not None:
             self._write_lost = True
-            self.queue.abandon()
+            self.queue.discard_all()
             protocol, self.protocol, self.reason = self.protocol, None, reason
             protocol.connectionLost(reason)

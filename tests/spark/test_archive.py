@@ -44,7 +44,7 @@ def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_p
     """Gaps as well as messages; the last microsecond of a day is in another hour than the first of the next."""
     clock = Clock(MIDNIGHT - HOUR)
     journal = new_journal(clock=clock)
-    journal.mark(Kind.START, {"patterns": [""]})
+    journal.append_gap(Kind.START, {"patterns": [""]})
     journal.append(messages(1000))
     journal.append([(b"last", b"")], MIDNIGHT - 1)
     journal.append([(b"first", b"")], MIDNIGHT)
@@ -198,7 +198,7 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
 
 def test_a_journal_that_could_not_be_written_is_told_when_it_can_be(spark, new_journal, tmp_path, caplog, monkeypatch):
     """Also if nothing was recorded since; that it could not be is said once."""
-    monkeypatch.setattr("sbus.spark.jobs.archive._AGAIN", 0.0)
+    monkeypatch.setattr("sbus.spark.jobs.archive._RETRY_INTERVAL", 0.0)
     journal = new_journal()
     journal.append(messages(10))
     journal.sync()

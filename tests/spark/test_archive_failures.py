@@ -7,7 +7,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from sbus.errors import JournalError, SparkError
-from sbus.spark.runtime.errors import translate, translated
+from sbus.spark.runtime.errors import translate, translate_errors
 
 OURS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure: Task 0 failed
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -52,7 +52,7 @@ WORKER = "org.apache.spark.api.python.PythonException: Traceback (most recent ca
 )
 def test_any_other_is_told_in_the_line_that_says_most(text, line):
     """The last cause, whichever language it is of, and not that the other has failed; else the first line."""
-    with pytest.raises(SparkError) as caught, translated():
+    with pytest.raises(SparkError) as caught, translate_errors():
         raise PySparkException(text)
     assert str(caught.value) == line
 

@@ -19,7 +19,7 @@ from sbus.cli.main import cli
 from sbus.cli.spark.job import Job, end_by_signals
 from sbus.journal.consumers import consumers
 from sbus.journal.reader import JournalReader
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.checkpoint import Checkpoint
 from sbus.spark.jobs.lake import Lake
@@ -33,9 +33,10 @@ TIMEOUT = 240.0
 # It writes without end, in small batches and segments, with clocks that make an hour pass every few seconds.
 RECORDER = """
 import itertools, sys, time
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 began = int(sys.argv[2])
-journal = Journal.open(sys.argv[1], segment_bytes=200_000, clock=lambda: began + 500 * (time.time_ns() // 1000 - began))
+clock = lambda: began + 500 * (time.time_ns() // 1000 - began)
+journal = JournalWriter.open(sys.argv[1], segment_bytes=200_000, clock=clock)
 for number in itertools.count():
     journal.append([(b"a/%d" % (row % 7), b"%d %d" % (number, row)) for row in range(50)])
     if number % 3 == 0:
@@ -90,7 +91,7 @@ def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
     chance = random.Random(SEED)
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     checkpoint = Checkpoint(Lake(lake).checkpoint)
-    Journal.open(journal).close()
+    JournalWriter.open(journal).close()
     began = time.time_ns() // 1000
     for life in range(LIVES):
         with archive(journal, lake) as archiver:
@@ -103,7 +104,7 @@ def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
                 time.sleep(chance.uniform(0, 0.5))
                 os.kill(archiver.pid if life % 2 else java_of(archiver), signal.SIGKILL)
             assert archiver.wait(TIMEOUT) in (-signal.SIGKILL, 1)
-    Journal.open(journal).close()
+    JournalWriter.open(journal).close()
     before = len(files(lake))
     with Archive(spark, [str(journal)], Lake(lake)) as job:
         assert job.wait(TIMEOUT)
@@ -125,7 +126,7 @@ def test_a_signal_ends_it_behind_the_batch_in_hand():
 
 def test_a_signal_ends_an_archive_that_never_rests(monkeypatch, tmp_path):
     """It has more to archive than it can; the batch in hand is the last."""
-    Journal.open(tmp_path / "journal").close()
+    JournalWriter.open(tmp_path / "journal").close()
     running = NeverAtRest()
     monkeypatch.setattr(Job, "session", lambda *_: nullcontext())
     monkeypatch.setattr("sbus.spark.jobs.archive.Archive", lambda *_, **how: running)

@@ -18,7 +18,7 @@ from sbus.client.blocking import connect
 from sbus.errors import UsageError
 from sbus.journal.schema import Kind
 from sbus.spark.jobs.replay import _AT_ONCE, Replay, replay
-from sbus.spark.jobs.tables import matching, recorded
+from sbus.spark.jobs.tables import key_matches, load_rows
 from sbus.testing.servers import RunningBus, running_bus
 
 _KEYS = [b"a/b", b"a/\xff\\", "ключ".encode(), b"b\n/c", b"a"]
@@ -74,10 +74,10 @@ def test_all_messages_in_order_byte_for_byte(spark: Any, bus: RunningBus, new_jo
         journal.append(messages)
         if number == 100:
             clock.now += 1000
-            journals[0].mark(Kind.RECONNECT, {"reason": "a test"})
+            journals[0].append_gap(Kind.RECONNECT, {"reason": "a test"})
     for journal in journals:
         journal.close()
-    rows = recorded(spark, journals=[str(tmp_path / "one"), str(tmp_path / "two")])
+    rows = load_rows(spark, journals=[str(tmp_path / "one"), str(tmp_path / "two")])
     found, thread = _received(bus, len(sent))
     with bus.connect() as mine:
         done = replay(rows, mine, speed=None, part_bytes=20_000)
@@ -97,7 +97,7 @@ def test_rhythm_and_pattern(spark: Any, bus: RunningBus, new_journal: Any, tmp_p
         journal.append([(b"a/b", b"%d" % number), (b"other", b"")])
         clock.now += 100_000
     journal.close()
-    rows = recorded(spark, journals=[str(tmp_path / "journal")]).where(matching("a/"))
+    rows = load_rows(spark, journals=[str(tmp_path / "journal")]).where(key_matches("a/"))
     found, thread = _received(bus, 40)
     told: list[int] = []
     with bus.connect() as mine:

@@ -24,9 +24,9 @@ from sbus.cli.spark.report import report
 from sbus.errors import UsageError
 from sbus.journal.keytext import as_text
 from sbus.protocol.keys import matches_open
-from sbus.spark.jobs.tables import matching, recorded
+from sbus.spark.jobs.tables import key_matches, load_rows
 from sbus.spark.report import measure, render
-from sbus.spark.report.analysis.figures import Figures
+from sbus.spark.report.analysis.figures import Report
 from sbus.spark.report.analysis.spans import Span, merged, nice_width, overlap, without
 from sbus.spark.report.page.format import amount, change, duration, number, rate, ticks, time_ticks
 from sbus.spark.report.page.highlights import findings
@@ -98,7 +98,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class _Made(NamedTuple):
     """What the command has made, and said."""
 
-    figures: Figures
+    figures: Report
     path: Path
     told: str
 
@@ -106,9 +106,9 @@ class _Made(NamedTuple):
 @pytest.fixture(scope="module")
 def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Made:
     """``sbus spark report`` on the lake, once for all tests, as it takes seconds."""
-    found: list[Figures] = []
+    found: list[Report] = []
 
-    def remember(*args: Any, **settings: Any) -> Figures:
+    def remember(*args: Any, **settings: Any) -> Report:
         found.append(measure(*args, **settings))
         return found[-1]
 
@@ -123,19 +123,19 @@ def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Ma
 
 
 @pytest.fixture(scope="module")
-def figures(made: _Made) -> Figures:
+def figures(made: _Made) -> Report:
     return made.figures
 
 
 @pytest.fixture(scope="module")
-def page(figures: Figures) -> str:
+def page(figures: Report) -> str:
     return render(figures, source="/srv/<lake>", now=datetime(2026, 3, 2, tzinfo=UTC))
 
 
 # --- figures ---------------------------------------------------------------------------------------
 
 
-def test_totals_are_those_of_the_rows(figures: Figures) -> None:
+def test_totals_are_those_of_the_rows(figures: Report) -> None:
     """Messages, bytes and keys of both periods are counted, gaps are not."""
     for total, start in ((figures.totals, _START), (figures.before, _START - 2 * _HOUR)):
         mine = [r for r in _rows() if r[1] == "message" and start <= r[0] < start + 2 * _HOUR]
@@ -144,7 +144,7 @@ def test_totals_are_those_of_the_rows(figures: Figures) -> None:
         assert total.keys == len({r[2] for r in mine})
 
 
-def test_traffic_has_every_message_once(figures: Figures) -> None:
+def test_traffic_has_every_message_once(figures: Report) -> None:
     """The windows and prefixes of the plot add up to the totals, and there are at most 300 windows."""
     traffic = figures.traffic
     assert sum(map(sum, traffic.messages)) == figures.totals.messages
@@ -155,7 +155,7 @@ def test_traffic_has_every_message_once(figures: Figures) -> None:
     assert len(traffic.labels) == len(traffic.messages)
 
 
-def test_top_keys_are_in_order(figures: Figures) -> None:
+def test_top_keys_are_in_order(figures: Report) -> None:
     """The key with most messages, and the one with most bytes, come first, with how they went on."""
     counts = [k.messages for k in figures.top_messages]
     assert counts == sorted(counts, reverse=True)
@@ -165,7 +165,7 @@ def test_top_keys_are_in_order(figures: Figures) -> None:
     assert all(20 < len(k.shape) <= 60 for k in figures.top_messages)
 
 
-def test_sizes_are_exact(figures: Figures) -> None:
+def test_sizes_are_exact(figures: Report) -> None:
     """Percentiles and the histogram are those of the payloads."""
     overall = figures.sizes[0]
     assert (overall.label, overall.p50, overall.p99, overall.largest) == (None, 8, 1000, 1000)
@@ -176,7 +176,7 @@ def test_sizes_are_exact(figures: Figures) -> None:
     assert large[0] <= 1000 <= large[1]
 
 
-def test_silences_are_told_from_loss_and_from_habit(figures: Figures) -> None:
+def test_silences_are_told_from_loss_and_from_habit(figures: Report) -> None:
     """Who stops, or pauses unusually long, is silent; what was not recorded, rests always, or came once, is not."""
     found = {s.scope: s for s in figures.silences}
     assert found.keys() == {"plant/stops", "plant/pauses", "hall/"}
@@ -199,7 +199,7 @@ def test_a_key_may_end_as_a_prefix_does(spark: Any, new_journal: NewJournal) -> 
         keys = [b"a/", b"a/b"] if at < 4000 else [b"a/b"]
         journal.append([(key, b"") for key in keys], _START + at * _SECOND)
     journal.sync()
-    found = measure(recorded(spark, journals=[journal.directory]))
+    found = measure(load_rows(spark, journals=[journal.directory]))
     assert {top.key: (top.messages, sum(top.shape)) for top in found.top_messages} == {
         "a/": (400, 400),
         "a/b": (720, 720),
@@ -207,7 +207,7 @@ def test_a_key_may_end_as_a_prefix_does(spark: Any, new_journal: NewJournal) -> 
     assert [(s.scope, s.is_prefix, sum(s.activity)) for s in found.silences] == [("a/", False, 400)]
 
 
-def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Figures) -> None:
+def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Report) -> None:
     """The time that was not recorded is known, with its reason, and taken off the recorded time."""
     [gap] = [g for g in figures.gaps if g.is_loss]
     assert (gap.start, gap.end) == (_START + 66 * _MINUTE - 10 * _SECOND, _START + 72 * _MINUTE)
@@ -216,7 +216,7 @@ def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Figures) 
     assert figures.totals.recorded == 2 * _HOUR - (gap.end - gap.start)
 
 
-def test_changes_are_by_recorded_time(figures: Figures) -> None:
+def test_changes_are_by_recorded_time(figures: Report) -> None:
     """New and vanished keys are found, by prefix where all of it is; a loss of messages is no lower rate."""
     changes = figures.changes
     assert changes is not None
@@ -236,7 +236,7 @@ def test_changes_are_by_recorded_time(figures: Figures) -> None:
 def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None:
     """Without any row, and with ends that are swapped, it is said what is wrong."""
     now = datetime(2026, 3, 1, tzinfo=UTC)
-    rows = recorded(spark, lake=str(lake))
+    rows = load_rows(spark, lake=str(lake))
     with pytest.raises(UsageError, match="no rows"):
         measure(rows.where("false"))
     with pytest.raises(UsageError, match="swapped"):
@@ -258,13 +258,13 @@ def test_patterns_match_as_the_bus_does(spark: Any) -> None:
     patterns = [b"", b"a", b"a/", b"*", b"*/", b"a*", b"a/*", b"a/b*", b"a/*/c", b"a/*/c/", b"a/*b", b"x.*", b"a\\*/c",
                 "é*/b".encode(), b"/", b"*/b", b"a**", b"\\E/", b"**/b", b"x?y"]  # fmt: skip
     text = spark.createDataFrame([(as_text(key),) for key in keys], "key string")
-    found = text.select([F.collect_list(F.when(matching(p), F.col("key"))) for p in patterns]).collect()[0]
+    found = text.select([F.collect_list(F.when(key_matches(p), F.col("key"))) for p in patterns]).collect()[0]
     for pattern, matched in zip(patterns, found, strict=True):
         assert sorted(matched) == sorted(as_text(key) for key in keys if matches_open(pattern, key)), pattern
     with pytest.raises(UsageError, match="secret"):
-        matching("!/cred////x")
+        key_matches("!/cred////x")
     with pytest.raises(UsageError, match="not text"):
-        matching(b"\xc3*")
+        key_matches(b"\xc3*")
 
 
 # --- the page --------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_page_escapes_keys(page: str) -> None:
     assert "/srv/<lake>" in text
 
 
-def test_page_tells_what_stands_out(figures: Figures, page: str) -> None:
+def test_page_tells_what_stands_out(figures: Report, page: str) -> None:
     """The findings name the silences, the loss, and what is new and gone."""
     told = {(tag, text.partition("</span>")[0]) for _, tag, text in findings(figures)}
     assert {tag for tag, _ in told} >= {"silent", "gap", "gone", "new", "rate up"}
@@ -399,7 +399,7 @@ def test_a_period_that_no_calendar_holds_is_refused(period: list[str]) -> None:
     assert "before the year 1" in told.output
 
 
-def test_page_without_a_period_before(figures: Figures) -> None:
+def test_page_without_a_period_before(figures: Report) -> None:
     """Where nothing was recorded before, it says so and compares nothing."""
     text = "".join(_Structure(render(replace(figures, before=None, changes=None, pattern="plant/"))).said)
     assert "Nothing was recorded before this period" in text

@@ -27,7 +27,7 @@ from sbus.journal.keytext import as_text
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import Kind
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import ReadOptions
 from sbus.spark.datasource.scan import schema
 from sbus.spark.datasource.source import PushingReader
@@ -54,19 +54,19 @@ def seqs(frame: DataFrame) -> list[int]:
     return sorted(row.seq for row in frame.select("seq").collect())
 
 
-def stored(journal: Journal) -> list[dict[str, Any]]:
+def stored(journal: JournalWriter) -> list[dict[str, Any]]:
     """What stands in a journal, read without Spark."""
     reader = JournalReader(journal.directory)
     parts = reader.plan(reader.start(), reader.end())
     return [row for part in parts for batch in read(part) for row in batch.to_pylist()]
 
 
-def fill(journal: Journal) -> Journal:
+def fill(journal: JournalWriter) -> JournalWriter:
     """Five segments, one for each hour since 1970: a gap row, and messages, some with the hour in their key."""
     for hour in range(5):
         start = hour * HOUR
         keys = [*KEYS, b"hour/%d" % hour]
-        journal.mark(Kind.START, {"hour": hour})
+        journal.append_gap(Kind.START, {"hour": hour})
         for i in range(3):
             journal.append([(key, b"%d" % i) for key in keys], [start + i * 1000 + j for j in range(len(keys))])
         journal.roll()
@@ -105,9 +105,9 @@ def test_some_columns(spark: SparkSession, new_journal: NewJournal):
 
 
 @pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory, clock: Callable[[], int]) -> Journal:
+def five(tmp_path_factory: pytest.TempPathFactory, clock: Callable[[], int]) -> JournalWriter:
     """A journal of five segments, see `fill`."""
-    journal = fill(Journal.open(tmp_path_factory.mktemp("five") / "journal", clock=clock))
+    journal = fill(JournalWriter.open(tmp_path_factory.mktemp("five") / "journal", clock=clock))
     journal.close()
     return journal
 
@@ -141,7 +141,7 @@ SKIPPED: list[tuple[list[Filter], set[int]]] = [
 
 
 @pytest.mark.parametrize(("filters", "touched"), SKIPPED, ids=[str(filters)[1:40] for filters, _ in SKIPPED])
-def test_what_is_read_at_all(five: Journal, filters: list[Filter], touched: set[int]):
+def test_what_is_read_at_all(five: JournalWriter, filters: list[Filter], touched: set[int]):
     """Of the segments only those are planned to be read that can hold something."""
     reader = PushingReader(ReadOptions((five.directory,)), schema(raw_keys=False))
     assert reader.pushFilters(filters) == []
@@ -175,7 +175,7 @@ QUERIES: list[tuple[str, set[int], Callable[[dict[str, Any]], bool]]] = [
 ]
 
 
-def test_filters(spark: SparkSession, five: Journal, tmp_path: Path):
+def test_filters(spark: SparkSession, five: JournalWriter, tmp_path: Path):
     """The filters of a query find exactly their rows; segments that can hold none of them may be rubbish."""
     for i, (query, touched, is_wanted) in enumerate(QUERIES):
         spoil(five.directory, tmp_path / str(i), touched)
@@ -185,7 +185,7 @@ def test_filters(spark: SparkSession, five: Journal, tmp_path: Path):
         assert seqs(table(spark, five).where(query)) == expected
 
 
-def test_filters_of_queries_on_one_table(spark: SparkSession, five: Journal):
+def test_filters_of_queries_on_one_table(spark: SparkSession, five: JournalWriter):
     """What one query wants is not what the next one gets, nor another part of the same query."""
     frame = table(spark, five)
     everything = [row["seq"] for row in stored(five)]
@@ -195,7 +195,7 @@ def test_filters_of_queries_on_one_table(spark: SparkSession, five: Journal):
     assert seqs(few.union(frame.where("seq >= 20"))) == everything[:10] + everything[20:]
 
 
-def test_a_span_of_time(spark: SparkSession, five: Journal, tmp_path: Path):
+def test_a_span_of_time(spark: SparkSession, five: JournalWriter, tmp_path: Path):
     """The options since and until leave out exactly what is beyond them; segments that are beyond may be rubbish."""
     rows = stored(five)
     since, until = (rows[at]["time"].replace(tzinfo=UTC) for at in (30, 50))
@@ -207,7 +207,7 @@ def test_a_span_of_time(spark: SparkSession, five: Journal, tmp_path: Path):
     assert seqs(table(spark, tmp_path / "spoiled", **options)) == expected
 
 
-def test_damage_is_told(spark: SparkSession, five: Journal, tmp_path: Path):
+def test_damage_is_told(spark: SparkSession, five: JournalWriter, tmp_path: Path):
     """A segment that is needed and is damaged fails the query, with its name and the remedy."""
     spoil(five.directory, tmp_path / "spoiled", {0})
     with pytest.raises(
@@ -216,7 +216,7 @@ def test_damage_is_told(spark: SparkSession, five: Journal, tmp_path: Path):
         table(spark, tmp_path / "spoiled").where("seq < 23").collect()
 
 
-def test_patterns(spark: SparkSession, five: Journal, tmp_path: Path):
+def test_patterns(spark: SparkSession, five: JournalWriter, tmp_path: Path):
     """A pattern means what it means to the bus, and it too skips segments."""
     keys = table(spark, five, pattern="hosts/*/load").groupBy("key").count().orderBy("key").collect()
     assert [tuple(row) for row in keys] == [("hosts/a/load", 15), ("hosts/b/load", 15)]
@@ -256,7 +256,7 @@ def test_nothing_recorded(spark: SparkSession, new_journal: NewJournal):
     assert table(spark, new_journal()).collect() == []
 
 
-def test_sql(spark: SparkSession, five: Journal):
+def test_sql(spark: SparkSession, five: JournalWriter):
     """A journal is a view in SQL, with all columns or those that are named."""
     spark.sql(f"CREATE TEMPORARY VIEW some (key STRING) USING sbus OPTIONS (journal '{five.directory}')")
     try:
@@ -268,7 +268,7 @@ def test_sql(spark: SparkSession, five: Journal):
         spark.catalog.dropTempView("some")
 
 
-def test_wrong_options(spark: SparkSession, five: Journal):
+def test_wrong_options(spark: SparkSession, five: JournalWriter):
     """What is wrong with a read is said when it is loaded, in batches and in streams."""
     with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*pattern is meant"):
         spark.read.format("sbus").options(journal=five.directory, patern="a").load()

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sbus.journal.schema import Kind
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
 from sbus.spark.datasource.scan import schema
 from sbus.testing import RunningBus
@@ -26,10 +26,10 @@ PAGE = page("pipeline/4-datasource.rst")
 
 
 @pytest.fixture
-def journal(new_journal: NewJournal) -> Journal:
+def journal(new_journal: NewJournal) -> JournalWriter:
     """A journal with the loads of two hosts, and a gap."""
     journal = new_journal(clock=lambda: SIX - 1)
-    journal.mark(Kind.START, {"how": "new"})
+    journal.append_gap(Kind.START, {"how": "new"})
     for minute in range(10):
         messages = [(f"hosts/{host}/load", f"{minute if host == 'a' else 0.5}") for host in "ab"]
         messages += [("hosts/a/fan", "on")] if minute == 5 else []
@@ -49,7 +49,7 @@ def tables(printed: str) -> list[list[list[str]]]:
 
 def test_python(
     spark: SparkSession,
-    journal: Journal,
+    journal: JournalWriter,
     sbus_bus: RunningBus,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -78,7 +78,7 @@ def test_python(
     assert spark.read.parquet(f"{tmp_path}/messages").count() == 21
 
 
-def test_sql(spark: SparkSession, journal: Journal):
+def test_sql(spark: SparkSession, journal: JournalWriter):
     """The examples in SQL give what they should."""
     text = (EXAMPLES / "pipeline" / "datasource.sql").read_text()
     assert "/var/lib/sbus/journal" in text

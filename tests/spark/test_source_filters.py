@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 from sbus.journal.keytext import as_text
 from sbus.journal.schema import KINDS
 from sbus.protocol.keys import CURRENT, EARLY, matches
-from sbus.spark.datasource.filters import Range, Wanted
+from sbus.spark.datasource.filters import Range, RowFilter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS = [b"", b"a", b"a/", b"a/b", b"a/bc", b"a/b/c", b"b", b"\xff/a", b"a\\b", "ä".encode()]
@@ -51,9 +51,9 @@ def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(fields))
 
 
-def wanted(*filters: Filter, pattern: bytes | None = None, gaps: bool = True, raw_keys: bool = False) -> Wanted:
+def wanted(*filters: Filter, pattern: bytes | None = None, gaps: bool = True, raw_keys: bool = False) -> RowFilter:
     """What a query with these conditions wants; all of them must be understood."""
-    result = Wanted(pattern, gaps, raw_keys, CURRENT)
+    result = RowFilter(pattern, gaps, raw_keys, CURRENT)
     assert result.push(filters) == []
     return result
 
@@ -143,8 +143,8 @@ def test_rows(rows: list[dict[str, Any]], filters: list[Filter], pattern: bytes 
     assert query.filter(batch(rows)).to_pylist() == expected
     for row in expected:
         time = (row["time"] - EPOCH) // timedelta(microseconds=1)
-        assert query.seqs.cut(row["seq"], row["seq"]) == Range(row["seq"], row["seq"])
-        assert query.times.cut(time, time) == Range(time, time)
+        assert query.seqs.intersect(row["seq"], row["seq"]) == Range(row["seq"], row["seq"])
+        assert query.times.intersect(time, time) == Range(time, time)
         assert query.wants_journal(row["journal"])
         assert query.wants_kind(row["kind"])
         if row["kind"] == "message":
@@ -173,8 +173,8 @@ def test_raw_keys():
 
 def test_secret_keys_match_no_pattern():
     """A pattern never matches a reserved key, as on the bus; in a dialect without them there are none."""
-    assert not Wanted(b"", True, False, CURRENT).wants_keys([b"!/cred/0/0/0/x"])
-    assert Wanted(b"", True, False, EARLY).wants_keys([b"!/cred/0/0/0/x"])
+    assert not RowFilter(b"", True, False, CURRENT).wants_keys([b"!/cred/0/0/0/x"])
+    assert RowFilter(b"", True, False, EARLY).wants_keys([b"!/cred/0/0/0/x"])
 
 
 def test_more_keys_than_are_remembered(monkeypatch: pytest.MonkeyPatch):
@@ -238,7 +238,7 @@ def test_skipping_by_keys():
         (wanted(EqualTo(("key",), b"x/y"), raw_keys=True), [False, False, True]),
     ],
 )
-def test_skipping_by_the_least_and_greatest_key(query: Wanted, wants: list[bool]):
+def test_skipping_by_the_least_and_greatest_key(query: RowFilter, wants: list[bool]):
     """A segment with so many keys that only the ends are known is skipped if what is wanted lies beyond them."""
     segments = [(b"a", b"az"), (b"b", b"c"), (b"x", b"x/z")]
     assert [query.wants_keys_between(least, greatest) for least, greatest in segments] == wants
@@ -263,7 +263,7 @@ def test_skipping_by_the_least_and_greatest_key(query: Wanted, wants: list[bool]
 )
 def test_what_is_not_understood(one: Filter):
     """A condition that is not understood to the last case is left to Spark, and nothing is skipped for it."""
-    query = Wanted(None, True, False, CURRENT)
+    query = RowFilter(None, True, False, CURRENT)
     other = EqualTo(("kind",), "message")
     assert query.push([one, other]) == [one]
     assert query.conditions == {"kind": [other]}

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.testing import RunningBus
 from tests.support.journals import NewJournal
 
@@ -69,7 +69,7 @@ def new_query(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Que
         query.stop()
 
 
-def record(journal: Journal, *payloads: str) -> None:
+def record(journal: JournalWriter, *payloads: str) -> None:
     journal.append([(b"k", payload.encode()) for payload in payloads])
     journal.sync()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.journal.schema import decode, encode
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource import scan
 from sbus.spark.datasource.options import ReadOptions
 from sbus.spark.datasource.scan import JournalPartition, Scan, resized, schema
@@ -59,7 +59,7 @@ def test_batches_of_many_journals():
     assert len(found) == 3
 
 
-def planned(journal: Journal, **options: Any) -> list[JournalPartition]:
+def planned(journal: JournalWriter, **options: Any) -> list[JournalPartition]:
     reader = Snapshot(journal.directory)
     return Scan(ReadOptions((journal.directory,), **options), schema(raw_keys=False)).partitions(
         [(reader, reader.start(), reader.end())]

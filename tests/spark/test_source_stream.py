@@ -19,7 +19,7 @@ from sbus.errors import JournalError
 from sbus.journal.layout import list_segments
 from sbus.journal.schema import Kind
 from sbus.journal.segment import remove_segment
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import StreamOptions
 from sbus.spark.datasource.scan import schema
 from sbus.spark.datasource.snapshot import Snapshot
@@ -35,13 +35,13 @@ def stream(*journals: Any, **options: str) -> SbusStreamReader:
     return SbusStreamReader(StreamOptions.parse({"journal": paths, **options}), schema(raw_keys=False))
 
 
-def record(journal: Journal, count: int, *, at: int | None = None) -> None:
+def record(journal: JournalWriter, count: int, *, at: int | None = None) -> None:
     """Messages that readers may see at once, numbered by their seq."""
     journal.append([(b"k", b"%d" % (journal.next_seq + i)) for i in range(count)], at)
     journal.sync()
 
 
-def delete_oldest(journal: Journal, count: int) -> None:
+def delete_oldest(journal: JournalWriter, count: int) -> None:
     """Delete segments as retention does."""
     for segment in list_segments(journal.directory)[:count]:
         remove_segment(segment)
@@ -214,7 +214,7 @@ def test_every_row_once(actions: list[tuple[str, Any, Any]], limit: int, by_byte
     """Whatever is recorded, rolled and started again in between, each row of each journal comes once and in order."""
     options = {"maxBytesPerTrigger" if by_bytes else "maxRowsPerTrigger": str(limit * (500 if by_bytes else 1))}
     with tempfile.TemporaryDirectory() as directory:
-        journals: dict[int, Journal] = {}
+        journals: dict[int, JournalWriter] = {}
         found: dict[str, list[int]] = {}
         offset: dict[str, int] = {}
         last: tuple[dict[str, int], dict[str, int], dict[str, list[int]]] | None = None
@@ -235,7 +235,7 @@ def test_every_row_once(actions: list[tuple[str, Any, Any]], limit: int, by_byte
 
         for action, which, value in [*actions, ("sync", 0, None)]:
             if which is not None and which not in journals:
-                journals[which] = Journal.open(f"{directory}/{which}")
+                journals[which] = JournalWriter.open(f"{directory}/{which}")
             if action == "append":
                 journals[which].append([(b"k", b"")] * value)
             elif action == "sync":
@@ -244,7 +244,7 @@ def test_every_row_once(actions: list[tuple[str, Any, Any]], limit: int, by_byte
                 journals[which].roll()
             elif action == "reopen":
                 journals[which].close()
-                journals[which] = Journal.open(f"{directory}/{which}")
+                journals[which] = JournalWriter.open(f"{directory}/{which}")
             elif action == "restart":
                 reader = None
             elif action == "replay" and last is not None:
@@ -296,7 +296,7 @@ def test_a_directory_that_has_just_changed_is_listed_again(new_journal: NewJourn
 # --- what is gone -------------------------------------------------------------------------------------------
 
 
-def segments(journal: Journal, count: int) -> None:
+def segments(journal: JournalWriter, count: int) -> None:
     """So many closed segments of two rows each."""
     for second in range(count):
         record(journal, 2, at=second * 1_000_000)
@@ -351,9 +351,9 @@ def test_a_copy_of_a_journal(new_journal: NewJournal, tmp_path: Path):
 def test_pattern_and_gaps(new_journal: NewJournal):
     """A stream leaves out what the options leave out; offsets count all rows."""
     journal = new_journal()
-    journal.mark(Kind.START, {})
+    journal.append_gap(Kind.START, {})
     journal.append([(b"a/1", b""), (b"b/1", b""), (b"a/2", b"")])
-    journal.mark(Kind.STOP, {})
+    journal.append_gap(Kind.STOP, {})
     journal.sync()
     start, end = {journal.id: 0}, {journal.id: 5}
     assert stream(journal, pattern="a/").latestOffset(start, ALL) == end

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sbus.journal.reader import JournalReader, read
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 
 __all__ = ["Clock", "NewJournal", "messages", "new_journal", "rows"]
 
-NewJournal = Callable[..., Journal]
+NewJournal = Callable[..., JournalWriter]
 
 
 class Clock:
@@ -45,10 +45,10 @@ def new_journal(tmp_path: Path) -> Iterator[NewJournal]:
 
     What is appended is seen by readers after `sync`, `roll` or `close`.
     """
-    mine: list[Journal] = []
+    mine: list[JournalWriter] = []
 
-    def open_journal(name: str = "journal", **options: Any) -> Journal:
-        mine.append(Journal.open(tmp_path / name, **options))
+    def open_journal(name: str = "journal", **options: Any) -> JournalWriter:
+        mine.append(JournalWriter.open(tmp_path / name, **options))
         return mine[-1]
 
     yield open_journal

@@ -27,7 +27,7 @@ from zope.interface import implementer
 
 from sbus.interfaces import IPacketReceiver
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.seqpacket.multiplexer import Hub
+from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
 
 __all__ = [
@@ -93,7 +93,7 @@ class Recorder(Protocol):
         self.packets: list[bytes] = []
         self.lost: list[Failure] = []
         self.react = react
-        self.soon: Callable[..., object] = lambda call, *args: call(*args)
+        self.call_soon: Callable[..., object] = lambda call, *args: call(*args)
         self._waiting: list[tuple[Callable[[], object], Deferred[None]]] = []
 
     def dataReceived(self, data: bytes) -> None:
@@ -130,7 +130,7 @@ class Recorder(Protocol):
         for waiting in tuple(self._waiting):
             if waiting[0]() and waiting in self._waiting:
                 self._waiting.remove(waiting)
-                self.soon(waiting[1].callback, None)
+                self.call_soon(waiting[1].callback, None)
 
 
 @implementer(IPacketReceiver)
@@ -317,7 +317,7 @@ class PacketReactorBuilder(_Base):
 
     def watch(self, protocol: Recorder) -> Recorder:
         """Have a protocol that is connected in another way looked after too."""
-        protocol.soon = lambda call, *args: self.reactor.callLater(0, call, *args)
+        protocol.call_soon = lambda call, *args: self.reactor.callLater(0, call, *args)
         self._protocols.append(protocol)
         return protocol
 
@@ -372,8 +372,8 @@ class PacketReactorBuilder(_Base):
                 await protocol.whenLost()
         told = [len(protocol.lost) for protocol in self._protocols]
         assert told == [1] * len(told), f"connectionLost was called {told} times"
-        hubs = [reader for reader in self.reactor.getReaders() if isinstance(reader, Hub)]
-        assert not hubs, "a hub without sockets is still in the reactor"
+        multiplexers = [reader for reader in self.reactor.getReaders() if isinstance(reader, Multiplexer)]
+        assert not multiplexers, "a multiplexer without sockets is still in the reactor"
 
 
 def in_reactor(test: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:

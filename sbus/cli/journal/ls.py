@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sbus.cli.options import counted
+from sbus.cli.options import pluralize
 from sbus.journal.consumers import consumers
 from sbus.journal.index import read_index
 from sbus.journal.layout import Segment
@@ -120,6 +120,6 @@ def check(directory: str, output_json: bool) -> bool:
     else:
         for problem in general:
             click.echo(problem)
-        outcome = counted(wrong, "problem") if wrong else "all is well"
-        click.echo(f"{directory}: {counted(segments, 'segment')}, {counted(rows, 'row')}: {outcome}")
+        outcome = pluralize(wrong, "problem") if wrong else "all is well"
+        click.echo(f"{directory}: {pluralize(segments, 'segment')}, {pluralize(rows, 'row')}: {outcome}")
     return not wrong

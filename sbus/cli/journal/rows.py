@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 import pyarrow as pa
 
-from sbus.cli.output import Arrival, Printer, shown
+from sbus.cli.output import Printer, ReceivedMessage, shown
 from sbus.client.core import Message
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import GAPS, Kind
@@ -66,9 +66,9 @@ class Rows:
         """The seq of the first row and the one behind the last, in these bounds and in what is there."""
         start, end = self._reader.start(), self._reader.end()
         if since:
-            start = max(start, self._reader.seq_at(_microseconds(since)))
+            start = max(start, self._reader.seq_at_time(_microseconds(since)))
         if until:
-            end = min(end, self._reader.seq_at(_microseconds(until)))
+            end = min(end, self._reader.seq_at_time(_microseconds(until)))
         if first is not None:
             start = max(start, first)
         if last is not None:
@@ -134,7 +134,7 @@ class Rows:
         return known
 
     def _line(self, row: _Row) -> bytes:
-        arrival = Arrival(row.seq, row.time / 1_000_000, Message(row.key, row.payload))
+        arrival = ReceivedMessage(row.seq, row.time / 1_000_000, Message(row.key, row.payload))
         if row.kind == Kind.MESSAGE:
             line = self._show(arrival)
             return b'{"seq": %d, "kind": "message", %b' % (row.seq, line[1:]) if self._is_json else line

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sbus.cli.options import COUNT, counted
+from sbus.cli.options import COUNT, pluralize
 from sbus.cli.spark.job import Duration, Job, Progress, end_by_signals, to_run, with_job
 from sbus.errors import SparkError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["archive"]
 
-_LOOK = 0.25
+_POLL_INTERVAL = 0.25
 """Seconds between two looks at what the job has done."""
 
 
@@ -69,7 +69,7 @@ def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: 
         with end_by_signals() as stop, running:
             progress = Progress()
             try:
-                while not running.wait(_LOOK):
+                while not running.wait(_POLL_INTERVAL):
                     if stop.is_due(is_busy=running.is_busy, done=running.batches):
                         break
                     progress.show(_told(running, began))
@@ -85,6 +85,6 @@ def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: 
 def _told(running: Archive, began: float) -> str:
     seconds = time.monotonic() - began
     return (
-        f"archived {counted(running.rows, 'row')} in {counted(running.batches, 'batch')}, {seconds:.0f} s "
+        f"archived {pluralize(running.rows, 'row')} in {pluralize(running.batches, 'batch')}, {seconds:.0f} s "
         f"({running.rows / max(seconds, 1e-3):,.0f} rows/s)"
     )

@@ -64,10 +64,10 @@ class Job:
         with needs("spark"):
             from py4j.protocol import Py4JError
 
-            from sbus.spark.runtime.errors import translated
+            from sbus.spark.runtime.errors import translate_errors
             from sbus.spark.runtime.session import get_session, parse_conf
         conf = parse_conf(self.conf)
-        with translated():
+        with translate_errors():
             session = get_session(f"sbus {name}", master=self.master, conf=conf)
             try:
                 yield session

@@ -77,10 +77,10 @@ def replay(
     """
     with job.session("replay") as spark:
         from sbus.spark.jobs.replay import replay as publish
-        from sbus.spark.jobs.tables import matching, recorded
+        from sbus.spark.jobs.tables import key_matches, load_rows
 
-        rows = recorded(spark, journals=job.journal, lake=job.lake, since=since, until=until)
-        rows = rows.where((rows.kind != "message") | matching(pattern))
+        rows = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
+        rows = rows.where((rows.kind != "message") | key_matches(pattern))
         progress = Progress()
         with target.connect() as bus, end_by_signals() as stop:
             progress.show("sorting")

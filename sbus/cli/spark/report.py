@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from sbus.cli.options import COUNT, counted
+from sbus.cli.options import COUNT, pluralize
 from sbus.cli.spark.job import Duration, Job, Progress, Time, to_run, with_job
 from sbus.errors import UsageError
 
@@ -75,18 +75,18 @@ def report(
             "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
         ) from None
     with job.session("report") as spark:
-        from sbus.spark.jobs.tables import matching, recorded
+        from sbus.spark.jobs.tables import key_matches, load_rows
         from sbus.spark.report import measure, render
 
         began = time.monotonic()
-        rows = recorded(spark, journals=job.journal, lake=job.lake, since=first, until=until)
+        rows = load_rows(spark, journals=job.journal, lake=job.lake, since=first, until=until)
         progress = Progress()
         figures = measure(
             rows,
             start=since,
             end=until,
             last=most,
-            wanted=matching(pattern),
+            wanted=key_matches(pattern),
             pattern=pattern,
             depth=depth,
             top=top,
@@ -96,8 +96,8 @@ def report(
         source = job.lake if job.lake is not None else ", ".join(job.journal)
         write(output, render(figures, source=source, title=title, now=datetime.now(UTC)))
     click.echo(
-        f"{output}: {counted(figures.totals.messages, 'message')} of {counted(figures.totals.keys, 'key')}, "
-        f"{counted(figures.silence_count, 'unusual silence')}, {time.monotonic() - began:.0f} s",
+        f"{output}: {pluralize(figures.totals.messages, 'message')} of {pluralize(figures.totals.keys, 'key')}, "
+        f"{pluralize(figures.silence_count, 'unusual silence')}, {time.monotonic() - began:.0f} s",
         err=True,
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["traffic"]
 
-_LOOK = 0.25
+_POLL_INTERVAL = 0.25
 _CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 
@@ -99,10 +99,10 @@ def traffic(
         if live:
             count = _live(spark, job, writer, window, depth, since, late, every)
         else:
-            from sbus.spark.jobs.tables import recorded
+            from sbus.spark.jobs.tables import load_rows
             from sbus.spark.jobs.traffic import traffic as measure
 
-            found = recorded(spark, journals=job.journal, lake=job.lake, since=since, until=until)
+            found = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
             measured = measure(found, window=window, depth=depth)
             rows = _plain(measured.orderBy("time", "prefix"))
             with watched(spark):
@@ -150,7 +150,7 @@ def _live(
         with end_by_signals() as stop:
             query = stream.trigger(processingTime=f"{every * 1000:.0f} milliseconds").start()
             try:
-                while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
+                while not query.awaitTermination(_POLL_INTERVAL):  # type: ignore[arg-type]
                     if stop.is_due(is_busy=query.status["isTriggerActive"], done=batches):
                         break
                     progress.show("waiting for the first window to be over" if not count else "")

@@ -58,7 +58,7 @@ class Subscription:
             return  # closed by another sink that has got the same messages
         if self.callback is not None:
             for message in messages:
-                self._bus._tell(self.callback, message)
+                self._bus._call_user(self.callback, message)
         elif self._own is not None:
             self._own.extend(messages)
         else:
@@ -361,7 +361,7 @@ class Bus(WaitingConnection[Subscription]):
         mine: list[Message] = []
         others: deque[Message] = deque()
         for message in self._messages:
-            sinks = self.core.wanting(message.key)
+            sinks = self.core.sinks_for(message.key)
             if subscription in sinks:
                 mine.append(message)
             shared = any(isinstance(s, Subscription) and s is not subscription and s._shares() for s in sinks)
@@ -380,7 +380,7 @@ class Bus(WaitingConnection[Subscription]):
     def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
         if self._error is None:
             self._outbox.extend(self.core.unsubscribe(subscription))
-            if self._gap is None:
+            if self._loss_reason is None:
                 try:
                     self._drain(deadline)
                 except (Disconnected, TimedOut):

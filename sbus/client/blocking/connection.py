@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from sbus.client.api import Calls, Sub
-from sbus.client.connecting import CLOSED, describe_loss, dial, find_address, try_to_dial
+from sbus.client.api import ClientApi, Sub
+from sbus.client.connecting import CLOSED, connect_once, describe_loss, dial, find_address
 from sbus.client.core import Batch
 from sbus.client.options import Settings
 from sbus.client.outbox import Outbox
@@ -20,7 +20,7 @@ from sbus.client.sending import read_at_once, send_some, share
 from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import LARGEST_SEND_BUFFER, sendable
+from sbus.syscalls.sockets import LARGEST_SEND_BUFFER, max_sendable
 
 __all__ = ["LONGEST_POLL", "WaitingConnection", "deadline_in"]
 
@@ -45,11 +45,11 @@ class _Waiter:
         self._value: bytes | None = None
         self._error: Exception | None = None
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         if self._error is None and self._value is None:
             self._value = value
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         if self._value is None:
             self._error = error
 
@@ -69,7 +69,7 @@ class _Waiter:
         return self._value
 
 
-class WaitingConnection(Calls[Sub]):
+class WaitingConnection(ClientApi[Sub]):
     """A connection to a bus, in whose calls everything happens: nothing does behind a program's back.
 
     :param address: where the bus is; without one, see `sbus.client.connecting.find_address`.
@@ -78,19 +78,19 @@ class WaitingConnection(Calls[Sub]):
     def __init__(self, address: str | None, settings: Settings) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = settings.core(settings.on_control and partial(self._tell, settings.on_control))
+        self.core = settings.core(settings.on_control and partial(self._call_user, settings.on_control))
         self._settings = settings
         self._reader = PacketReader(settings.longest)
         self._batch = Batch([])  # what was received; a callback that reads goes on where it stands
         self._failures: deque[Exception] = deque()  # of callbacks
         self._outbox = Outbox()  # what has to be sent before anything else
-        self._outbox.extend(self.core.greeting())
+        self._outbox.extend(self.core.resync_packets())
         self._deadline: float | None = None  # of the call of the vocabulary that is under way
         self._sock: socket.socket | None = None
         self._asking = False  # the server may yet answer that it takes bundles
         self._error: Disconnected | None = None  # why it is over
         self._backoff = settings.backoff
-        self._gap: Disconnected | None = None  # why the connection was lost, until that has been told
+        self._loss_reason: Disconnected | None = None  # why the connection was lost, until that has been told
         self._delays: Iterator[float] = iter(())
         self._next_attempt = 0.0
         self._proof = _Waiter()  # that the new connection is where the old one was
@@ -99,7 +99,7 @@ class WaitingConnection(Calls[Sub]):
     # --- sending -----------------------------------------------------------------------------
 
     def send(self, packets: list[bytes]) -> None:
-        """See `sbus.client.api.Calls.send`."""
+        """See `sbus.client.api.ClientApi.send`."""
         if self._error is not None:
             raise self._error
         self._outbox.extend(packets)
@@ -151,11 +151,11 @@ class WaitingConnection(Calls[Sub]):
             try:
                 sent = self._send(sock, taken)
             except PacketTooLong:
-                self._outbox.done(taken, 1)
+                self._outbox.ack(taken, 1)
                 raise
             if sock is not self._sock:
                 return  # it is lost; what is left is for the next one
-            self._outbox.done(taken, sent)
+            self._outbox.ack(taken, sent)
             if not sent:
                 self._wait_for_room(sock, deadline)
 
@@ -275,7 +275,7 @@ class WaitingConnection(Calls[Sub]):
         if self._failures:
             raise self._failures.popleft()
 
-    def _tell(self, callback: Callable[..., Any], *args: Any) -> None:
+    def _call_user(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call the application; an exception of its must not keep others from what is theirs."""
         try:
             callback(*args)
@@ -294,10 +294,10 @@ class WaitingConnection(Calls[Sub]):
             if ended or not packets:
                 return rest
 
-    # --- what the vocabulary needs (`Calls`) -------------------------------------------------
+    # --- what the vocabulary needs (`ClientApi`) -------------------------------------------------
 
     def waiter(self) -> _Waiter:
-        """See `sbus.client.api.Calls.waiter`."""
+        """See `sbus.client.api.ClientApi.waiter`."""
         return _Waiter()
 
     def _run(self, call: Coroutine[Any, None, T], timeout: float | None) -> T:
@@ -332,7 +332,7 @@ class WaitingConnection(Calls[Sub]):
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock
         self._asking = self._settings.bundles
-        self.core.connected(sendable(sock))
+        self.core.connected(max_sendable(sock))
 
     def _detach(self) -> None:
         if self._sock is not None:
@@ -345,8 +345,8 @@ class WaitingConnection(Calls[Sub]):
         :raises sbus.errors.TimedOut: if the deadline has passed first.
         :raises sbus.errors.Disconnected: if it is over.
         """
-        if self._gap is not None and not self._coming_back:
-            self._come_back(deadline)
+        if self._loss_reason is not None and not self._coming_back:
+            self._reconnect_loop(deadline)
         if self._error is not None:
             raise self._error
         return self._sock
@@ -356,20 +356,20 @@ class WaitingConnection(Calls[Sub]):
         error = Disconnected(f"{why} ({self.address})")
         if self._backoff is None:
             self._error = error
-        elif self._gap is None:
+        elif self._loss_reason is None:
             self._delays = self._backoff.delays()
             self._next_attempt = time.monotonic() + next(self._delays)
-            self._gap = error
+            self._loss_reason = error
         self._detach()
         # Messages are still good, whenever they are read; the replies were for those who are told now.
         rest = self._batch.take() + Batch(rest or []).packets
         self._batch = Batch([packet for packet in rest if packet.startswith(b"MSG ")])
         waiting = self._lost()
-        self._outbox.restart(self.core.greeting())
+        self._outbox.restart(self.core.resync_packets())
         for waiter in waiting:
-            waiter.fail(error)
+            waiter.set_exception(error)
 
-    def _come_back(self, deadline: float | None) -> None:
+    def _reconnect_loop(self, deadline: float | None) -> None:
         """Connect until a connection lasts long enough to be where the old one was; then tell of the gap."""
         self._coming_back = True
         try:
@@ -382,7 +382,7 @@ class WaitingConnection(Calls[Sub]):
                         self._read(deadline)
         finally:
             self._coming_back = False
-        gap, self._gap = self._gap, None
+        gap, self._loss_reason = self._loss_reason, None
         on_gap = self._settings.on_gap
         if on_gap is not None and gap is not None and self._error is None:
             on_gap(gap)
@@ -395,7 +395,7 @@ class WaitingConnection(Calls[Sub]):
             raise TimedOut("there is no connection yet")
         self._next_attempt = time.monotonic() + next(self._delays)
         try:
-            sock = try_to_dial(self.address, self._settings.longest)
+            sock = connect_once(self.address, self._settings.longest)
         except ConnectError:
             return
         if sock is not None:

@@ -20,18 +20,18 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import Backoff, find_address, overloaded, remedy
+from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address
 from sbus.client.core import Message
 from sbus.client.options import Settings
 from sbus.client.session import QueuedSubscription, Session
-from sbus.client.tx.producer import Pace
+from sbus.client.tx.producer import ProducerAdapter
 from sbus.client.tx.protocol import BusFactory, BusProtocol
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
-from sbus.seqpacket.multiplexer import Hub
+from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.sockets import raise_send_buffer, sendable
+from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
 __all__ = ["Bus", "Subscription", "connect"]
 
@@ -46,11 +46,11 @@ class _Waiter:
     def __init__(self) -> None:
         self.deferred: defer.Deferred[bytes] = defer.Deferred()
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         if not self.deferred.called:
             self.deferred.callback(value)
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         if not self.deferred.called:
             self.deferred.errback(error)
 
@@ -63,7 +63,7 @@ class _Sending(_Waiter):
 
     __slots__ = ()
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         if not self.deferred.called:
             self.deferred.callback(None)  # type: ignore[arg-type]
 
@@ -156,9 +156,9 @@ class Bus(Session[Subscription]):
         self._endpoint = endpoint
         self._protocol: BusProtocol | None = None  # the newest, which may be gone
         self._attached = False
-        self._pause: defer.Deferred[Any] | None = None  # what `_come_back` waits for
+        self._pause: defer.Deferred[Any] | None = None  # what `_reconnect_loop` waits for
         self._gone: list[defer.Deferred[None]] = []
-        self._producer: Pace | None = None
+        self._producer: ProducerAdapter | None = None
 
     # --- what users do -----------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Bus(Session[Subscription]):
         if self._error is not None:
             producer.stopProducing()
             return
-        self._producer = Pace(self, producer, streaming)
+        self._producer = ProducerAdapter(self, producer, streaming)
         self._producer.start()
 
     def unregisterProducer(self) -> None:
@@ -287,7 +287,7 @@ class Bus(Session[Subscription]):
     # --- what the session needs --------------------------------------------------------------
 
     def waiter(self) -> _Waiter:
-        """See `sbus.client.api.Calls.waiter`."""
+        """See `sbus.client.api.ClientApi.waiter`."""
         return _Waiter()
 
     def callback_failed(self, error: BaseException | Failure) -> None:
@@ -315,9 +315,9 @@ class Bus(Session[Subscription]):
             self._pause = self._endpoint.connect(BusFactory(self))
             await self._pause
         except error.TimeoutError as e:
-            raise ConnectError(overloaded(self.address)) from e
+            raise ConnectError(backlog_full(self.address)) from e
         except (error.ConnectError, OSError) as e:
-            raise ConnectError(remedy(self.address, e)) from e
+            raise ConnectError(describe_connect_error(self.address, e)) from e
         if not self._attached:
             raise UsageError(f"{self.address} does not keep packets apart: give a seqpacket endpoint")
         self._flush()
@@ -326,10 +326,10 @@ class Bus(Session[Subscription]):
         self._protocol = protocol
         self._attached = True
         sock = transport.getHandle()
-        if sendable(sock) < self._settings.longest:  # an endpoint that somebody gave us may know of no bundles
-            raise_send_buffer(sock, self._settings.longest)
-        transport.makeRoom(self._settings.longest)
-        self.core.connected(sendable(sock))
+        if max_sendable(sock) < self._settings.longest:  # an endpoint that somebody gave us may know of no bundles
+            grow_send_buffer(sock, self._settings.longest)
+        transport.ensure_max_packet(self._settings.longest)
+        self.core.connected(max_sendable(sock))
         self._set_reading(not self._crowded)
 
     def _received(self, packets: list[bytes]) -> None:
@@ -337,15 +337,15 @@ class Bus(Session[Subscription]):
         self._arrived(packets)
         transport = self._transport
         if transport is not None and self.core.bundle_limit and not had_bundles:
-            transport.startBundling(self.core.bundle_limit)
+            transport.start_bundling(self.core.bundle_limit)
             transport.flush()
 
     def _send_now(self, packets: list[bytes]) -> int:
         transport = self._transport
-        return 0 if transport is None or len(packets) > 1 else transport.sendNow(packets)
+        return 0 if transport is None or len(packets) > 1 else transport.try_send(packets)
 
     def _soon(self, call: Callable[[], None]) -> None:
-        Hub.of(self._reactor).soon(call)
+        Multiplexer.of(self._reactor).call_soon(call)
 
     def _is_connected(self) -> bool:
         return self._attached
@@ -391,14 +391,14 @@ class Bus(Session[Subscription]):
         return self._pause
 
     def _reconnect(self) -> None:
-        attempt = defer.Deferred.fromCoroutine(self._come_back())
+        attempt = defer.Deferred.fromCoroutine(self._reconnect_loop())
         attempt.addErrback(lambda failure: failure.trap(defer.CancelledError))
 
     def _ended(self, error: Exception) -> None:
         if self._producer is not None:
             producer = self._producer.producer
             self.unregisterProducer()
-            self._tell(producer.stopProducing)
+            self._call_user(producer.stopProducing)
         gone, self._gone = self._gone, []
         for deferred in gone:
             if isinstance(error, Closed):

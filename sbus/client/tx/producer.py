@@ -16,10 +16,10 @@ from sbus.syscalls.batch import BATCH
 if TYPE_CHECKING:
     from sbus.client.tx import Bus
 
-__all__ = ["Pace"]
+__all__ = ["ProducerAdapter"]
 
 
-class Pace:
+class ProducerAdapter:
     """Keeps a producer at the pace of the socket.
 
     What is published is sent at once or when the turn is over, so there is only to wait for what the socket

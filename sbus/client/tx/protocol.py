@@ -75,7 +75,7 @@ class BusProtocol:
         done = reason.check(error.ConnectionDone)
         self._bus._connection_lost(self, CLOSED if done else f"the connection broke: {reason.getErrorMessage()}")
         for waiter in self.waiting:
-            waiter.succeed(b"")
+            waiter.set_result(b"")
 
 
 class BusFactory(Factory):

@@ -16,7 +16,7 @@ from sbus.errors import Closed
 
 __all__ = ["BusClientService"]
 
-_PATIENCE = 10.0
+_STOP_TIMEOUT = 10.0
 
 
 class BusClientService(Service):
@@ -59,7 +59,7 @@ class BusClientService(Service):
         for delay in self._backoff.delays():
             bus = self._newest = Bus(self._reactor, self._address, self._settings)
             await bus._sleep(delay)
-            await bus._come_back(tell=False)
+            await bus._reconnect_loop(tell=False)
             if await self._set_up(bus):
                 break
             if self._newest is not bus:
@@ -108,6 +108,6 @@ class BusClientService(Service):
                 deferred.errback(Closed("the service was stopped before it was connected"))
         if bus is not None:
             try:
-                await bus.close().addTimeout(_PATIENCE, self._reactor)
+                await bus.close().addTimeout(_STOP_TIMEOUT, self._reactor)
             except defer.TimeoutError:
                 bus._close_now()  # the server stands still

@@ -37,7 +37,7 @@ from sbus.journal.schema import KINDS, Kind
 from sbus.journal.summary import Summary
 from sbus.protocol.keys import Dialect, matches_open
 
-__all__ = ["Range", "Wanted"]
+__all__ = ["Range", "RowFilter"]
 
 _DISTINCT = ("journal", "kind", "key")
 """Columns whose conditions are checked once for each value that occurs."""
@@ -73,7 +73,7 @@ class Range:
     first: int | None = None
     last: int | None = None
 
-    def cut(self, first: int | None, last: int | None) -> Range:
+    def intersect(self, first: int | None, last: int | None) -> Range:
         """The part of it that is in another range, too."""
         bounds = [bound for bound in (self.first, first) if bound is not None]
         ends = [end for end in (self.last, last) if end is not None]
@@ -81,7 +81,7 @@ class Range:
 
 
 @dataclass(slots=True)
-class Wanted:
+class RowFilter:
     """What is wanted of the rows.
 
     :ivar pattern: messages whose keys it does not match are not wanted.
@@ -115,9 +115,9 @@ class Wanted:
                 continue
             self.conditions.setdefault(column, []).append(one)
             if column == "time":
-                self.times = self.times.cut(*_bounds(one, _microseconds))
+                self.times = self.times.intersect(*_bounds(one, _microseconds))
             elif column == "seq":
-                self.seqs = self.seqs.cut(*_bounds(one, int))
+                self.seqs = self.seqs.intersect(*_bounds(one, int))
         return rest
 
     @property

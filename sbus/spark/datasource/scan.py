@@ -19,7 +19,7 @@ from sbus.errors import UsageError
 from sbus.journal.keytext import texts
 from sbus.journal.layout import Segment
 from sbus.journal.reader import JournalReader, Slice, read
-from sbus.spark.datasource.filters import Wanted
+from sbus.spark.datasource.filters import RowFilter
 from sbus.spark.datasource.options import ReadOptions
 
 __all__ = ["JournalPartition", "Scan", "resized", "schema"]
@@ -28,11 +28,11 @@ _SMALLEST = 8 << 20
 """Bytes below which it does not pay to make one task two."""
 _LARGEST = 128 << 20
 """Bytes that are always enough for a task."""
-_FEW = 16_384
+_MIN_BATCH_ROWS = 16_384
 """Rows in a batch below which it is joined to the next: each costs some time, whatever is in it."""
-_SMALL = 4 << 20
+_MIN_BATCH_BYTES = 4 << 20
 """Bytes in a batch from which it is left alone, however few rows it has."""
-_LARGE = 16 << 20
+_MAX_BATCH_BYTES = 16 << 20
 """Bytes in a batch above which it is cut: Spark needs memory for a whole one, several times."""
 _JOURNALS = 127
 """Journals in a batch, at most: which it is stands in one byte of each row (see `sbus.journal.schema`)."""
@@ -76,7 +76,7 @@ class Scan:
         _check(wanted_schema, schema(raw_keys=options.raw_keys))
         self.schema = wanted_schema
         self.options = options
-        self.wanted = Wanted(options.pattern, options.gaps, options.raw_keys, options.dialect)
+        self.wanted = RowFilter(options.pattern, options.gaps, options.raw_keys, options.dialect)
         if options.since is not None:
             self.push([GreaterThanOrEqual(("time",), _moment(options.since))])
         if options.until is not None:
@@ -188,18 +188,20 @@ def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         more = batch.nbytes
         journals |= _journals(batch)
-        if rows and (rows + batch.num_rows > 4 * _FEW or size + more > _LARGE or len(journals) > _JOURNALS):
+        if rows and (
+            rows + batch.num_rows > 4 * _MIN_BATCH_ROWS or size + more > _MAX_BATCH_BYTES or len(journals) > _JOURNALS
+        ):
             yield pa.concat_batches(waiting)
             waiting, journals, rows, size = [], _journals(batch), 0, 0
-        if not rows and (batch.num_rows >= _FEW or more >= _SMALL):
-            step = -(-batch.num_rows // -(-more // _LARGE))
+        if not rows and (batch.num_rows >= _MIN_BATCH_ROWS or more >= _MIN_BATCH_BYTES):
+            step = -(-batch.num_rows // -(-more // _MAX_BATCH_BYTES))
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step)
             continue
         waiting.append(batch)
         rows += batch.num_rows
         size += more
-        if rows >= _FEW or size >= _SMALL:
+        if rows >= _MIN_BATCH_ROWS or size >= _MIN_BATCH_BYTES:
             yield pa.concat_batches(waiting)
             waiting, journals, rows, size = [], set(), 0, 0
     if rows:

@@ -135,7 +135,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end
         if start in (EARLIEST, LATEST):
             return min(journal.start(), end)
-        return min(journal.seq_at(int(start)), end)
+        return min(journal.seq_at_time(int(start)), end)
 
     def _without_loss(self, journal: Snapshot, seq: int) -> int:
         """Where to go on reading a journal of which this is the next row."""

@@ -13,7 +13,7 @@ from sbus.errors import SbusError
 
 __all__ = ["Process", "python", "running", "twistd"]
 
-_PATIENCE = 15.0
+_STEP_TIMEOUT = 15.0
 """Seconds that a process may take to end when it is told to."""
 
 
@@ -55,7 +55,7 @@ class Process:
         """End it in order, and wait for that."""
         self._process.terminate()
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(_STEP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.kill()
 

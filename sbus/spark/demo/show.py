@@ -24,15 +24,15 @@ from sbus.spark.demo.plant import LIMIT, SITES
 from sbus.spark.demo.processes import Process, python, running, twistd
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from sbus.spark.report import Figures, measure, render
+from sbus.spark.report import Report, measure, render
 
 __all__ = ["Outcome", "run"]
 
 _CRASH = 0.62
 """When the recorder is killed, as a part of the two days."""
-_PATIENCE = 60.0
+_STEP_TIMEOUT = 60.0
 """Seconds that a slow machine may take for what should happen at once."""
-_LOOK = 0.05
+_POLL_INTERVAL = 0.05
 _SHOWN = 4
 """Alerts that are told one by one."""
 
@@ -52,7 +52,7 @@ class Outcome:
     directory: Path
     alerts: list[Message] = field(default_factory=list)
     archived: int = 0
-    figures: Figures | None = None
+    figures: Report | None = None
     report: Path | None = None
 
 
@@ -99,7 +99,7 @@ def run(
         told = {"day": False, "crash": False}
         while not stop():
             passed = time.time() - start
-            if passed >= seconds and (outcome.alerts or passed >= seconds + _PATIENCE):
+            if passed >= seconds and (outcome.alerts or passed >= seconds + _STEP_TIMEOUT):
                 break
             if passed >= seconds / 2 and not told["day"]:
                 told["day"] = True
@@ -110,13 +110,13 @@ def run(
                 say("recorder", "kill -9: what it had synced is safe, and nobody else notices")
                 pause = time.monotonic() + min(1.5, seconds / 30)
                 while time.monotonic() < pause and not stop():
-                    time.sleep(_LOOK)
+                    time.sleep(_POLL_INTERVAL)
                 recorder = _start_recorder(address, journal, directory)
                 say("recorder", "started again: it cuts off the torn end, goes on, and writes down the gap")
             bus.check()
             if (failure := query.exception()) is not None:
                 raise SbusError(f"the streaming query has failed: {failure}")
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
         recorder.check()
         end = time.time()
     # All of it is stopped by now, in the order of the way back: plant, subscriber, query, recorder, bus.
@@ -166,12 +166,12 @@ def _accepts(address: str) -> bool:
 
 
 def _wait(is_there: Callable[[], bool], process: Process, stop: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _STEP_TIMEOUT
     while not is_there() and not stop():
         process.check()
         if time.monotonic() > deadline:
-            raise TimedOut(f"waited {_PATIENCE:.0f} seconds for {what}: see {process.log}")
-        time.sleep(_LOOK)
+            raise TimedOut(f"waited {_STEP_TIMEOUT:.0f} seconds for {what}: see {process.log}")
+        time.sleep(_POLL_INTERVAL)
 
 
 @contextlib.contextmanager

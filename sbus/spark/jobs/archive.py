@@ -25,7 +25,7 @@ from sbus.journal.reader import JournalReader
 from sbus.spark.datasource.snapshot import open_journals
 from sbus.spark.jobs.checkpoint import Checkpoint, Offsets
 from sbus.spark.jobs.lake import Lake
-from sbus.spark.runtime.errors import translated
+from sbus.spark.runtime.errors import translate_errors
 
 __all__ = ["CONSUMER", "MAX_ROWS", "Archive"]
 
@@ -35,7 +35,7 @@ MAX_ROWS = 10_000_000
 """Rows in the largest batch."""
 
 _HOUR = 3_600_000_000  # µs
-_AGAIN = 10.0  # seconds until a journal that could not be told is told again
+_RETRY_INTERVAL = 10.0  # seconds until a journal that could not be told is told again
 
 _log = logging.getLogger("sbus.spark")
 
@@ -122,7 +122,7 @@ class Archive:
         :raises sbus.errors.SbusError: if it has failed.
         """
         assert self._query is not None
-        with translated():
+        with translate_errors():
             has_ended = self._query.awaitTermination(seconds)  # type: ignore[arg-type]
         self._settle()
         return has_ended is not False
@@ -195,7 +195,7 @@ class Archive:
             try:
                 advance(journal.directory, self._consumer, following)
             except OSError as e:
-                self._tell_again = time.monotonic() + _AGAIN
+                self._tell_again = time.monotonic() + _RETRY_INTERVAL
                 if journal.directory not in self._unwritable:
                     self._unwritable.add(journal.directory)
                     _log.warning(

@@ -144,7 +144,7 @@ class Lake:
         }
         claims = {number: self._claimed(number) for number in self._numbers() if number >= batch}
         stale = set().union(*claims.values()) - files.keys()
-        self._claim(batch, stale | files.keys())
+        self._manifest(batch, stale | files.keys())
         for number in claims.keys() - {batch}:
             disk.remove(self._claim_path(number))
         for path in files.values():
@@ -159,7 +159,7 @@ class Lake:
             if directory.exists():
                 disk.sync_directory(str(directory))
         if stale:
-            self._claim(batch, files)
+            self._manifest(batch, files)
         shutil.rmtree(staged, ignore_errors=True)
         disk.remove(self._claim_path(batch - _REMEMBERED))
 
@@ -176,7 +176,7 @@ class Lake:
     def _claimed(self, batch: int) -> set[str]:
         return set(read_object(self._claim_path(batch))["files"])
 
-    def _claim(self, batch: int, files: Collection[str]) -> None:
+    def _manifest(self, batch: int, files: Collection[str]) -> None:
         _make_directories(self._batches)
         disk.replace(self._claim_path(batch), json.dumps({"files": sorted(files)}).encode() + b"\n", _MODE)
 

@@ -32,7 +32,7 @@ _PART_BYTES = 32 * 1024 * 1024
 _PART_ROWS = 500_000
 _AT_ONCE = 1024
 """Messages that are handed over together at most, so that progress and the end of it all are not far away."""
-_LOOK = 0.2
+_POLL_INTERVAL = 0.2
 """Seconds after which a wait is looked at again."""
 _FENCE_TIMEOUT = 300.0
 _SECOND = 1_000_000
@@ -216,7 +216,7 @@ class _Pacer:
             left = self._seconds(recorded) - self._passed()
             if left <= 0:
                 return
-            time.sleep(min(left, _LOOK))
+            time.sleep(min(left, _POLL_INTERVAL))
             self._tell()
 
     def _count(self, chunk: list[tuple[bytes, bytes]], times: list[int]) -> None:
@@ -231,7 +231,7 @@ class _Pacer:
 
     def _tell(self) -> None:
         now = time.monotonic()
-        if now - self._shown >= _LOOK:
+        if now - self._shown >= _POLL_INTERVAL:
             self._shown = now
             self._state.seconds = self._passed()
             self._progress(self._state)

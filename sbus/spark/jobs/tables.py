@@ -14,10 +14,10 @@ from sbus.journal.keytext import as_text
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.spark.jobs.lake import Lake
 
-__all__ = ["matching", "recorded"]
+__all__ = ["key_matches", "load_rows"]
 
 
-def recorded(
+def load_rows(
     spark: SparkSession,
     *,
     journals: Sequence[str] = (),
@@ -44,7 +44,7 @@ def recorded(
     return reader.load()
 
 
-def matching(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = "key") -> Column:
+def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = "key") -> Column:
     """The condition that a key, as text, is one that the bus would deliver to this pattern.
 
     :raises sbus.errors.UsageError: for a pattern that nobody may use, that is for secrets, which are never recorded,

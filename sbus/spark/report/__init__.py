@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sbus.spark.report.analysis.figures import Figures
+from sbus.spark.report.analysis.figures import Report
 from sbus.spark.report.analysis.measure import measure
 from sbus.spark.report.page.render import render
 
-__all__ = ["Figures", "measure", "render"]
+__all__ = ["Report", "measure", "render"]

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from sbus import errors
 from sbus.errors import SbusError, SparkError
 
-__all__ = ["translate", "translated"]
+__all__ = ["translate", "translate_errors"]
 
 # Where an exception of ours was raised in a Python process of Spark's, its traceback is part of the text.
 _OURS = re.compile(r"^(?:\w+(?:\.\w+)*: )*sbus\.errors\.(\w+): (.*)$", re.MULTILINE)
@@ -25,7 +25,7 @@ _CAUSE = re.compile(rf"^(?:Caused by)?: {_NO_WRAPPER}(?:[\w$]+\.)*([\w$]+: .*)$"
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Around what uses Spark.
 
     :raises SbusError: of the class and with the text that one of ours had wherever in Spark it was raised; else a

@@ -19,7 +19,7 @@ from sbus.journal.consumers import advance
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import read
 from sbus.journal.schema import Kind
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock
 
 BEGIN = 1_700_000_000_000_000  # 2023-11-14T22:13:20Z
@@ -48,14 +48,14 @@ def recorded(tmp_path_factory):
     """A journal of two segments, closed, with gaps at its ends and a consumer."""
     clock = Clock(BEGIN)
     directory = tmp_path_factory.mktemp("journals") / "j"
-    with Journal.open(directory, clock=clock) as journal:
-        journal.mark(Kind.START, {"patterns": [""]})
+    with JournalWriter.open(directory, clock=clock) as journal:
+        journal.append_gap(Kind.START, {"patterns": [""]})
         for n in range(4):
             clock.time += 1_000_000
             journal.append([(b"a/%d" % n, b"payload %d" % n), (b"b", b"\xff")])
             if n == 1:
                 journal.roll()
-        journal.mark(Kind.STOP, {})
+        journal.append_gap(Kind.STOP, {})
     advance(directory, "archive", 3)
     return directory
 
@@ -75,7 +75,7 @@ class TestLs:
 
     def test_json(self, recorded, tmp_path):
         """As JSON it has the same, a line for each journal; an open segment shows what readers see of it."""
-        with Journal.open(tmp_path / "k") as journal:
+        with JournalWriter.open(tmp_path / "k") as journal:
             journal.append([(b"k", b"1")])
             journal.sync()
             journal.append([(b"k", b"2")])
@@ -88,7 +88,7 @@ class TestLs:
 
     def test_empty(self, tmp_path):
         """A journal without rows can be listed, printed and checked."""
-        Journal.open(tmp_path).close()
+        JournalWriter.open(tmp_path).close()
         first, header = sbus("ls", tmp_path).splitlines()
         assert first.endswith(", no rows")
         assert header.startswith("first row")
@@ -150,7 +150,7 @@ class TestCat:
 class TestTail:
     def test_reads_little(self, tmp_path, monkeypatch):
         """For the last row, not many are read; for all that match, each once."""
-        with Journal.open(tmp_path) as journal:
+        with JournalWriter.open(tmp_path) as journal:
             for number in range(100):
                 journal.append([(b"a" if number in (3, 50) else b"b", b"%d" % number)] * 20)
         seen: list[int] = []
@@ -175,7 +175,7 @@ class TestTail:
 
     def test_follow(self, tmp_path):
         """New rows are printed as soon as they are synced, over the ends of segments; Ctrl-C ends it."""
-        with Journal.open(tmp_path) as journal:
+        with JournalWriter.open(tmp_path) as journal:
             journal.append([(b"k", b"old")])
             journal.sync()
             command = [*SBUS, "tail", str(tmp_path)]
@@ -236,7 +236,7 @@ class TestVerify:
 
     def test_missing_file(self, tmp_path):
         """Which file of a segment is missing is said by whoever needs it, also where there is no other segment."""
-        with Journal.open(tmp_path) as journal:
+        with JournalWriter.open(tmp_path) as journal:
             journal.append([(b"k", b"")])
         path = list_segments(str(tmp_path))[0].path(".idx")
         os.unlink(path)
@@ -247,7 +247,7 @@ class TestVerify:
     def test_missing_segment(self, recorded, tmp_path):
         """A segment that is missing between others is noticed."""
         shutil.copytree(recorded, tmp_path / "j")
-        with Journal.open(tmp_path / "j") as journal:
+        with JournalWriter.open(tmp_path / "j") as journal:
             journal.append([(b"k", b"")])
         for suffix in (".arrows", ".idx", ".json"):
             os.unlink(list_segments(str(recorded))[1].path(suffix).replace(str(recorded), str(tmp_path / "j")))

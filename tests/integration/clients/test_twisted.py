@@ -545,7 +545,7 @@ async def test_service_stops_beside_a_server_that_stands_still(
     twisted: TwistedShell, bus: StartBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits a while for what is to be sent, and no longer."""
-    monkeypatch.setattr("sbus.client.tx.service._PATIENCE", 0.05)
+    monkeypatch.setattr("sbus.client.tx.service._STOP_TIMEOUT", 0.05)
     server = bus()
     service = BusClientService(twisted.reactor, str(server.address))
     service.startService()

@@ -283,7 +283,8 @@ def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Pa
     """A recorder that cannot go on ends with status 1, and its log says why."""
     bus()
     program = (
-        "import sys; sys.argv[:] = sys.argv[2:]; from sbus.journal.writer import Journal; Journal.mark = None; "
+        "import sys; sys.argv[:] = sys.argv[2:]; from sbus.journal.writer import JournalWriter; "
+        "JournalWriter.append_gap = None; "
         "from twisted.scripts.twistd import run; run()"
     )
     before = [sys.executable, "-c", program]

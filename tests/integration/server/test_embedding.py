@@ -181,7 +181,7 @@ CYCLES = (
 async def count():
     await task.deferLater(reactor, 0)  # the call that told of the end is over, and what it holds
     gc.collect()
-    kinds = ("BusService", "BusFactory", "SubscriptionRegistry", "BusProtocol", "SendQueue", "Holdback",
+    kinds = ("BusService", "BusFactory", "SubscriptionRegistry", "BusProtocol", "SendQueue", "Backpressure",
              "PacketTransport", "PacketPort", "PatternIndex", "RouteCache")
     objects = [type(o).__name__ for o in gc.get_objects()]
     return {

@@ -12,11 +12,11 @@ from twisted.internet import error
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory, connectionDone
 
-from sbus.flood.fifo import HIGH_WATER, PlainQueue
+from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint, SeqpacketServerEndpoint
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.sockets import raise_send_buffer, sendable
+from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from tests.support.reactors import BatchRecorder, HalfRecorder, PacketReactorBuilder, Recorder, in_reactor, received
 
 LIMIT = DEFAULT_MAX_PACKET
@@ -35,7 +35,7 @@ def forever(sink: socket.socket) -> Iterator[bytes]:
 
 
 class CountingTransport(PacketTransport):
-    """Counts how often the hub calls on it."""
+    """Counts how often the multiplexer calls on it."""
 
     calls = 0
 
@@ -54,7 +54,7 @@ class Edges(PacketReactorBuilder):
         """Each packet of any size up to the limit is one dataReceived."""
         recorder = Recorder()
         peer = self.connect(recorder)
-        raise_send_buffer(peer, LIMIT)
+        grow_send_buffer(peer, LIMIT)
         packets = [os.urandom(size) for size in self.SIZES]
         await self.send(peer, *packets)
         await recorder.whenCount(len(packets))
@@ -65,7 +65,7 @@ class Edges(PacketReactorBuilder):
         """Each write of any size up to the limit is one packet."""
         recorder = Recorder()
         peer = self.connect(recorder)
-        raise_send_buffer(recorder.transport.getHandle(), LIMIT)
+        grow_send_buffer(recorder.transport.getHandle(), LIMIT)
         packets = [os.urandom(size) for size in self.SIZES]
         for packet in packets:
             recorder.transport.write(packet)
@@ -581,7 +581,7 @@ class Ends(PacketReactorBuilder):
         recorder = Recorder()
         peer = self.connect(recorder)
         recorder.transport.write(b"before")
-        recorder.transport.write(bytes(sendable(recorder.transport.getHandle()) + 1))
+        recorder.transport.write(bytes(max_sendable(recorder.transport.getHandle()) + 1))
         recorder.transport.write(b"behind")
         await recorder.whenLost()
         recorder.lost[0].trap(error.MessageLengthError)
@@ -591,17 +591,17 @@ class Ends(PacketReactorBuilder):
     async def test_packet_that_cannot_be_sent_and_is_not_missed(self):
         """A queue that can do without a packet that no send buffer takes keeps its connection, and the others."""
 
-        class Lenient(PlainQueue):
+        class Lenient(FifoQueue):
             __slots__ = ("missed",)
 
-            def refused(self, packet):
+            def reject_oversized(self, packet):
                 self.missed = len(packet)
                 return True
 
         recorder = Recorder()
         peer = self.connect(recorder)
         recorder.transport.queue = Lenient()
-        length = sendable(recorder.transport.getHandle()) + 1
+        length = max_sendable(recorder.transport.getHandle()) + 1
         recorder.transport.writeSequence([b"before", bytes(length), b"behind"])
         assert await self.receive(peer, 2) == [b"before", b"behind"]
         assert recorder.transport.queue.missed == length

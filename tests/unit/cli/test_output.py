@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sbus.cli.options import counted
-from sbus.cli.output import Arrival, as_json, as_text, custom, raw, shown
+from sbus.cli.options import pluralize
+from sbus.cli.output import ReceivedMessage, as_json, as_text, custom, raw, shown
 from sbus.client.core import Message
 
 PAYLOAD = st.binary(max_size=20) | st.text(max_size=10).map(str.encode)
@@ -25,8 +25,8 @@ def unescaped(text: bytes) -> bytes:
     )
 
 
-def arrival(key: bytes, payload: bytes, number: int = 1) -> Arrival:
-    return Arrival(number, 0.0, Message(key, payload))
+def arrival(key: bytes, payload: bytes, number: int = 1) -> ReceivedMessage:
+    return ReceivedMessage(number, 0.0, Message(key, payload))
 
 
 @given(PAYLOAD, st.booleans())
@@ -116,4 +116,4 @@ def test_unknown_format(text):
 )
 def test_numbers_in_words(count: int, what: str, told: str) -> None:
     """One is told as one."""
-    assert counted(count, what) == told
+    assert pluralize(count, what) == told

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sbus.client.api import Calls, Inbox, Request, call_key
+from sbus.client.api import ClientApi, Inbox, Request, call_key
 from sbus.client.core import ClientCore, Message
 from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
@@ -23,11 +23,11 @@ class Waiter:
     def __init__(self) -> None:
         self.outcome: Any = None
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         if self.outcome is None:
             self.outcome = value
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         if self.outcome is None:
             self.outcome = error
 
@@ -54,7 +54,7 @@ class Sub:
             (self.callback or self.messages.append)(message)
 
 
-class Shell(Calls[Sub]):
+class Shell(ClientApi[Sub]):
     """The vocabulary without a connection.
 
     :ivar sent: what was to be sent since it was last looked at.
@@ -163,9 +163,9 @@ def test_lost_connection_is_a_new_name() -> None:
     error = Disconnected("gone")
     waiting = shell._lost()
     assert len(waiting) == 2
-    assert shell.core.greeting() == []
+    assert shell.core.resync_packets() == []
     for waiter in waiting:
-        waiter.fail(error)
+        waiter.set_exception(error)
     assert (running.go_on().result, asking.go_on().result) == (error, error)
     shell.take()
     started(shell._request("k", b""), shell, CHAINED)

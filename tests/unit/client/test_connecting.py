@@ -14,15 +14,15 @@ from twisted.internet import error
 from sbus.client.connecting import (
     CLOSED,
     Backoff,
+    backlog_full,
+    connect_once,
+    describe_connect_error,
     describe_loss,
     dial,
     find_address,
-    overloaded,
-    remedy,
-    try_to_dial,
 )
 from sbus.errors import AddressError, ConnectError
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import max_sendable
 
 
 def test_address_is_looked_for_in_this_order(tmp_path: Path) -> None:
@@ -61,17 +61,17 @@ def test_connected_socket_takes_long_packets(listening: socket.socket) -> None:
     with dial(listening.getsockname(), 300_000, 1.0) as sock:
         assert sock.getblocking() is False
         assert not os.get_inheritable(sock.fileno())
-        assert sendable(sock) >= 300_000
+        assert max_sendable(sock) >= 300_000
 
 
 def test_full_backlog_is_waited_for(listening: socket.socket) -> None:
     """A server whose backlog is full is there: one tries again, and gives up when the time is over."""
     address = listening.getsockname()
     with dial(address, 1000, None):
-        assert try_to_dial(address, 1000) is None
+        assert connect_once(address, 1000) is None
         with pytest.raises(ConnectError, match="accepts nobody: it is overloaded or stopped"):
             dial(address, 1000, 0.02)
-        assert overloaded(address).startswith(f"the bus at {address} accepts nobody")
+        assert backlog_full(address).startswith(f"the bus at {address} accepts nobody")
         listening.accept()[0].close()
         dial(address, 1000, 0.0).close()
 
@@ -81,7 +81,7 @@ def test_failed_connections_leave_no_descriptors(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(ConnectError):
-            try_to_dial(str(tmp_path / "none"), 1000)
+            connect_once(str(tmp_path / "none"), 1000)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -109,10 +109,10 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
 def test_remedies_know_the_errors_of_both_worlds() -> None:
     """An OSError, Twisted's error that holds one, and one that says nothing have a text each."""
     refused = "no bus at @x: Permission denied: you lack the permission; ask whoever runs it"
-    assert remedy("@x", PermissionError(errno.EACCES, "")).startswith(refused)
-    assert remedy("@x", error.ConnectError(osError=errno.EACCES)).startswith(refused)
-    assert "say where the bus is" in remedy("@x", error.UserError())
-    assert remedy("/x", OSError()).startswith("no bus at /x: OSError: say where")
+    assert describe_connect_error("@x", PermissionError(errno.EACCES, "")).startswith(refused)
+    assert describe_connect_error("@x", error.ConnectError(osError=errno.EACCES)).startswith(refused)
+    assert "say where the bus is" in describe_connect_error("@x", error.UserError())
+    assert describe_connect_error("/x", OSError()).startswith("no bus at /x: OSError: say where")
 
 
 def test_losses_are_described() -> None:

@@ -63,10 +63,10 @@ class Waiter:
     def __init__(self) -> None:
         self.outcomes: list[Any] = []
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         self.outcomes.append(value)
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         self.outcomes.append(error)
 
 
@@ -114,7 +114,7 @@ def test_each_subscription_gets_what_it_asked_for_once(data: st.DataObject, dial
         elif action == "reconnect":
             core.lost()
             server = PlainServer(dialect)
-            server.take(core.greeting())
+            server.take(core.resync_packets())
         else:
             message = Message(data.draw(keys(dialect)), b"%d" % number)
             packet = core.publish(*message)
@@ -166,7 +166,7 @@ def test_forbidden_keys_are_refused(dialect: Dialect, key: bytes, reason: Violat
         with pytest.raises(InvalidKey) as raised:
             call()
         assert raised.value.reason is reason
-    assert core.greeting() == []
+    assert core.resync_packets() == []
 
 
 def test_packets_over_the_limit_are_refused() -> None:
@@ -175,7 +175,7 @@ def test_packets_over_the_limit_are_refused() -> None:
     assert len(core.publish("k", bytes(14))) == 20
     assert core.subscribe(b"k" * 14, Sink()) == [b"SUB " + b"k" * 14]
     core.control("order/" + "o" * 9)
-    greeting = core.greeting()
+    greeting = core.resync_packets()
     for call in (
         lambda: core.publish("k", bytes(15)),
         lambda: core.subscribe(b"k" * 15, Sink()),
@@ -183,25 +183,25 @@ def test_packets_over_the_limit_are_refused() -> None:
     ):
         with pytest.raises(PacketTooLong, match="21 bytes, and the limit is 20"):
             call()
-    assert core.greeting() == greeting
+    assert core.resync_packets() == greeting
 
 
 def test_settings_are_remembered_the_newest_of_each_kind() -> None:
-    """What `greeting` sends is what the server would have in force; other control messages are not repeated."""
+    """What `resync_packets` sends is what the server would have in force; other control messages are not repeated."""
     core = ClientCore()
     for key in ("echo/off", "order/stack", "blocking/soft/block", "other/thing", "blocking/hard/error", "order/random"):
         assert core.control(key) == b"CMSG " + key.encode()
     assert core.control(b"echo/on", b"payload") == b"CMSG echo/on\0payload"
-    assert set(core.greeting()) == {
+    assert set(core.resync_packets()) == {
         b"CMSG echo/on",
         b"CMSG order/stack",
         b"CMSG order/random",
         b"CMSG blocking/soft/block",
         b"CMSG blocking/hard/error",
     }
-    assert core.greeting().index(b"CMSG order/stack") < core.greeting().index(b"CMSG order/random")
+    assert core.resync_packets().index(b"CMSG order/stack") < core.resync_packets().index(b"CMSG order/random")
     core.control("order/queue")
-    assert [packet for packet in core.greeting() if b"order" in packet] == [b"CMSG order/queue"]
+    assert [packet for packet in core.resync_packets() if b"order" in packet] == [b"CMSG order/queue"]
     with pytest.raises(InvalidKey, match="holds a NUL"):
         core.control("echo/\0")
 
@@ -212,7 +212,7 @@ def test_early_dialect_has_no_control_messages() -> None:
     for call in (lambda: core.control("echo/off"), lambda: core.whoami(Waiter())):
         with pytest.raises(UsageError, match="early dialect has no control messages"):
             call()
-    assert (core.greeting(), core.lost()) == ([], [])
+    assert (core.resync_packets(), core.lost()) == ([], [])
 
 
 def test_answers_go_to_those_who_asked_in_order() -> None:
@@ -409,7 +409,7 @@ def test_bundles_are_asked_for_on_each_connection() -> None:
     core.control("echo/off")
     core.subscribe("a", Sink())
     for _ in range(2):
-        assert core.greeting() == [ON, b"CMSG echo/off", b"SUB a"]
+        assert core.resync_packets() == [ON, b"CMSG echo/off", b"SUB a"]
         assert core.bundle_limit == 0
         core.connected(1_000_000)
         core.receive([bundle(ON + b"\x0065536", WHOAMI)])
@@ -432,9 +432,9 @@ def test_answer_that_is_none_is_not_ours(payload: bytes) -> None:
 
 def test_bundles_that_nobody_asked_for() -> None:
     """Not asked for in the early dialect, nor where they are not wanted; an answer is no news then."""
-    assert ClientCore(EARLY, bundles=True).greeting() == []
+    assert ClientCore(EARLY, bundles=True).resync_packets() == []
     core = ClientCore()
-    assert core.greeting() == []
+    assert core.resync_packets() == []
     core.receive([ON + b"\x0065536"])
     assert core.bundle_limit == 0
     for key in ("bundle/on", "bundle/off"):
@@ -484,12 +484,12 @@ def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkey
     core.subscribe("!/cred////letters", own)
     core.subscribe("open", open_)
     core.connected(1000)
-    assert len(core.greeting()) == 3
+    assert len(core.resync_packets()) == 3
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
     for _ in range(2):
         core.lost()
-        assert core.greeting() == [b"SUB !/cred////letters", b"SUB open"]
+        assert core.resync_packets() == [b"SUB !/cred////letters", b"SUB open"]
         core.connected(1000)
     assert list(core.sinks()) == [own, open_]
 

@@ -19,10 +19,10 @@ class Waiter:
     def __init__(self) -> None:
         self.outcomes: list[Any] = []
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         self.outcomes.append(value)
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         self.outcomes.append(error)
 
 
@@ -88,7 +88,7 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
             taken = outbox.take(data.draw(st.integers(1, 5)))
             assert taken == model.packets()[: len(taken)]
             sent = data.draw(st.integers(0, len(taken)))
-            outbox.done(taken, sent)
+            outbox.ack(taken, sent)
             model.send(sent)
         else:
             greeting = [packet for packet in packets(3) if not packet.startswith(b"MSG")]
@@ -99,7 +99,7 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
         assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.told]
     assert all(waiter.outcomes in ([], [b""]) for waiter in waiters)
     error = OSError()
-    outbox.fail(error)
+    outbox.set_exception(error)
     assert all(waiter.outcomes in ([error], [b""]) for waiter in waiters)
     assert (len(outbox), outbox.take(9)) == (0, [])
     late = Waiter()
@@ -113,7 +113,7 @@ def test_waiters_may_add_packets_and_wait_again() -> None:
     told: list[int] = []
 
     class Publisher(Waiter):
-        def succeed(self, value: bytes) -> None:
+        def set_result(self, value: bytes) -> None:
             told.append(len(told))
             if len(told) < 5:
                 outbox.write(b"MSG k\0%d" % len(told))
@@ -122,7 +122,7 @@ def test_waiters_may_add_packets_and_wait_again() -> None:
     outbox.write(b"MSG k\0")
     outbox.wait(Publisher())
     while taken := outbox.take(2):
-        outbox.done(taken, len(taken))
+        outbox.ack(taken, len(taken))
     assert told == [0, 1, 2, 3, 4]
 
 
@@ -132,6 +132,6 @@ def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
     assert protocol.__name__  # it says that an outbox is a queue
     assert verifyObject(IPacketQueue, outbox)
     outbox.write(b"MSG k\0")
-    outbox.abandon(outbox.take(1))
+    outbox.discard_all(outbox.take(1))
     assert outbox.take(5) == [b"MSG k\0"]
-    assert not outbox.refused(b"MSG k\0")
+    assert not outbox.reject_oversized(b"MSG k\0")

@@ -11,7 +11,7 @@ import pytest
 from sbus.client.sending import read_at_once, send_some, share
 from sbus.protocol.bundles import LARGEST, unbundle
 from sbus.syscalls.batch import BATCH, PacketReader
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import max_sendable
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socke
     sent = send_some(ours, packets, LARGEST)
     assert 0 < sent <= BATCH
     assert received(theirs) == packets[:sent]
-    for packets in ([bytes(sendable(ours) + 1)], [bytes(sendable(ours) + 1), b"x"]):
+    for packets in ([bytes(max_sendable(ours) + 1)], [bytes(max_sendable(ours) + 1), b"x"]):
         with pytest.raises(OSError, match="too long") as raised:
             send_some(ours, packets, LARGEST)
         assert raised.value.errno == errno.EMSGSIZE

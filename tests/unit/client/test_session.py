@@ -26,10 +26,10 @@ class Waiter:
         self.outcome: Any = None
         self.waiting: list[Running] = []
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         self._end(value)
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         self._end(error)
 
     def _end(self, outcome: Any) -> None:
@@ -112,7 +112,7 @@ class FakeSession(Session[Sub]):
 
     def wake(self) -> None:
         """The newest pause is over."""
-        self.naps[-1][1].succeed(b"")
+        self.naps[-1][1].set_result(b"")
 
     # what a shell does
 
@@ -130,7 +130,7 @@ class FakeSession(Session[Sub]):
             self.sent += taken
             if self.room is not None:
                 self.room -= 1
-            self.outbox.done(taken, 1)
+            self.outbox.ack(taken, 1)
 
     def _send_now(self, packets: list[bytes]) -> int:
         count = 0 if not self.connected else len(packets) if self.room is None else min(self.room, len(packets))
@@ -173,7 +173,7 @@ class FakeSession(Session[Sub]):
         return waiter
 
     def _reconnect(self) -> None:
-        self.attempts.append(Running(self._come_back()))
+        self.attempts.append(Running(self._reconnect_loop()))
 
     def _ended(self, error: Exception) -> None:
         self.ends.append(error)
@@ -587,7 +587,7 @@ def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
     session.reply()
     assert asking.is_done
     assert names == [NAME]
-    assert session._gap is None
+    assert session._loss_reason is None
 
 
 def test_who_is_told_of_the_loss_may_close() -> None:

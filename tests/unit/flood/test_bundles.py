@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbus.protocol.bundles import Packed, pack, unbundle
+from sbus.protocol.bundles import BundleCache, pack, unbundle
 from sbus.protocol.keys import PeerCredentials
 from sbus.server.limits import Limits
 from sbus.server.protocol import BusProtocol
@@ -33,15 +33,15 @@ class Socket(FakePacketTransport):
 
     def flush(self) -> None:
         if self._write_lost or self.is_aborted:
-            self.queue.abandon()
+            self.queue.discard_all()
             return
         while taken := self.queue.take(SHARE):
-            sent = self.sendNow(taken)
-            self.queue.done(taken, sent)
+            sent = self.try_send(taken)
+            self.queue.ack(taken, sent)
             if sent < len(taken) and len(self.queue):
                 return
 
-    def sendNow(self, packets: list[bytes], packed: Packed | None = None) -> int:
+    def try_send(self, packets: list[bytes], packed: BundleCache | None = None) -> int:
         if self._write_lost or self.is_aborted:
             return 0
         return self.takes(packets)

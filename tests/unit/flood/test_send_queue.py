@@ -23,7 +23,7 @@ from sbus.flood import (
     SharedBudget,
     Verdict,
 )
-from sbus.flood.orders import Arrivals, Reply
+from sbus.flood.orders import FifoBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.support.costs import calls
 
@@ -50,11 +50,11 @@ class Connection:
         self.budget = budget or SharedBudget()
         self.queue = SendQueue(self, QueueLimits(messages, size), self.budget, user)
         if soft:
-            self.queue.choose(soft=SOFT[soft])
+            self.queue.set_strategies(soft=SOFT[soft])
         if hard:
-            self.queue.choose(hard=HARD[hard])
+            self.queue.set_strategies(hard=HARD[hard])
         if order:
-            self.queue.arrange(ORDER[order])
+            self.queue.set_order(ORDER[order])
         self.may_block = True
         self.delivered: list[bytes] = []
         self.lost = [0, 0]
@@ -71,7 +71,7 @@ class Connection:
     def block(self, until_empty: bool) -> None:
         self.blocks.append(until_empty)
 
-    def moved(self, room: bool, empty: bool) -> None:
+    def on_drained(self, room: bool, empty: bool) -> None:
         self.moves.append((room, empty))
 
     def congested(self, now: bool) -> None:
@@ -84,7 +84,7 @@ class Connection:
         self.lost[0] += packets
         self.lost[1] += size
 
-    def misbehaved(self, reason: CloseReason) -> None:
+    def on_overflow(self, reason: CloseReason) -> None:
         assert self.closed is None
         self.closed = reason
 
@@ -93,7 +93,7 @@ class Connection:
     def publish(self, *packets: bytes) -> None:
         """Messages come for this receiver, all in one batch."""
         if self.queue.is_congested:
-            self.queue.offer(list(packets))
+            self.queue.enqueue(list(packets))
         else:
             self.queue.pending += packets
 
@@ -104,7 +104,7 @@ class Connection:
             sent = min(room, len(taken))
             room -= sent
             self.delivered += taken[:sent]
-            self.queue.done(taken, sent)
+            self.queue.ack(taken, sent)
             if sent < len(taken):
                 break
         return self.delivered[before:]
@@ -342,13 +342,13 @@ def test_choices_hold_for_what_comes():
     """The newest choice wins for new messages; what waits stays, and each kind is chosen apart."""
     connection = Connection(soft="queue", messages=3)
     connection.stall(A, B)
-    connection.queue.choose(soft=SOFT["discard"])
+    connection.queue.set_strategies(soft=SOFT["discard"])
     connection.publish(C)
     assert connection.lost == [1, 3]
-    connection.queue.choose(hard=HARD["error"])
+    connection.queue.set_strategies(hard=HARD["error"])
     connection.publish(C)
     assert connection.lost == [2, 6]
-    connection.queue.choose(soft=SOFT["queue"])
+    connection.queue.set_strategies(soft=SOFT["queue"])
     connection.publish(C)
     assert connection.queue.messages == 3
     connection.publish(D)
@@ -358,7 +358,7 @@ def test_choices_hold_for_what_comes():
 @pytest.mark.parametrize(("soft", "hard"), list(product(SOFT, HARD)))
 def test_may_hold_back(soft, hard):
     """A queue says whether what was chosen can hold anybody back."""
-    assert Connection(soft=soft, hard=hard).queue.may_hold_back == ("block" in (soft, hard))
+    assert Connection(soft=soft, hard=hard).queue.can_block == ("block" in (soft, hard))
 
 
 # --- the limits, to the message and the byte ---------------------------------------------------------------------
@@ -521,7 +521,7 @@ def test_shares_go_by_users_then_clients():
     for connection in several:
         connection.drain()
     assert budget.share("b") == 120
-    single.queue.abandon()
+    single.queue.discard_all()
     assert budget.share("b") == budget.share("a") == 120
     assert budget.bytes == 0
 
@@ -562,11 +562,11 @@ def test_orders(orders, delivered, when):
     connection = Connection()
     if when == "before":
         for order in orders.split():
-            connection.queue.arrange(ORDER[order])
+            connection.queue.set_order(ORDER[order])
     connection.stall(b"p", b"qq", b"r", b"ss", b"ttt")
     if when == "while":
         for order in orders.split():
-            connection.queue.arrange(ORDER[order])
+            connection.queue.set_order(ORDER[order])
             connection.flush(0)
     assert "".join(chr(packet[0]) for packet in connection.drain()) == delivered
 
@@ -612,7 +612,7 @@ def test_a_change_of_order_costs_nothing_until_something_is_sent():
 
     def change(connection):
         for order in ("stack", "random", "queue", "queue", "random"):
-            connection.queue.arrange(ORDER[order])
+            connection.queue.set_order(ORDER[order])
 
     assert calls(change, many) == calls(change, few)
     many.flush(1)
@@ -629,7 +629,7 @@ def test_offers_cost_no_more_after_replies():
         connection.stall(A)
         assert connection.queue.is_congested
     many = [B] * 100
-    assert calls(plain.queue.offer, many) == calls(asked.queue.offer, many) < 200
+    assert calls(plain.queue.enqueue, many) == calls(asked.queue.enqueue, many) < 200
 
 
 @pytest.mark.parametrize("soft", ["queue", "block"])
@@ -638,7 +638,7 @@ def test_what_is_kept_costs_by_the_batch(soft):
     few, many = Connection(soft=soft), Connection(soft=soft)
     for connection in (few, many):
         connection.stall(A)
-    assert calls(few.queue.offer, [B] * 2) == calls(many.queue.offer, [B] * 200)
+    assert calls(few.queue.enqueue, [B] * 2) == calls(many.queue.enqueue, [B] * 200)
 
 
 def test_what_is_sent_costs_by_the_batch():
@@ -652,7 +652,7 @@ def test_what_is_sent_costs_by_the_batch():
 @given(st.lists(st.tuples(st.sampled_from(["push", "send", "pop"]), st.integers(0, 6)), max_size=60))
 def test_arrivals(steps):
     """Packets in order of arrival are that, however they come and go; a message dropped leaves the replies."""
-    arrivals, expected, number = Arrivals(iter(())), [], 0
+    arrivals, expected, number = FifoBacklog(iter(())), [], 0
     for step, count in steps:
         if step == "push":
             packets = [b"%d" % n if n % 3 else Reply(b"%d" % n) for n in range(number, number + count)]
@@ -663,7 +663,7 @@ def test_arrivals(steps):
             taken = arrivals.take(count + 1)
             assert taken == expected[: count + 1]
             sent = min(count, len(taken))
-            arrivals.done(sent)
+            arrivals.ack(sent)
             del expected[:sent]
         else:
             message = next((packet for packet in expected if type(packet) is not Reply), None)
@@ -676,10 +676,10 @@ def test_arrivals(steps):
 
 def test_what_is_sent_is_let_go_of():
     """A queue that is never empty keeps nothing of what was sent, so that its limit is one of memory too."""
-    arrivals = Arrivals(iter(()))
+    arrivals = FifoBacklog(iter(()))
     packets = [bytes(1000 + n) for n in range(10)]
     arrivals.push(packets)
-    arrivals.done(4)
+    arrivals.ack(4)
     references = [sys.getrefcount(packet) for packet in packets]
     assert references == [references[0]] * 4 + [references[0] + 1] * 6
 
@@ -703,12 +703,12 @@ def test_replies_go_back_to_their_place(order):
     connection = Connection()
     connection.stall(D)
     connection.queue.write(b"one")
-    connection.queue.arrange(ORDER[order])
+    connection.queue.set_order(ORDER[order])
     connection.flush(0)
     connection.publish(C)
     connection.queue.write(b"two")
     connection.publish(A)
-    connection.queue.arrange(ORDER["queue"])
+    connection.queue.set_order(ORDER["queue"])
     assert connection.drain() == [D, b"one", C, b"two", A]
 
 
@@ -787,22 +787,22 @@ def test_refused(is_congested):
         connection.flush(0)
     taken = connection.queue.take(BATCH)
     assert taken == [A, E, b"reply", B, C]
-    assert connection.queue.refused(taken[1])
-    assert connection.queue.refused(taken[2])
-    connection.queue.done(taken, 4)
+    assert connection.queue.reject_oversized(taken[1])
+    assert connection.queue.reject_oversized(taken[2])
+    connection.queue.ack(taken, 4)
     assert connection.lost == [1, 5]
     assert seen == [A, B]
     taken = connection.queue.take(BATCH)
-    connection.queue.done(taken, 0)
+    connection.queue.ack(taken, 0)
     assert (connection.queue.messages, connection.queue.size, connection.queue.replies) == (1, 3, 0)
     assert connection.budget.bytes == 3
     assert connection.drain() == [C]
     assert seen == [A, B, C]
     connection.publish(E)
     taken = connection.queue.take(1)
-    connection.queue.refused(taken[0])
+    connection.queue.reject_oversized(taken[0])
     connection.queue.watch = lambda packets: pytest.fail(f"told of {packets}")
-    connection.queue.done(taken, 1)
+    connection.queue.ack(taken, 1)
     assert connection.lost == [2, 10]
 
 
@@ -816,13 +816,13 @@ def test_refused_then_lost(is_congested):
     if is_congested:
         connection.flush(0)
     taken = connection.queue.take(4)
-    connection.queue.refused(taken[1])
-    connection.queue.refused(taken[2])
-    connection.queue.abandon(taken)
+    connection.queue.reject_oversized(taken[1])
+    connection.queue.reject_oversized(taken[2])
+    connection.queue.discard_all(taken)
     assert connection.lost == [4, 11]
     assert connection.budget.bytes == connection.queue.messages == len(connection.queue) == 0
     connection.publish(A)
-    connection.queue.abandon()
+    connection.queue.discard_all()
     assert connection.lost == [5, 12]
 
 
@@ -833,15 +833,15 @@ def test_abandon(order):
     connection = Connection(order=order, budget=budget)
     connection.stall(A, B)
     connection.queue.write(b"reply")
-    connection.queue.abandon()
+    connection.queue.discard_all()
     assert connection.lost == [2, 3]
     assert (connection.queue.messages, connection.queue.size, connection.queue.replies) == (0, 0, 0)
     assert budget.bytes == 0
     assert not connection.queue.is_congested
     connection.publish(C, D)
     connection.queue.write(b"reply")
-    connection.queue.abandon()
-    connection.queue.abandon()
+    connection.queue.discard_all()
+    connection.queue.discard_all()
     assert connection.lost == [4, 10]
     assert len(connection.queue) == 0
     assert connection.drain() == []
@@ -857,7 +857,7 @@ def test_abandon_what_was_taken(order, is_congested):
         connection.flush(0)
     taken = connection.queue.take(2)
     assert len(taken) == 2
-    connection.queue.abandon(taken)
+    connection.queue.discard_all(taken)
     assert connection.lost == [3, 6]
     assert len(connection.queue) == 0
     assert connection.budget.bytes == 0
@@ -903,8 +903,8 @@ def test_soft_strategy_of_others():
     """A strategy that has to be asked is asked about each message that waits, and obeyed."""
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection()
-    connection.queue.choose(soft=strategy)
-    assert connection.queue.may_hold_back
+    connection.queue.set_strategies(soft=strategy)
+    assert connection.queue.can_block
     connection.publish(A, B)
     connection.queue.write(b"reply")
     connection.stall(C)
@@ -921,8 +921,8 @@ def test_hard_strategy_of_others():
     """A hard strategy is asked at the limit only; what it says to keep is kept past it."""
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection(messages=1)
-    connection.queue.choose(hard=strategy)
-    assert connection.queue.may_hold_back
+    connection.queue.set_strategies(hard=strategy)
+    assert connection.queue.can_block
     connection.stall(A, B, C, D)
     assert strategy.asked == [B, C, D]
     assert connection.queue.messages == 3
@@ -937,7 +937,7 @@ def test_hard_strategy_is_not_asked_for_nothing():
     """Toward publishers that soft/block may not hold back the hard strategy does not count, so it is not asked."""
     strategy = Asked()
     connection = Connection(soft="block", messages=1)
-    connection.queue.choose(hard=strategy)
+    connection.queue.set_strategies(hard=strategy)
     connection.may_block = False
     connection.stall(A, B)
     assert connection.lost == [1, 2]
@@ -948,10 +948,10 @@ def test_hard_strategy_is_not_asked_for_nothing():
 def test_drop_next(order, kept):
     """A strategy can make room by dropping what would be sent next, in any order; replies stay."""
     connection = Connection(messages=3)
-    connection.queue.choose(hard=DropOldest(7))
+    connection.queue.set_strategies(hard=DropOldest(7))
     connection.stall(A, B, C)
     connection.queue.write(b"reply")
-    connection.queue.arrange(ORDER[order])
+    connection.queue.set_order(ORDER[order])
     connection.publish(D)
     assert connection.lost[0] + connection.queue.messages == 4
     assert connection.queue.size == sum(map(len, kept)) == connection.budget.bytes
@@ -974,7 +974,7 @@ def test_all_is_dropped(kind):
     """If a strategy drops all that waits and the new message too, the queue waits no more, and nobody for it."""
     connection = Connection(messages=2)
     connection.stall(A, B)
-    connection.queue.choose(**{kind: DropOldest(0, Verdict.DROP)})
+    connection.queue.set_strategies(**{kind: DropOldest(0, Verdict.DROP)})
     connection.publish(C)
     assert connection.lost == [3, 6]
     assert not connection.queue.is_congested
@@ -998,7 +998,7 @@ def test_order_of_others():
 
     seen: list[tuple[int, int, bool]] = []
     connection = Connection(order="stack")
-    connection.queue.arrange(Shortest())
+    connection.queue.set_order(Shortest())
     connection.stall(C, A, b"c" * 3, B)
     assert connection.drain() == [A, B, C, b"c" * 3]  # equal ranks in order of arrival
     assert seen == [(1, 3, True), (2, 1, True), (3, 3, True), (4, 2, True)]
@@ -1175,25 +1175,25 @@ class FloodMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 2), soft=st.sampled_from(list(SOFT)))
     def choose_soft(self, who, soft):
         self.models[who].soft = soft
-        self.models[who].connection.queue.choose(soft=SOFT[soft])
+        self.models[who].connection.queue.set_strategies(soft=SOFT[soft])
 
     @rule(who=st.integers(0, 2), hard=st.sampled_from(list(HARD)))
     def choose_hard(self, who, hard):
         self.models[who].hard = hard
-        self.models[who].connection.queue.choose(hard=HARD[hard])
+        self.models[who].connection.queue.set_strategies(hard=HARD[hard])
 
     @rule(who=st.integers(0, 2), order=st.sampled_from(list(ORDER)))
-    def arrange(self, who, order):
+    def set_order(self, who, order):
         model = self.models[who]
         model.order = order
         if order != "random":
             model.newest_first = order == "stack"
-        model.connection.queue.arrange(ORDER[order])
+        model.connection.queue.set_order(ORDER[order])
 
     @rule(who=st.integers(0, 2))
     def vanish(self, who):
         model = self.models[who]
-        model.connection.queue.abandon()
+        model.connection.queue.discard_all()
         model.lost += [packet for packet in model.pending + (model.waiting or []) if not packet.startswith(b"R")]
         model.pending, model.waiting = [], None
         self.check(model)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sbus.journal.reader import JournalReader
 from sbus.journal.schema import Kind
 from sbus.journal.verify import verify
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from tests.support.faults import Crash, FaultyDisk, let_go
 from tests.support.journals import Clock, rows
 
@@ -42,7 +42,7 @@ class Crashes(RuleBasedStateMachine):
         self.pending: list[Row] = []  # what was being appended in a crash
         self.safe = 0  # the seq up to which sync has promised that it is safe
         self.seen = 0  # the seq up to which a reader has read
-        self.journal: Journal | None = None
+        self.journal: JournalWriter | None = None
 
     def teardown(self) -> None:
         self.patch.__exit__(None, None, None)
@@ -57,7 +57,7 @@ class Crashes(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.clock.time += 1_000_000
-        self.journal = Journal.open(
+        self.journal = JournalWriter.open(
             self.directory, clock=self.clock, segment_bytes=4000, segment_seconds=30, warn=lambda text: None
         )
         kept = self.journal.next_seq
@@ -74,10 +74,10 @@ class Crashes(RuleBasedStateMachine):
     def append(self, messages: list[tuple[bytes, bytes]]) -> None:
         self.add([("message", *message) for message in messages], lambda journal: journal.append(messages))
 
-    def mark(self) -> None:
-        self.add([("reconnect", b"", b"{}")], lambda journal: journal.mark(Kind.RECONNECT, {}))
+    def append_gap(self) -> None:
+        self.add([("reconnect", b"", b"{}")], lambda journal: journal.append_gap(Kind.RECONNECT, {}))
 
-    def add(self, new: list[Row], call: Callable[[Journal], None]) -> None:
+    def add(self, new: list[Row], call: Callable[[JournalWriter], None]) -> None:
         assert self.journal
         self.pending = new
         before = self.journal.next_seq
@@ -116,7 +116,7 @@ class Crashes(RuleBasedStateMachine):
         else:
             getattr(self, name)()
 
-    actions = st.tuples(st.sampled_from(["append", "append", "mark", "sync", "roll"]), BATCHES)
+    actions = st.tuples(st.sampled_from(["append", "append", "append_gap", "sync", "roll"]), BATCHES)
 
     @rule(action=actions, passed=st.sampled_from([0, 0, 1, 40_000_000]))
     def go_on(self, action: tuple[str, list[tuple[bytes, bytes]]], passed: int) -> None:

@@ -16,7 +16,7 @@ from sbus.journal.reader import JournalReader, Slice, read
 from sbus.journal.schema import Kind
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.verify import verify
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from tests.support.faults import Crash, FaultyDisk, let_go
 from tests.support.journals import Clock, messages, rows
 
@@ -36,7 +36,7 @@ def play(directory, disk):
                 failures += 1
                 assert failures < 30
 
-    journal = insist(lambda: Journal.open(directory, clock=Clock(), warn=lambda text: None))
+    journal = insist(lambda: JournalWriter.open(directory, clock=Clock(), warn=lambda text: None))
     for number, name in enumerate(SCRIPT):
         if name == "append":
             batch = [(b"key", b"%d-%d" % (number, n)) for n in range(3)]
@@ -51,7 +51,7 @@ def play(directory, disk):
     disk.work_again()
     let_go(directory)
     disk.cut_power(lambda count: 1)  # names and bytes that were not synced are gone
-    with Journal.open(directory, warn=lambda text: None):
+    with JournalWriter.open(directory, warn=lambda text: None):
         assert promised <= JournalReader(directory).end() <= len(written)
     found = messages(directory)
     assert found == written[: len(found)]
@@ -82,7 +82,7 @@ def test_closing_twice(tmp_path):
     """A journal that could not be closed lets go of its lock all the same, and what was synced stays."""
     disk = FaultyDisk()
     with disk():
-        journal = Journal.open(tmp_path)
+        journal = JournalWriter.open(tmp_path)
         journal.append([(b"k", b"1")])
         journal.sync()
         disk.fail_from(0, 100)
@@ -90,7 +90,7 @@ def test_closing_twice(tmp_path):
             journal.close()
         journal.close()
         disk.work_again()
-        with Journal.open(tmp_path) as again:
+        with JournalWriter.open(tmp_path) as again:
             assert again.ended == "crash"
             assert messages(tmp_path) == [(b"k", b"1")]
 
@@ -108,7 +108,7 @@ def lose(disk, journal):
 
 def half_safe(directory, clock):
     """A journal with a row that is safe, and two batches of three that are not, a second apart."""
-    journal = Journal.open(directory, clock=clock)
+    journal = JournalWriter.open(directory, clock=clock)
     journal.append([(b"k", b"1")])
     journal.sync()
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_full_file_system(tmp_path):
             import signal
 
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            journal = Journal.open(directory, warn=lambda text: None)
+            journal = JournalWriter.open(directory, warn=lambda text: None)
             before = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_001, before[1]))
             refused = 0
@@ -203,7 +203,7 @@ def test_remains_of_a_refused_batch(tmp_path):
     """What is left of a batch that was refused, when it could not even be cut off, does no harm to others."""
     disk = FaultyDisk()
     with disk():
-        journal = Journal.open(tmp_path)
+        journal = JournalWriter.open(tmp_path)
         journal.append([(b"k", b"1")])
         disk.part = 255
         disk.fail_from(1, 100, "pwrite", "ftruncate")
@@ -221,7 +221,7 @@ def test_remains_of_a_refused_batch(tmp_path):
 )
 def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
     """What was safe is not cut off if it is damaged later: numbers are not used twice, and it can be read around it."""
-    journal = Journal.open(tmp_path)
+    journal = JournalWriter.open(tmp_path)
     for n in range(3):
         journal.append([(b"k", b"%d" % n)] * 2)
     journal.sync()
@@ -233,7 +233,7 @@ def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes((byte ^ 1,)))
     told: list[str] = []
-    with Journal.open(tmp_path, warn=told.append) as again:
+    with JournalWriter.open(tmp_path, warn=told.append) as again:
         assert again.next_seq == 6
         again.append([(b"k", b"new")])
     readable: set[int] = set()
@@ -267,14 +267,14 @@ def flip(path):
 )
 def test_damage_to_the_end_of_an_index(tmp_path, harm, is_read):
     """A closed segment that does not tell any more how far it goes is not gone on behind: no number is used twice."""
-    with Journal.open(tmp_path) as journal:
+    with JournalWriter.open(tmp_path) as journal:
         for n in range(3):
             journal.append([(b"k", b"%d" % n)] * 2)
             journal.sync()
     (segment,) = JournalReader(tmp_path).segments()
     harm(segment.path(".idx"))
     with pytest.raises(JournalError, match=r"\.idx: .*restore it from a copy"):
-        Journal.open(tmp_path)
+        JournalWriter.open(tmp_path)
     if not is_read:
         with pytest.raises(JournalError, match=r"\.idx: .*restore it from a copy"):
             list(read(Slice(segment, journal.id, 0, 6)))
@@ -284,7 +284,7 @@ def test_damage_to_the_end_of_an_index(tmp_path, harm, is_read):
 def test_nothing_but_a_segment_without_rows(tmp_path):
     """Numbers go on where a segment without rows begins, even if all before it are gone."""
     clock = Clock()
-    journal = Journal.open(tmp_path, clock=clock)
+    journal = JournalWriter.open(tmp_path, clock=clock)
     journal.append([(b"k", b"1")] * 5)
     journal.roll()
     (oldest,) = JournalReader(tmp_path).segments()
@@ -296,7 +296,7 @@ def test_nothing_but_a_segment_without_rows(tmp_path):
     for suffix in (".arrows", ".idx", ".json"):
         os.unlink(oldest.path(suffix))
     clock.time -= 10_000_000
-    with Journal.open(tmp_path, clock=clock, warn=lambda text: None) as again:
+    with JournalWriter.open(tmp_path, clock=clock, warn=lambda text: None) as again:
         assert (again.next_seq, again.ended) == (5, "crash")
         again.append([(b"k", b"3")])
     (found,) = rows(tmp_path)
@@ -307,30 +307,30 @@ def test_nothing_but_a_segment_without_rows(tmp_path):
 def test_a_segment_without_rows_that_is_left_is_no_problem(tmp_path):
     """Whoever could not remove it goes on at the same row, and says nothing is wrong; the next who opens removes it."""
     clock, disk = Clock(), FaultyDisk()
-    with Journal.open(tmp_path, clock=clock) as journal:
+    with JournalWriter.open(tmp_path, clock=clock) as journal:
         empty = Segment(journal.directory, 0, clock.time, closed=False)
         SegmentWriter.create(empty, journal.id, 0o600).abandon()
     clock.time += 1_000_000
     with disk():
         disk.fail_from(0, 100, "unlink")
-        with Journal.open(tmp_path, clock=clock) as journal:
+        with JournalWriter.open(tmp_path, clock=clock) as journal:
             journal.append([(b"key", b"1")])
             journal.sync()
             disk.work_again()
             assert len(JournalReader(tmp_path).segments()) == 2
             assert [found.problems for found in verify(tmp_path, pytest.fail)] == [[], []]
-    Journal.open(tmp_path).close()
+    JournalWriter.open(tmp_path).close()
     assert messages(tmp_path) == [(b"key", b"1")]
     assert len(JournalReader(tmp_path).segments()) == 1
 
 
 def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):
     """What a crash has left of a segment that had only begun keeps nobody from going on behind the one before it."""
-    with Journal.open(tmp_path) as journal:
+    with JournalWriter.open(tmp_path) as journal:
         journal.append([(b"key", b"1")])
     disk = FaultyDisk()
     for step in itertools.count():
-        journal = Journal.open(tmp_path)
+        journal = JournalWriter.open(tmp_path)
         with disk():
             disk.crash_at(step)
             try:
@@ -344,9 +344,9 @@ def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):
         with disk():
             disk.fail_from(0, 100, "unlink")
             with suppress(OSError):  # where a part of it is left, that is said; it may be tried again
-                Journal.open(tmp_path).close()
+                JournalWriter.open(tmp_path).close()
             disk.work_again()
     assert step > 3
-    with Journal.open(tmp_path) as journal:
+    with JournalWriter.open(tmp_path) as journal:
         journal.append([(b"key", b"3")])
     assert messages(tmp_path) == [(b"key", b"1"), (b"key", b"2"), (b"key", b"3")]

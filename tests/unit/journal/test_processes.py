@@ -13,14 +13,14 @@ import pytest
 from sbus.errors import JournalLocked
 from sbus.journal.reader import JournalReader
 from sbus.journal.verify import verify
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from tests.support.journals import rows
 
 TIMEOUT = 20.0
 WRITER = """
 import sys
-from sbus.journal.writer import Journal
-journal = Journal.open(sys.argv[1], segment_bytes=30000, warn=print)
+from sbus.journal.writer import JournalWriter
+journal = JournalWriter.open(sys.argv[1], segment_bytes=30000, warn=print)
 while True:
     for _ in range(3):
         first = journal.next_seq
@@ -49,7 +49,7 @@ def test_killed(tmp_path):
             promised = writer.stdout.read().split(b"\n")
             safe = max([safe, end, *map(int, filter(None, promised[:-1]))])
         assert len(rows(tmp_path)) >= safe
-    with Journal.open(tmp_path) as journal:
+    with JournalWriter.open(tmp_path) as journal:
         assert journal.ended == "crash"
         assert journal.next_seq >= safe
     assert [row["payload"] for row in rows(tmp_path)] == [b"%d" % seq for seq in range(journal.next_seq)]
@@ -66,7 +66,7 @@ def test_two_writers(tmp_path):
         assert writer.stdout
         writer.stdout.readline()
         with pytest.raises(JournalLocked, match=f"process {writer.pid} writes this journal: stop it"):
-            Journal.open(tmp_path)
+            JournalWriter.open(tmp_path)
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
-        Journal.open(tmp_path).close()
+        JournalWriter.open(tmp_path).close()

@@ -19,7 +19,7 @@ from sbus.journal.consumers import advance, consumers
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.retention import retain
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from tests.support.faults import Crash, FaultyDisk
 from tests.support.journals import Clock, rows
 
@@ -34,7 +34,7 @@ def clock():
 @pytest.fixture
 def journal(tmp_path, clock):
     """A journal with a segment of ten rows for each of five days; the newest is still open."""
-    journal = Journal.open(tmp_path / "j", clock=clock)
+    journal = JournalWriter.open(tmp_path / "j", clock=clock)
     for _ in range(5):
         journal.roll()
         journal.append([(b"k", bytes(100))] * 10)
@@ -84,7 +84,7 @@ class TestRetain:
         journal.close()
         retain(journal.directory, keep_bytes=0, keep_days=0, force=True)
         assert firsts(journal) == [40]
-        with Journal.open(journal.directory) as again:
+        with JournalWriter.open(journal.directory) as again:
             assert again.next_seq == 50
 
     def test_newest_that_is_safe(self, journal, tmp_path):
@@ -98,7 +98,7 @@ class TestRetain:
         newest = list_segments(str(copy))[-1]
         for suffix in (".arrows", ".idx"):
             os.truncate(newest.path(suffix), 0)
-        with Journal.open(copy) as again:
+        with JournalWriter.open(copy) as again:
             assert again.next_seq == 50
         journal.sync()
         retain(journal.directory, keep_bytes=0, force=True)
@@ -198,7 +198,7 @@ class TestRetain:
         oldest = list_segments(journal.directory)[0]
         journal.close()
         os.unlink(oldest.path())
-        with Journal.open(journal.directory) as again:
+        with JournalWriter.open(journal.directory) as again:
             assert again.next_seq == 50
         assert not [name for name in os.listdir(journal.directory) if name.startswith(oldest.name)]
 

@@ -17,7 +17,7 @@ from sbus.errors import JournalError, JournalLocked
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, Slice, find_journals, read
 from sbus.journal.schema import Kind, schema
-from sbus.journal.writer import Journal
+from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock, messages, rows
 
 SOME = [(b"a/b", b"1"), (b"a/c", b"2"), (b"\xff", b"\0\1")]
@@ -30,7 +30,7 @@ def clock():
 
 @pytest.fixture
 def journal(tmp_path, clock):
-    with_clock = Journal.open(tmp_path / "j", clock=clock)
+    with_clock = JournalWriter.open(tmp_path / "j", clock=clock)
     yield with_clock
     with_clock.close()
 
@@ -38,7 +38,7 @@ def journal(tmp_path, clock):
 class TestWriting:
     def test_rows(self, journal, clock):
         """What was appended is read as it was, each row with its seq, time and kind."""
-        journal.mark(Kind.START, {"patterns": ["a/"]})
+        journal.append_gap(Kind.START, {"patterns": ["a/"]})
         clock.time += 1_500_000
         journal.append(SOME)
         journal.sync()
@@ -78,7 +78,7 @@ class TestWriting:
     def test_clock(self, tmp_path, clock):
         """That the clock went back by more than a second is said once, and times stand still until it has caught up."""
         told: list[str] = []
-        journal = Journal.open(tmp_path, clock=clock, warn=told.append)
+        journal = JournalWriter.open(tmp_path, clock=clock, warn=told.append)
         for step in (0, -999_999, -60_000_000, -50_000_000, 1):
             clock.time = 1_700_000_000_000_000 + step
             journal.append(SOME[:1])
@@ -90,7 +90,7 @@ class TestWriting:
         """A segment that was begun in the future is closed by the time that has passed since, silent bus or not."""
         passed = 0.0
         monkeypatch.setattr("sbus.journal.writer.monotonic", lambda: passed)
-        journal = Journal.open(tmp_path, clock=clock, segment_seconds=10, warn=lambda text: None)
+        journal = JournalWriter.open(tmp_path, clock=clock, segment_seconds=10, warn=lambda text: None)
         journal.append([(b"k", b"")])
         clock.time -= 86_400_000_000
         passed = 9.9
@@ -108,7 +108,7 @@ class TestWriting:
 
     def test_segments(self, tmp_path, clock):
         """Segments are closed by size, by age (also of a silent bus), and on demand."""
-        journal = Journal.open(tmp_path, clock=clock, segment_bytes=5000, segment_seconds=10)
+        journal = JournalWriter.open(tmp_path, clock=clock, segment_bytes=5000, segment_seconds=10)
         reader = JournalReader(tmp_path)
         for _ in range(2):
             journal.append([(b"k", bytes(3000))])
@@ -135,7 +135,7 @@ class TestWriting:
 
     def test_summary(self, journal, clock):
         """The summary of a closed segment tells its rows, times, kinds and keys."""
-        journal.mark(Kind.START, {})
+        journal.append_gap(Kind.START, {})
         clock.time += 7
         journal.append([*SOME, (b"a\\", b"")])
         journal.close()
@@ -158,10 +158,10 @@ class TestWriting:
     def test_ended(self, tmp_path):
         """Whether the last recording ended in an orderly way shows when the journal is opened again."""
         for how, ended in (([Kind.START], "new"), ([Kind.START, Kind.STOP], "crash"), ([Kind.START], "stop")):
-            journal = Journal.open(tmp_path)
+            journal = JournalWriter.open(tmp_path)
             assert journal.ended == ended
             for kind in how:
-                journal.mark(kind, {})
+                journal.append_gap(kind, {})
             journal.close()
         assert [row["seq"] for row in rows(tmp_path)] == [0, 1, 2, 3]
 
@@ -172,9 +172,9 @@ class TestWriting:
         try:
             for name, of_directory, of_file in (("a", 0o700, 0o600), ("b", 0o750, 0o640)):
                 journal = (
-                    Journal.open(tmp_path / name)
+                    JournalWriter.open(tmp_path / name)
                     if name == "a"
-                    else Journal.open(tmp_path / name, directory_mode=of_directory, file_mode=of_file)
+                    else JournalWriter.open(tmp_path / name, directory_mode=of_directory, file_mode=of_file)
                 )
                 journal.append(SOME)
                 journal.close()
@@ -188,16 +188,16 @@ class TestWriting:
     def test_locked(self, journal):
         """A journal has one writer; another is told which process that is. Who is gone holds nothing."""
         with pytest.raises(JournalLocked, match=f"process {os.getpid()} writes this journal"):
-            Journal.open(journal.directory)
+            JournalWriter.open(journal.directory)
         journal.close()
-        Journal.open(journal.directory).close()
+        JournalWriter.open(journal.directory).close()
 
 
 class TestReading:
     def test_any_arrow(self, journal):
         """A closed segment is a stream that Arrow reads without knowing anything of journals."""
         journal.append(SOME)
-        journal.mark(Kind.STOP, {})
+        journal.append_gap(Kind.STOP, {})
         journal.close()
         (segment,) = JournalReader(journal.directory).segments()
         with pa.memory_map(segment.path()) as file:
@@ -207,7 +207,7 @@ class TestReading:
 
     def test_by_the_book(self, journal, clock):
         """With nothing but the documentation, an open segment can be read and checked."""
-        journal.mark(Kind.START, {})
+        journal.append_gap(Kind.START, {})
         journal.append(SOME)
         journal.sync()
         clock.time += 1
@@ -265,7 +265,7 @@ class TestReading:
         """Segments and batches that have none of the times, kinds or keys that are wanted are skipped."""
         for n in range(4):
             clock.time += 1_000_000
-            journal.mark(Kind.START, {})
+            journal.append_gap(Kind.START, {})
             journal.append([(b"%d" % n, b"")])
             if n % 2:
                 journal.roll()
@@ -285,7 +285,7 @@ class TestReading:
                 journal.roll()
         reader = JournalReader(journal.directory)
         times = {0: 0, 1: 1, 2: 2, 9: 2, 10: 3, 12: 5, 20: 6, 29: 8, 30: 9, 39: 11, 40: 12, -5: 0}
-        assert {time: reader.seq_at(begin + time) for time in times} == times
+        assert {time: reader.seq_at_time(begin + time) for time in times} == times
 
     def test_limit(self, journal):
         """Reading can be limited by rows exactly, by bytes to whole batches, and gets on in any case."""
@@ -357,7 +357,7 @@ class TestReading:
     def test_find(self, tmp_path):
         """Journals are found by paths and globs; what is none is named."""
         for name in ("a", "b"):
-            Journal.open(tmp_path / name).close()
+            JournalWriter.open(tmp_path / name).close()
         (tmp_path / "c").mkdir()
         assert find_journals([f"{tmp_path}/*", f"{tmp_path}/b"]) == [f"{tmp_path}/a", f"{tmp_path}/b"]
         with pytest.raises(JournalError, match=r"/c: this is no journal \(it has no journal.json\)"):

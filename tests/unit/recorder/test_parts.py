@@ -25,7 +25,7 @@ from sbus.journal.layout import list_segments
 from sbus.recorder import pipeline as recording
 from sbus.recorder.buffer import Batch, Batches
 from sbus.recorder.pipeline import Recording
-from sbus.recorder.retention import Keeper
+from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.service import open_journal
 from sbus.recorder.settings import Settings
 from sbus.recorder.twistd import Options, makeService
@@ -257,7 +257,7 @@ class Loop(Clock):
             self._calls.get(timeout=max(0.0, deadline - time.monotonic()))()
 
 
-class Owner:
+class ThreadListener:
     """Writes down what it is told."""
 
     def __init__(self) -> None:
@@ -314,7 +314,7 @@ def full() -> OSError:
 def run_jobs(
     jobs: list[Job], journal: FakeJournal | None = None, **options: Any
 ) -> tuple[list[Any], FakeJournal, list[bool]]:
-    loop, owner, journal, after = Loop(), Owner(), journal or FakeJournal(), list[bool]()
+    loop, owner, journal, after = Loop(), ThreadListener(), journal or FakeJournal(), list[bool]()
     thread = JournalThread(journal, owner, loop.callFromThread, after=after.append, retry=0.0, **options)  # type: ignore[arg-type]
     for job in jobs:
         thread.submit(job)
@@ -360,7 +360,7 @@ def test_a_bug_at_the_end() -> None:
 
 def test_giving_up() -> None:
     """Who gives up loses what fails, and no more."""
-    loop, owner, journal = Loop(), Owner(), FakeJournal()
+    loop, owner, journal = Loop(), ThreadListener(), FakeJournal()
     thread = JournalThread(journal, owner, loop.callFromThread, retry=60.0)  # type: ignore[arg-type]
     for job in (Job(Work(), batch(1)), Job(Work(full(), full()), batch(2)), Job(Work(), batch(4))):
         thread.submit(job)
@@ -411,7 +411,7 @@ class Recorder:
         )
         self.connection = FakeConnection.newest
         self.recording.start()
-        self.recording.began(None)
+        self.recording.recording_started(None)
 
     def appended(self, count: int) -> None:
         """Wait until so many messages are in the journal."""
@@ -515,14 +515,14 @@ def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -
     recorder = record(batch_rows=2)
     recorder.recording.add(numbered(0, 2))
     recorder.appended(2)
-    assert recorder.recording.room() is None
+    assert recorder.recording.wait_for_capacity() is None
     faulty.errors["write"] = number
     before = time.time_ns() // 1000
     recorder.recording.add(numbered(2, 4))
-    recorder.loop.until(recorder.recording.room)
+    recorder.loop.until(recorder.recording.wait_for_capacity)
     recorder.recording.add(numbered(4, 5))  # what was on its way
     recorder.connection.unread = numbered(5, 7)
-    room = recorder.recording.room()
+    room = recorder.recording.wait_for_capacity()
     assert room is not None
     del faulty.errors["write"]
     recorder.loop.until(lambda: room.called)
@@ -543,9 +543,9 @@ def test_failed_sync(record: Callable[..., Recorder], faulty: Disk) -> None:
     recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0", "1"])
     faulty.errors["sync"] = errno.EIO
     recorder.recording.add(numbered(2, 4))
-    recorder.loop.until(recorder.recording.room)
+    recorder.loop.until(recorder.recording.wait_for_capacity)
     faulty.errors.clear()
-    room = recorder.recording.room()
+    room = recorder.recording.wait_for_capacity()
     assert room is not None
     recorder.loop.until(lambda: room.called)
     assert shown(recorder.stop()) == ["<start>", *"0123", "<full>", "<stop>"]
@@ -558,7 +558,7 @@ def test_disk_that_stays_full(record: Callable[..., Recorder], faulty: Disk) -> 
     recorder.appended(2)
     faulty.errors["write"] = errno.ENOSPC
     recorder.recording.add(numbered(2, 7))
-    recorder.loop.until(recorder.recording.room)
+    recorder.loop.until(recorder.recording.wait_for_capacity)
     stopped = defer.Deferred.fromCoroutine(recorder.recording.stop())
     assert recorder.connection.stopped == 0.0
     recorder.loop.advance(20)
@@ -582,15 +582,15 @@ def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.
     monkeypatch.setattr(disk, "write", write)
     messages = [(b"key", bytes(100))] * 10
     for _ in range(7):
-        assert recorder.recording.room() is None
+        assert recorder.recording.wait_for_capacity() is None
         recorder.recording.add(messages)
     recorder.recording.add(messages)
-    room = recorder.recording.room()
+    room = recorder.recording.wait_for_capacity()
     assert room is not None
     may_write.set()
     recorder.loop.until(lambda: room.called)
     assert 0 < recorder.recording.counters.rows < 80
-    assert recorder.recording.room() is None
+    assert recorder.recording.wait_for_capacity() is None
     assert len(recorder.stop()) == 82
 
 
@@ -605,7 +605,7 @@ def test_a_bug_is_told(record: Callable[..., Recorder], monkeypatch: pytest.Monk
     monkeypatch.setattr(disk, "write", write)
     recorder.recording.add(numbered(0, 1))
     recorder.loop.until(lambda: recorder.failures)
-    assert recorder.recording.room() is not None
+    assert recorder.recording.wait_for_capacity() is not None
     assert recorder.recording.counters.lost == 1
 
 
@@ -613,7 +613,7 @@ def test_gaps_between_connections(record: Callable[..., Recorder]) -> None:
     """A connection that was lost and is back is a row between the messages of the two; one that is not, of the stop."""
     recorder = record()
     recorder.recording.add(numbered(0, 1))
-    recorder.recording.began({"since": 5, "reason": "the server closed the connection"})
+    recorder.recording.recording_started({"since": 5, "reason": "the server closed the connection"})
     recorder.recording.add(numbered(1, 2))
     recorder.connection.gap = {"since": 7, "reason": "it went away"}
     found = recorder.stop()
@@ -682,7 +682,7 @@ def test_old_segments_are_deleted_when_one_is_closed(tmp_path: Path) -> None:
     """A journal is kept within its limits whenever a segment is closed, and while there is no space."""
     settings = Settings(keep_bytes=1, force=True)
     journal = open_journal(str(tmp_path / "journal"), settings)
-    keeper = Keeper(journal, settings)
+    keeper = RetentionTrigger(journal, settings)
     for number in range(3):
         journal.append([(b"key", b"%d" % number)])
         journal.roll()

@@ -30,7 +30,7 @@ from sbus.errors import AddressError, ListenError
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import ClientParser, SeqpacketClientEndpoint, SeqpacketServerEndpoint, ServerParser
 from sbus.syscalls import addresses
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import max_sendable
 from tests.support.reactors import HandTurnedReactor, Recorder, descriptors
 
 
@@ -224,12 +224,12 @@ def test_limit(world):
     client = world.connect()
     world.meet(client)
     for protocol in (client, world.servers.made[-1]):
-        assert sendable(protocol.transport.getHandle()) >= DEFAULT_MAX_PACKET
+        assert max_sendable(protocol.transport.getHandle()) >= DEFAULT_MAX_PACKET
     small = SeqpacketServerEndpoint(world.reactor, str(world.directory / "small"), max_packet=10_000)
     world.listen(small)
     client = world.connect(SeqpacketClientEndpoint(world.reactor, small.address.text, max_packet=20_000))
     world.meet(client)
-    assert sendable(client.transport.getHandle()) >= 20_000
+    assert max_sendable(client.transport.getHandle()) >= 20_000
     client.transport.write(bytes(20_000))
     world.reactor.settle()
     world.servers.made[-1].lost[0].trap(error.ConnectionAborted)

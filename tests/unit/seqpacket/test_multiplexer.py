@@ -1,4 +1,4 @@
-"""The hub: in the reactor while it has sockets, fair among them, and proof against their failures."""
+"""The multiplexer: in the reactor while it has sockets, fair among them, and proof against their failures."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Hub
+from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, socket_pair
 
 
 class Handler:
-    """A socket in the hub that writes down what it is told.
+    """A socket in the multiplexer that writes down what it is told.
 
     :ivar react: called when it is ready.
     """
 
-    def __init__(self, hub: Hub, events: int = READ, name: str = "") -> None:
-        self.hub = hub
+    def __init__(self, multiplexer: Multiplexer, events: int = READ, name: str = "") -> None:
+        self.multiplexer = multiplexer
         self.sock, self.peer = socket_pair()
         self.name = name
         self.events: list[int] = []
-        self.alone: list[bool] = []
+        self.exclusive: list[bool] = []
         self.failures: list[Failure] = []
         self.reasons: list[Failure] = []
         self.react: Callable[[], object] = lambda: None
-        hub.add(self.sock.fileno(), self, events)
+        multiplexer.add(self.sock.fileno(), self, events)
 
-    def ready(self, events: int, alone: bool) -> None:
+    def ready(self, events: int, exclusive: bool) -> None:
         self.events.append(events)
-        self.alone.append(alone)
+        self.exclusive.append(exclusive)
         self.react()
 
     def failed(self, failure: Failure) -> None:
@@ -51,7 +51,7 @@ class Handler:
         self.close()
 
     def close(self) -> None:
-        self.hub.remove(self.sock.fileno())
+        self.multiplexer.remove(self.sock.fileno())
         self.sock.close()
         self.peer.close()
 
@@ -62,17 +62,17 @@ def reactor() -> HandTurnedReactor:
 
 
 @pytest.fixture
-def hub(reactor: HandTurnedReactor) -> Hub:
-    return Hub.of(reactor)
+def multiplexer(reactor: HandTurnedReactor) -> Multiplexer:
+    return Multiplexer.of(reactor)
 
 
 @pytest.fixture
-def handlers(hub: Hub) -> Iterator[Callable[..., Handler]]:
+def handlers(multiplexer: Multiplexer) -> Iterator[Callable[..., Handler]]:
     """Makes handlers, and closes those that are left."""
     made: list[Handler] = []
 
     def make(*args: Any) -> Handler:
-        made.append(Handler(hub, *args))
+        made.append(Handler(multiplexer, *args))
         return made[-1]
 
     yield make
@@ -99,23 +99,23 @@ def logged() -> Iterator[list[LogEvent]]:
 # --- in the reactor, and out of it --------------------------------------------------------------
 
 
-def test_in_the_reactor_while_it_has_sockets(reactor, hub, handlers):
-    """The hub is in the reactor while it has a socket, and no longer."""
+def test_in_the_reactor_while_it_has_sockets(reactor, multiplexer, handlers):
+    """The multiplexer is in the reactor while it has a socket, and no longer."""
     assert reactor.getReaders() == []
-    assert hub.fileno() == -1
+    assert multiplexer.fileno() == -1
     one, two = handlers(), handlers()
-    assert reactor.getReaders() == [hub]
-    assert os.readlink(f"/proc/self/fd/{hub.fileno()}") == "anon_inode:[eventpoll]"
+    assert reactor.getReaders() == [multiplexer]
+    assert os.readlink(f"/proc/self/fd/{multiplexer.fileno()}") == "anon_inode:[eventpoll]"
     one.close()
-    assert reactor.getReaders() == [hub]
+    assert reactor.getReaders() == [multiplexer]
     two.close()
     assert reactor.getReaders() == []
-    assert hub.fileno() == -1
-    hub.doRead()
+    assert multiplexer.fileno() == -1
+    multiplexer.doRead()
 
 
-def test_comes_back(reactor, hub, handlers):
-    """A hub that was idle goes on with the next socket."""
+def test_comes_back(reactor, multiplexer, handlers):
+    """A multiplexer that was idle goes on with the next socket."""
     handlers().close()
     handler = handlers()
     handler.peer.send(b"one")
@@ -124,7 +124,7 @@ def test_comes_back(reactor, hub, handlers):
 
 
 def test_no_descriptor_is_left(reactor):
-    """A hundred starts and stops leave no descriptor open, and no buffers in the hub."""
+    """A hundred starts and stops leave no descriptor open, and no buffers in the multiplexer."""
     before = descriptors()
     for _ in range(100):
         recorder = Recorder()
@@ -140,18 +140,18 @@ def test_no_descriptor_is_left(reactor):
     assert reactor.getReaders() == []
 
 
-def test_one_hub_a_reactor(reactor, hub):
-    """A reactor has one hub, and shares it with no other."""
+def test_one_hub_a_reactor(reactor, multiplexer):
+    """A reactor has one multiplexer, and shares it with no other."""
     other = HandTurnedReactor()
-    assert Hub.of(reactor) is hub
-    assert Hub.of(other) is not hub
-    assert Hub.of(other).reactor is other
+    assert Multiplexer.of(reactor) is multiplexer
+    assert Multiplexer.of(other) is not multiplexer
+    assert Multiplexer.of(other).reactor is other
 
 
 def test_reactors_do_not_meet(handlers):
     """The turn of one reactor serves no socket of another's."""
     mine, yours = HandTurnedReactor(), HandTurnedReactor()
-    one, two = Handler(Hub.of(mine)), Handler(Hub.of(yours))
+    one, two = Handler(Multiplexer.of(mine)), Handler(Multiplexer.of(yours))
     one.peer.send(b"one")
     two.peer.send(b"two")
     mine.turn()
@@ -165,37 +165,37 @@ def test_reactors_do_not_meet(handlers):
 
 
 def test_hub_goes_with_its_reactor():
-    """Neither a reactor that nobody uses any more nor its hub stays in memory."""
+    """Neither a reactor that nobody uses any more nor its multiplexer stays in memory."""
     reactor = HandTurnedReactor()
-    Handler(Hub.of(reactor)).close()
-    gone = weakref.ref(reactor), weakref.ref(Hub.of(reactor))
+    Handler(Multiplexer.of(reactor)).close()
+    gone = weakref.ref(reactor), weakref.ref(Multiplexer.of(reactor))
     del reactor
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
 
 
-def test_read_descriptor(hub):
-    """The hub is what the reactor expects to read from."""
-    verifyObject(IReadDescriptor, hub)
-    assert hub.logPrefix() == "sbus"
+def test_read_descriptor(multiplexer):
+    """The multiplexer is what the reactor expects to read from."""
+    verifyObject(IReadDescriptor, multiplexer)
+    assert multiplexer.logPrefix() == "sbus"
 
 
 # --- what is ready ------------------------------------------------------------------------------
 
 
-def test_events(reactor, hub, handlers):
+def test_events(reactor, multiplexer, handlers):
     """A socket is told what it is watched for, and always of a hang-up."""
     handler = handlers(WRITE)
     handler.peer.send(b"one")
     reactor.turn()
     assert handler.events == [WRITE]
-    hub.modify(handler.sock.fileno(), 0)
+    multiplexer.modify(handler.sock.fileno(), 0)
     reactor.turn()
     assert handler.events == [WRITE]
-    hub.modify(handler.sock.fileno(), READ)
+    multiplexer.modify(handler.sock.fileno(), READ)
     reactor.turn()
     assert handler.events == [WRITE, READ]
-    hub.modify(handler.sock.fileno(), 0)
+    multiplexer.modify(handler.sock.fileno(), 0)
     handler.peer.close()
     reactor.turn()
     assert handler.events[2] & HANGUP
@@ -209,18 +209,18 @@ def test_alone(reactor, handlers):
     reactor.turn()
     two.peer.send(b"two")
     reactor.turn()
-    assert one.alone == [True, False]
-    assert two.alone == [False]
+    assert one.exclusive == [True, False]
+    assert two.exclusive == [False]
 
 
-def test_crowded(reactor, hub, handlers):
+def test_crowded(reactor, multiplexer, handlers):
     """It is crowded where more than one socket has something to be read; who can only write is none of these."""
     one, two = handlers(), handlers(WRITE)
     seen = []
-    one.react = lambda: seen.append(hub.is_crowded)
+    one.react = lambda: seen.append(multiplexer.contended)
     one.peer.send(b"one")
     reactor.turn()
-    hub.modify(two.sock.fileno(), READ)
+    multiplexer.modify(two.sock.fileno(), READ)
     reactor.turn()
     two.peer.send(b"two")
     reactor.turn()
@@ -238,13 +238,13 @@ def test_so_many_a_turn(reactor, handlers):
     assert {len(handler.events) for handler in many} == {1, 2}
 
 
-def test_looks_again_while_something_is_read(reactor, hub, handlers):
+def test_looks_again_while_something_is_read(reactor, multiplexer, handlers):
     """Who becomes ready while others read is served in the same turn, and a turn has an end."""
     one, two, mute = handlers(), handlers(), handlers()
 
     def read():
         one.sock.recv(100)
-        hub.has_read = True
+        multiplexer.has_read = True
         two.peer.send(b"for two")
 
     one.react = read
@@ -255,15 +255,15 @@ def test_looks_again_while_something_is_read(reactor, hub, handlers):
     rounds = []
 
     def read_for_ever():
-        rounds.append(hub.round)
-        hub.has_read = True
+        rounds.append(multiplexer.pass_number)
+        multiplexer.has_read = True
 
     two.react = read_for_ever
     reactor.turn()
     assert rounds == list(range(8))
 
 
-def test_removed_in_the_same_turn(reactor, hub, handlers):
+def test_removed_in_the_same_turn(reactor, multiplexer, handlers):
     """A socket that is removed by another's doings in the same turn is told nothing any more."""
     one, two = handlers(), handlers()
     one.react = two.close
@@ -274,7 +274,7 @@ def test_removed_in_the_same_turn(reactor, hub, handlers):
     assert len(one.events) + len(two.events) == 1
 
 
-def test_remove_all_in_a_turn(reactor, hub, handlers):
+def test_remove_all_in_a_turn(reactor, multiplexer, handlers):
     """A turn in which the last socket is removed ends well."""
     handler = handlers()
     handler.react = handler.close
@@ -284,12 +284,12 @@ def test_remove_all_in_a_turn(reactor, hub, handlers):
     assert handler.failures == []
 
 
-def test_remove_unknown(hub, handlers):
+def test_remove_unknown(multiplexer, handlers):
     """To remove a socket that is not there does nothing."""
     handler = handlers()
-    hub.remove(handler.peer.fileno())
+    multiplexer.remove(handler.peer.fileno())
     handler.close()
-    hub.remove(0)
+    multiplexer.remove(0)
 
 
 # --- failures -----------------------------------------------------------------------------------
@@ -330,8 +330,8 @@ def test_failure_of_a_failure(reactor, handlers, logged):
     assert len(logged) == 2
 
 
-def test_reactor_gives_up(reactor, hub, handlers, logged):
-    """When the reactor gives the hub up, as it does on stopping, every socket is told, whatever the others do."""
+def test_reactor_gives_up(reactor, multiplexer, handlers, logged):
+    """A reactor that stops closes every socket of its multiplexer, even if one of them raises."""
 
     def fail(reason):
         raise ZeroDivisionError
@@ -343,7 +343,7 @@ def test_reactor_gives_up(reactor, hub, handlers, logged):
         reader.connectionLost(reason)
     assert [handler.reasons for handler in many] == [[reason], [reason], [], [reason], [reason]]
     assert len(logged) == 1
-    assert hub.fileno() == -1
+    assert multiplexer.fileno() == -1
     late = handlers()
     late.peer.send(b"one")
     reactor.turn()
@@ -353,14 +353,14 @@ def test_reactor_gives_up(reactor, hub, handlers, logged):
 # --- soon ---------------------------------------------------------------------------------------
 
 
-def test_soon_in_a_turn(reactor, hub, handlers):
+def test_soon_in_a_turn(reactor, multiplexer, handlers):
     """What is put off during a turn is done in its end, after every socket was served, in order."""
     calls: list[Any] = []
     many = [handlers() for _ in range(3)]
 
     def react(i):
         calls.append(("ready", i))
-        hub.soon(calls.append, ("soon", i))
+        multiplexer.call_soon(calls.append, ("soon", i))
 
     for i, handler in enumerate(many):
         handler.react = lambda i=i: react(i)
@@ -370,11 +370,11 @@ def test_soon_in_a_turn(reactor, hub, handlers):
     assert [i for _, i in calls[:3]] == [i for _, i in calls[3:]]
 
 
-def test_soon_outside_of_a_turn(reactor, hub):
+def test_soon_outside_of_a_turn(reactor, multiplexer):
     """What is put off outside of a turn is done by the reactor, in order, and never at once."""
     calls: list[int] = []
     for i in range(3):
-        hub.soon(calls.append, i)
+        multiplexer.call_soon(calls.append, i)
     assert calls == []
     assert len(reactor.getDelayedCalls()) == 1
     reactor.advance(0)
@@ -382,33 +382,33 @@ def test_soon_outside_of_a_turn(reactor, hub):
     assert reactor.getDelayedCalls() == []
 
 
-def test_soon_before_a_turn(reactor, hub, handlers):
+def test_soon_before_a_turn(reactor, multiplexer, handlers):
     """What was put off before a turn is done once, in that turn, before what the turn puts off."""
     calls: list[str] = []
     handler = handlers()
-    handler.react = lambda: hub.soon(calls.append, "in the turn")
+    handler.react = lambda: multiplexer.call_soon(calls.append, "in the turn")
     handler.peer.send(b"one")
-    hub.soon(calls.append, "before")
-    hub.doRead()
+    multiplexer.call_soon(calls.append, "before")
+    multiplexer.doRead()
     assert calls == ["before", "in the turn"]
     reactor.advance(0)
     assert calls == ["before", "in the turn"]
 
 
-def test_soon_out_of_soon(reactor, hub, handlers):
+def test_soon_out_of_soon(reactor, multiplexer, handlers):
     """What is put off by what was put off is done in the same turn, but a turn does not go on for ever."""
     calls: list[int] = []
 
     def again(i):
         calls.append(i)
-        hub.soon(again, i + 1)
+        multiplexer.call_soon(again, i + 1)
 
     handler = handlers()
-    handler.react = lambda: hub.soon(again, 0)
+    handler.react = lambda: multiplexer.call_soon(again, 0)
     handler.peer.send(b"one")
-    hub.doRead()
+    multiplexer.doRead()
     assert calls == [0, 1, 2, 3]
-    hub.modify(handler.sock.fileno(), 0)
+    multiplexer.modify(handler.sock.fileno(), 0)
     reactor.turn()
     assert len(calls) < 10
     assert calls == list(range(len(calls)))
@@ -417,12 +417,12 @@ def test_soon_out_of_soon(reactor, hub, handlers):
     assert len(calls) > before
 
 
-def test_soon_that_fails(reactor, hub, logged):
+def test_soon_that_fails(reactor, multiplexer, logged):
     """An exception in what was put off is logged, and the rest is done."""
     calls: list[str] = []
-    hub.soon(calls.append, "one")
-    hub.soon(lambda: 1 // 0)
-    hub.soon(calls.append, "two")
+    multiplexer.call_soon(calls.append, "one")
+    multiplexer.call_soon(lambda: 1 // 0)
+    multiplexer.call_soon(calls.append, "two")
     reactor.advance(0)
     assert calls == ["one", "two"]
     assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
@@ -431,31 +431,31 @@ def test_soon_that_fails(reactor, hub, logged):
 # --- buffers ------------------------------------------------------------------------------------
 
 
-def test_buffers_are_shared(hub):
+def test_buffers_are_shared(multiplexer):
     """Sockets with the same limit read through the same buffers, whose size has a bound."""
-    assert hub.reader(1000) is hub.reader(1000)
-    assert hub.reader(1000) is not hub.reader(1001)
+    assert multiplexer.reader(1000) is multiplexer.reader(1000)
+    assert multiplexer.reader(1000) is not multiplexer.reader(1001)
     for limit in (1000, 409_600, 1 << 20, 16 << 20):
-        reader = hub.reader(limit)
+        reader = multiplexer.reader(limit)
         assert reader.max_packet == limit
         assert 1 <= reader.batch <= 64
         assert reader.batch * limit <= 32 << 20
-    assert hub.reader(409_600).batch == 64
+    assert multiplexer.reader(409_600).batch == 64
 
 
-def test_buffers_are_freed(hub, handlers):
-    """An idle hub keeps no buffers."""
+def test_buffers_are_freed(multiplexer, handlers):
+    """An idle multiplexer keeps no buffers."""
     handler = handlers()
-    reader = hub.reader(1000)
+    reader = multiplexer.reader(1000)
     handler.close()
-    assert hub.reader(1000) is not reader
+    assert multiplexer.reader(1000) is not reader
 
 
-def test_failed_registration(reactor, hub):
-    """A descriptor that cannot be watched leaves nothing behind, neither in the hub nor in the reactor."""
+def test_failed_registration(reactor, multiplexer):
+    """A descriptor that cannot be watched leaves nothing behind, neither in the multiplexer nor in the reactor."""
     with open(__file__) as file:
         before = descriptors()
         with pytest.raises(PermissionError):
-            hub.add(file.fileno(), Handler.__new__(Handler), READ)
+            multiplexer.add(file.fileno(), Handler.__new__(Handler), READ)
         assert reactor.getReaders() == []
         assert descriptors() == before

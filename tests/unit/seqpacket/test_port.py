@@ -23,7 +23,7 @@ from zope.interface.verify import verifyObject
 
 from sbus.seqpacket.port import PacketPort
 from sbus.syscalls import addresses
-from sbus.syscalls.sockets import sendable
+from sbus.syscalls.sockets import max_sendable
 from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, received
 
 
@@ -146,7 +146,7 @@ def test_accepts(world):
     world.turn(2)
     (recorder,) = world.made
     assert recorder.packets == [b"hello"]
-    assert sendable(recorder.transport.getHandle()) >= 1000
+    assert max_sendable(recorder.transport.getHandle()) >= 1000
     assert not recorder.transport.getHandle().getblocking()
     assert recorder.transport.getHost() == world.port.getHost()
     assert world.port.getHost().name == os.fsencode(world.path)
@@ -415,7 +415,7 @@ SERVER = """
         os.write(1, json.dumps([accepts, usage.ru_utime + usage.ru_stime, reactor.seconds()]).encode() + b"\\n")
 
     def listen():
-        port = SeqpacketServerEndpoint(reactor, sys.argv[1]).listenNow(Factory.forProtocol(Greeting))
+        port = SeqpacketServerEndpoint(reactor, sys.argv[1]).listen_now(Factory.forProtocol(Greeting))
         port._bound.sock = Counting(port._bound.sock)
         free = os.dup(0)
         os.close(free)

@@ -17,13 +17,13 @@ from zope.interface.verify import verifyObject
 
 from sbus.errors import CloseReason
 from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, Strategy
-from sbus.flood.fifo import HIGH_WATER, PlainQueue
+from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
-from sbus.protocol.bundles import LARGEST, Packed, pack, unbundle
+from sbus.protocol.bundles import LARGEST, BundleCache, pack, unbundle
 from sbus.seqpacket import writing as module
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import send_packets
-from sbus.syscalls.sockets import raise_send_buffer, sendable
+from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from sbus.testing import FakePacketTransport
 from tests.support.reactors import BatchRecorder, HalfRecorder, HandTurnedReactor, Recorder, received, socket_pair
 
@@ -90,7 +90,7 @@ class Watched:
     def block(self, until_empty: bool) -> None:
         raise AssertionError("it may not block")
 
-    def moved(self, room: bool, empty: bool) -> None:
+    def on_drained(self, room: bool, empty: bool) -> None:
         pass
 
     def congested(self, now: bool) -> None:
@@ -99,7 +99,7 @@ class Watched:
     def dropped(self, packets: int, size: int) -> None:
         self.lost += packets
 
-    def misbehaved(self, reason: CloseReason) -> None:
+    def on_overflow(self, reason: CloseReason) -> None:
         self.reasons.append(reason)
 
 
@@ -107,7 +107,7 @@ def flood_controlled(transport: PacketTransport, soft: Strategy) -> tuple[SendQu
     """Give a transport a queue with flood control, as the server does."""
     receiver = Watched()
     queue = SendQueue(receiver, QueueLimits(), SharedBudget())
-    queue.choose(soft=soft)
+    queue.set_strategies(soft=soft)
     transport.queue = queue
     return queue, receiver
 
@@ -216,7 +216,7 @@ def test_reads_more_in_a_turn_when_alone(world):
     """A socket that alone is ready is read for several batches in a turn, but not without bound."""
     recorder = BatchRecorder()
     peer = world.connect(recorder)
-    raise_send_buffer(peer, 409_600)
+    grow_send_buffer(peer, 409_600)
     for packet in numbered(700):
         peer.send(packet)
     world.turn()
@@ -271,7 +271,7 @@ def test_share(world):
     recorders = [BatchRecorder() for _ in range(2)]
     peers = [world.connect(recorder) for recorder in recorders]
     busy = recorders[0]
-    busy.transport.share = 10
+    busy.transport.read_limit = 10
     for peer in peers:
         for packet in numbered(40):
             peer.send(packet)
@@ -473,20 +473,20 @@ def test_send_now(world):
     recorder = Recorder()
     peer = world.connect(recorder)
     transport = recorder.transport
-    assert transport.sendNow(numbered(3)) == 3
+    assert transport.try_send(numbered(3)) == 3
     assert received(peer) == numbered(3)
     packets = [b"%0400d" % i for i in range(2000)]
     sent = 0
-    while count := transport.sendNow(packets[sent:]):
+    while count := transport.try_send(packets[sent:]):
         sent += count
     assert 0 < sent < 2000
     assert received(peer) == packets[:sent]
-    assert transport.sendNow([b"x" * (sendable(transport.getHandle()) + 1)]) == 0
+    assert transport.try_send([b"x" * (max_sendable(transport.getHandle()) + 1)]) == 0
     peer.shutdown(socket.SHUT_RD)
-    assert transport.sendNow([b"nobody reads"]) == 0
+    assert transport.try_send([b"nobody reads"]) == 0
     assert transport.connected
     transport.abortConnection()
-    assert transport.sendNow([b"too late"]) == 0
+    assert transport.try_send([b"too late"]) == 0
 
 
 def test_send_now_where_bundles_are_sent(world):
@@ -494,22 +494,22 @@ def test_send_now_where_bundles_are_sent(world):
     recorder = Recorder()
     peer = world.connect(recorder)
     transport = recorder.transport
-    transport.startBundling(1000)
-    assert transport.sendNow(numbered(2)) == 0
-    assert transport.sendNow([b"alone"]) == 1
+    transport.start_bundling(1000)
+    assert transport.try_send(numbered(2)) == 0
+    assert transport.try_send([b"alone"]) == 1
     transport.write(b"answer")
     transport.flush()
     assert received(peer) == [b"alone", b"answer"]
-    assert transport.sendNow(numbered(2)) == 2
+    assert transport.try_send(numbered(2)) == 2
     assert received(peer) == pack(numbered(2), 1000, 1)[0]
-    assert transport.sendNow([b"alone"]) == 1
+    assert transport.try_send([b"alone"]) == 1
     packets = [b"%0400d" % i for i in range(3000)]
-    sent = transport.sendNow(packets)
+    sent = transport.try_send(packets)
     assert 2 < sent < 3000
     assert sent % 2 == 0
     assert unbundle(received(peer)) == [b"alone", *packets[:sent]]
-    transport.stopBundling()
-    assert transport.sendNow(numbered(2)) == 2
+    transport.stop_bundling()
+    assert transport.try_send(numbered(2)) == 2
     assert received(peer) == numbered(2)
 
 
@@ -523,13 +523,13 @@ def test_send_now_to_many_puts_together_once(world, monkeypatch):
 
     monkeypatch.setattr(module, "pack", counted)
     packets = numbered(10)
-    packed: Packed = {}
+    packed: BundleCache = {}
     for limit in (1000, 1000, 900, 1000, 900):
         recorder = Recorder()
         peer = world.connect(recorder)
-        recorder.transport.startBundling(limit)
+        recorder.transport.start_bundling(limit)
         recorder.transport.flush()
-        assert recorder.transport.sendNow(packets, packed) == 10
+        assert recorder.transport.try_send(packets, packed) == 10
         got = received(peer)
         assert len(got) == 1
         assert unbundle(got) == packets
@@ -569,13 +569,13 @@ def test_full_socket_is_not_polled(world):
 
 
 class CountingTransport(PacketTransport):
-    """Counts how often the hub calls on it."""
+    """Counts how often the multiplexer calls on it."""
 
     calls = 0
 
-    def ready(self, events: int, alone: bool) -> None:
+    def ready(self, events: int, exclusive: bool) -> None:
         self.calls += 1
-        super().ready(events, alone)
+        super().ready(events, exclusive)
 
 
 def test_idle_when_all_is_sent(world):
@@ -631,7 +631,11 @@ are not affected."""
             peer = world.connect(recorder)
             queue, receiver = flood_controlled(recorder.transport, soft)
             packets = numbered(5)
-            queue.pending += [*packets[:place], bytes(sendable(recorder.transport.getHandle()) + 1), *packets[place:]]
+            queue.pending += [
+                *packets[:place],
+                bytes(max_sendable(recorder.transport.getHandle()) + 1),
+                *packets[place:],
+            ]
             recorder.transport.flush()
             assert received(peer) == packets
             assert receiver.lost == 1
@@ -644,7 +648,7 @@ def test_several_packets_too_long_for_the_socket(world):
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
-    long = bytes(sendable(recorder.transport.getHandle()) + 1)
+    long = bytes(max_sendable(recorder.transport.getHandle()) + 1)
     queue.pending += [long, b"a", long, long, b"b", long]
     recorder.transport.flush()
     assert received(peer) == [b"a", b"b"]
@@ -660,7 +664,7 @@ def test_packet_too_long_for_a_congested_socket(world):
     queue.pending += numbered(500)
     recorder.transport.flush()
     assert queue.is_congested
-    queue.offer([bytes(sendable(recorder.transport.getHandle()) + 1), b"last"])
+    queue.enqueue([bytes(max_sendable(recorder.transport.getHandle()) + 1), b"last"])
     got = []
     for _ in range(20):
         got += received(peer)
@@ -728,7 +732,7 @@ def test_many_bundles_are_no_congestion(world, size, together):
         recorder = Recorder()
         peer = world.connect(recorder)
         queue, receiver = flood_controlled(recorder.transport, soft)
-        recorder.transport.startBundling(1000)
+        recorder.transport.start_bundling(1000)
         recorder.transport.flush()
         packets = [bytes([i]) * size for i in range(20 * together)]
         queue.pending += packets
@@ -744,7 +748,7 @@ def test_full_socket_where_bundles_are_sent(world):
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, QUEUE)
-    recorder.transport.startBundling(1000)
+    recorder.transport.start_bundling(1000)
     recorder.transport.flush()
     queue.pending += [b"%0400d" % i for i in range(3000)]
     recorder.transport.flush()
@@ -762,7 +766,7 @@ def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
-    recorder.transport.startBundling(1000)
+    recorder.transport.start_bundling(1000)
     recorder.transport.flush()
     real = send_packets
 
@@ -788,12 +792,12 @@ def test_send_buffer_made_smaller_than_a_bundle(world, first):
         transport = recorder.transport
         if has_flood_control:
             queue, receiver = flood_controlled(transport, QUEUE)
-        transport.startBundling(LARGEST)
+        transport.start_bundling(LARGEST)
         transport.flush()
         transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
         packets = first + [b"%0500d" % i for i in range(200)]
         if has_flood_control:
-            too_long = bytes(sendable(transport.getHandle()) + 1)
+            too_long = bytes(max_sendable(transport.getHandle()) + 1)
             queue.pending += [*packets[:100], too_long, *packets[100:]]
             transport.flush()
         else:
@@ -990,11 +994,11 @@ def test_stop_producing_closes(world):
 def test_abort_out_of_flow_control(world):
     """A queue that has its connection aborted in the middle of a flush sends nothing more."""
 
-    class Aborting(PlainQueue):
+    class Aborting(FifoQueue):
         __slots__ = ()
 
-        def done(self, taken, sent):
-            super().done(taken, sent)
+        def ack(self, taken, sent):
+            super().ack(taken, sent)
             recorder.transport.abortConnection()
 
     recorder = Recorder()
@@ -1082,7 +1086,7 @@ class RealLink:
         self.transport: Any = protocol.transport
         self.got: list[bytes] = []
         self.too_long = bytes(1001)
-        self.unsendable = bytes(sendable(self.transport.getHandle()) + 1)
+        self.unsendable = bytes(max_sendable(self.transport.getHandle()) + 1)
 
     def fill(self) -> None:
         """Leave no room in the socket."""

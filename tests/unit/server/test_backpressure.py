@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.task import Clock
 
-from sbus.server.backpressure import Holdback
+from sbus.server.backpressure import Backpressure
 
 TIMEOUT = 30.0
 
@@ -19,10 +19,10 @@ class Publisher:
     def __init__(self) -> None:
         self.held_by: set[object] = set()
 
-    def hold(self, receiver):
+    def block_on(self, receiver):
         self.held_by.add(receiver)
 
-    def letGo(self, receiver):
+    def unblock(self, receiver):
         self.held_by.discard(receiver)
 
 
@@ -31,10 +31,10 @@ class Receiver:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.holdback = Holdback(self, self.clock, TIMEOUT)
+        self.holdback = Backpressure(self, self.clock, TIMEOUT)
         self.disconnected_at: float | None = None
 
-    def blockedTooLong(self):
+    def block_timed_out(self):
         assert self.disconnected_at is None
         self.disconnected_at = self.clock.seconds()
         self.holdback.release()
@@ -52,12 +52,12 @@ def held(*publishers):
 def test_until_empty(receiver):
     """A publisher held until the queue is empty is not let go before it is."""
     publisher = Publisher()
-    receiver.holdback.hold(publisher, until_empty=True)
+    receiver.holdback.block_on(publisher, until_empty=True)
     assert publisher.held_by == {receiver}
-    receiver.holdback.moved(room=False, empty=False)
-    receiver.holdback.moved(room=True, empty=False)
+    receiver.holdback.on_drained(room=False, empty=False)
+    receiver.holdback.on_drained(room=True, empty=False)
     assert held(publisher) == [True]
-    receiver.holdback.moved(room=True, empty=True)
+    receiver.holdback.on_drained(room=True, empty=True)
     assert held(publisher) == [False]
     assert receiver.clock.getDelayedCalls() == []
 
@@ -65,13 +65,13 @@ def test_until_empty(receiver):
 def test_until_room(receiver):
     """A publisher held until there is room goes on at the low-water mark; the others wait on."""
     roomy, empty = Publisher(), Publisher()
-    receiver.holdback.hold(roomy, until_empty=False)
-    receiver.holdback.hold(empty, until_empty=True)
-    receiver.holdback.moved(room=False, empty=False)
+    receiver.holdback.block_on(roomy, until_empty=False)
+    receiver.holdback.block_on(empty, until_empty=True)
+    receiver.holdback.on_drained(room=False, empty=False)
     assert held(roomy, empty) == [True, True]
-    receiver.holdback.moved(room=True, empty=False)
+    receiver.holdback.on_drained(room=True, empty=False)
     assert held(roomy, empty) == [False, True]
-    receiver.holdback.moved(room=True, empty=True)
+    receiver.holdback.on_drained(room=True, empty=True)
     assert held(roomy, empty) == [False, False]
 
 
@@ -80,10 +80,10 @@ def test_held_for_both(receiver, order):
     """A publisher held in both ways waits for the queue to be empty."""
     publisher = Publisher()
     for until_empty in order:
-        receiver.holdback.hold(publisher, until_empty)
-    receiver.holdback.moved(room=True, empty=False)
+        receiver.holdback.block_on(publisher, until_empty)
+    receiver.holdback.on_drained(room=True, empty=False)
     assert held(publisher) == [True]
-    receiver.holdback.moved(room=True, empty=True)
+    receiver.holdback.on_drained(room=True, empty=True)
     assert held(publisher) == [False]
 
 
@@ -92,7 +92,7 @@ def test_time_out(receiver, until_empty):
     """If nothing leaves the queue for the whole time, the receiver is disconnected, and not a moment before."""
     publisher = Publisher()
     receiver.clock.advance(100)
-    receiver.holdback.hold(publisher, until_empty)
+    receiver.holdback.block_on(publisher, until_empty)
     receiver.clock.advance(TIMEOUT - 0.001)
     assert receiver.disconnected_at is None
     assert held(publisher) == [True]
@@ -104,10 +104,10 @@ def test_time_out(receiver, until_empty):
 
 def test_each_packet_that_leaves_starts_the_time_again(receiver):
     """A receiver that takes one packet now and then is slow, but does not misbehave."""
-    receiver.holdback.hold(Publisher(), until_empty=True)
+    receiver.holdback.block_on(Publisher(), until_empty=True)
     for _ in range(10):
         receiver.clock.advance(TIMEOUT - 1)
-        receiver.holdback.moved(room=False, empty=False)
+        receiver.holdback.on_drained(room=False, empty=False)
     assert receiver.disconnected_at is None
     receiver.clock.advance(TIMEOUT - 0.001)
     assert receiver.disconnected_at is None
@@ -119,7 +119,7 @@ def test_more_publishers_do_not_start_the_time_again(receiver):
     """However many are held back one after another, the time runs from the first, or from the last packet."""
     publishers = [Publisher() for _ in range(10)]
     for publisher in publishers:
-        receiver.holdback.hold(publisher, until_empty=True)
+        receiver.holdback.block_on(publisher, until_empty=True)
         receiver.clock.advance(TIMEOUT / 10)
     assert receiver.disconnected_at == pytest.approx(TIMEOUT)
     assert held(*publishers) == [False] * 10
@@ -128,10 +128,10 @@ def test_more_publishers_do_not_start_the_time_again(receiver):
 def test_nobody_held_back_no_time_out(receiver):
     """A receiver that holds nobody back may take as long as it likes."""
     gone, goes_on = Publisher(), Publisher()
-    receiver.holdback.hold(gone, until_empty=True)
-    receiver.holdback.hold(goes_on, until_empty=False)
+    receiver.holdback.block_on(gone, until_empty=True)
+    receiver.holdback.block_on(goes_on, until_empty=False)
     receiver.holdback.discard(gone)
-    receiver.holdback.moved(room=True, empty=False)
+    receiver.holdback.on_drained(room=True, empty=False)
     assert held(gone, goes_on) == [True, False]  # nobody bothers one that is gone
     receiver.clock.advance(10 * TIMEOUT)
     assert receiver.disconnected_at is None
@@ -142,20 +142,20 @@ def test_nobody_held_back_no_time_out(receiver):
 def test_a_publisher_that_is_gone(receiver, until_empty):
     """A publisher that is gone is held by nobody: it is not let go, and no time-out follows from it."""
     publisher = Publisher()
-    receiver.holdback.hold(publisher, until_empty)
+    receiver.holdback.block_on(publisher, until_empty)
     receiver.holdback.discard(publisher)
     receiver.clock.advance(TIMEOUT)
     assert receiver.disconnected_at is None
-    receiver.holdback.moved(room=True, empty=True)
+    receiver.holdback.on_drained(room=True, empty=True)
     assert held(publisher) == [True]
 
 
 def test_time_starts_afresh_after_a_pause(receiver):
     """Once everyone was let go and the time has run out, who is held later is held for the whole time."""
-    receiver.holdback.hold(Publisher(), until_empty=False)
-    receiver.holdback.moved(room=True, empty=False)
+    receiver.holdback.block_on(Publisher(), until_empty=False)
+    receiver.holdback.on_drained(room=True, empty=False)
     receiver.clock.advance(2 * TIMEOUT)
-    receiver.holdback.hold(Publisher(), until_empty=False)
+    receiver.holdback.block_on(Publisher(), until_empty=False)
     receiver.clock.advance(TIMEOUT - 0.001)
     assert receiver.disconnected_at is None
     receiver.clock.advance(0.001)
@@ -165,8 +165,8 @@ def test_time_starts_afresh_after_a_pause(receiver):
 def test_release(receiver):
     """To release everyone ends the matter: no clock is left running, and it may be done again."""
     publishers = [Publisher(), Publisher()]
-    receiver.holdback.hold(publishers[0], until_empty=True)
-    receiver.holdback.hold(publishers[1], until_empty=False)
+    receiver.holdback.block_on(publishers[0], until_empty=True)
+    receiver.holdback.block_on(publishers[1], until_empty=False)
     receiver.holdback.release()
     receiver.holdback.release()
     assert held(*publishers) == [False, False]
@@ -177,23 +177,23 @@ def test_a_publisher_that_goes_on_at_once(receiver):
     """A publisher that publishes as soon as it is let go, and is held again, is let go again in its turn."""
 
     class Eager(Publisher):
-        def letGo(self, receiver):
-            super().letGo(receiver)
+        def unblock(self, receiver):
+            super().unblock(receiver)
             if eager:
-                receiver.holdback.hold(self, eager.pop())
+                receiver.holdback.block_on(self, eager.pop())
 
     for until_empty in (True, False):
         eager = [until_empty]
         publisher = Eager()
-        receiver.holdback.hold(publisher, until_empty)
-        receiver.holdback.moved(room=True, empty=until_empty)
+        receiver.holdback.block_on(publisher, until_empty)
+        receiver.holdback.on_drained(room=True, empty=until_empty)
         assert held(publisher) == [True]
         receiver.clock.advance(TIMEOUT / 2)
-        receiver.holdback.moved(room=True, empty=until_empty)
+        receiver.holdback.on_drained(room=True, empty=until_empty)
         assert held(publisher) == [False]
     publisher = Eager()
     eager = [True]
-    receiver.holdback.hold(publisher, until_empty=True)
+    receiver.holdback.block_on(publisher, until_empty=True)
     receiver.holdback.release()
     assert held(publisher) == [True]
     receiver.clock.advance(TIMEOUT)
@@ -204,12 +204,12 @@ def test_changes_of_mind_do_not_start_the_time_again(receiver):
     """A receiver that chooses another strategy lets its publishers go, but wins no time if it holds them again."""
     publisher = Publisher()
     for _ in range(4):
-        receiver.holdback.hold(publisher, until_empty=True)
+        receiver.holdback.block_on(publisher, until_empty=True)
         receiver.clock.advance(TIMEOUT / 4 - 0.001)
         assert receiver.disconnected_at is None
         receiver.holdback.reconsider()
         assert held(publisher) == [False]
-    receiver.holdback.hold(publisher, until_empty=True)
+    receiver.holdback.block_on(publisher, until_empty=True)
     receiver.clock.advance(0.004)
     assert receiver.disconnected_at == pytest.approx(TIMEOUT)
     assert held(publisher) == [False]
@@ -230,16 +230,16 @@ class HoldbackMachine(RuleBasedStateMachine):
         self.since = None
 
     @rule(number=st.integers(0, 2), until_empty=st.booleans())
-    def hold(self, number, until_empty):
+    def block_on(self, number, until_empty):
         publisher = self.publishers[number]
-        self.receiver.holdback.hold(publisher, until_empty)
+        self.receiver.holdback.block_on(publisher, until_empty)
         self.waits[publisher] = self.waits.get(publisher, False) or until_empty
         if self.since is None:
             self.since = self.receiver.clock.seconds()
 
     @rule(room=st.booleans(), empty=st.booleans())
-    def moved(self, room, empty):
-        self.receiver.holdback.moved(room, empty)
+    def on_drained(self, room, empty):
+        self.receiver.holdback.on_drained(room, empty)
         if self.since is not None:
             self.since = self.receiver.clock.seconds()
         if empty:

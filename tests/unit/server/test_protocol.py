@@ -530,8 +530,8 @@ def test_a_batch_that_goes_one_way(observers, capacity):
     assert slow.take() == [*packets[capacity:], message("k", b"behind")][:2]
 
 
-@pytest.mark.parametrize(("receivers", "share"), [(0, 48), (1, 48), (2, 24), (8, 6), (64, 4)])
-def test_share_of_a_publisher(receivers, share):
+@pytest.mark.parametrize(("receivers", "read_limit"), [(0, 48), (1, 48), (2, 24), (8, 6), (64, 4)])
+def test_share_of_a_publisher(receivers, read_limit):
     """The more receivers there are, the less of a publisher is read in one go while others want to be read too."""
     bus = Bus()
     for _ in range(receivers):
@@ -539,7 +539,7 @@ def test_share_of_a_publisher(receivers, share):
     publisher = bus.connect()
     publisher.send(message("k"))
     publisher.send(*[message("k")] * 10)
-    assert publisher.transport.share == share
+    assert publisher.transport.read_limit == read_limit
 
 
 def test_counters_balance():
@@ -758,7 +758,7 @@ def test_flood_control_hears_of_what_a_socket_did_not_take_in_one_turn(monkeypat
         taken = reader.protocol.queue.take(2)
         sent = min(len(taken), 5 - taken_in_all)
         taken_in_all += sent
-        reader.protocol.queue.done(taken, sent)
+        reader.protocol.queue.ack(taken, sent)
 
     monkeypatch.setattr(reader.transport, "flush", flush)
     publisher.send(*[b"MSG k\0"] * 9, b"SUB else")
@@ -775,7 +775,7 @@ def bundle(*packets: bytes) -> bytes:
 
 def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
     """However much is read with the question, what it brings is sent on before it is more than a slice."""
-    monkeypatch.setattr(protocol, "_SLICE", 10)
+    monkeypatch.setattr(protocol, "_MAX_RUN", 10)
     bus = Bus(limits=Limits(queue_messages=3))
     reader, publisher = bus.connect(capacity=0), bus.connect()
     reader.send(b"SUB k")

@@ -22,7 +22,7 @@ from sbus.server import recorder_process as recording
 from sbus.server.limits import Limits
 from sbus.server.recorder_process import RecordedBus, recorder_command, split_options
 from sbus.server.twistd import Options
-from sbus.syscalls.addresses import Address, parse, reachable
+from sbus.syscalls.addresses import Address, connectable_text, parse
 from tests.support.buses import Bus
 
 # --- addresses, and what the command line says ----------------------------------------------------
@@ -31,19 +31,19 @@ from tests.support.buses import Bus
 @pytest.mark.parametrize("text", ["@name", "/dev/unix/abstract/00616263", "/run/sbus.sock"])
 def test_address_for_a_child(text: str) -> None:
     """What a child is told is the same address."""
-    assert parse(reachable(parse(text))).name == parse(text).name
+    assert parse(connectable_text(parse(text))).name == parse(text).name
 
 
 def test_address_of_what_was_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A socket that was passed goes by the name that it is bound to, seen from wherever the child is."""
     monkeypatch.chdir(tmp_path)
-    assert reachable(Address("systemd", b"\0bus\xff", 3)) == "@bus\udcff"
-    assert reachable(Address("/dev/fd/3", b"/run/bus", 3)) == "/run/bus"
-    assert reachable(Address("bus", b"bus")) == f"{tmp_path}/bus"
+    assert connectable_text(Address("systemd", b"\0bus\xff", 3)) == "@bus\udcff"
+    assert connectable_text(Address("/dev/fd/3", b"/run/bus", 3)) == "/run/bus"
+    assert connectable_text(Address("bus", b"bus")) == f"{tmp_path}/bus"
     deep = Address("bus", b"x" * 100)
-    assert reachable(deep) == "x" * 100  # absolute it would be too long
+    assert connectable_text(deep) == "x" * 100  # absolute it would be too long
     with pytest.raises(AddressError, match="one cannot write the name"):
-        reachable(Address("/dev/fd/3", b"\0b\0us", 3))
+        connectable_text(Address("/dev/fd/3", b"\0b\0us", 3))
 
 
 def test_command() -> None:
@@ -108,14 +108,14 @@ def test_no_times(text: str) -> None:
 def test_attendants_do_not_count() -> None:
     """A bus is empty when its last client has left, whether its recorder is there or comes and goes."""
     bus = Bus(limits=Limits(max_clients=1))
-    bus.registry.attendant = 77
+    bus.registry.sidecar = 77
     recorder = bus.connect(pid=77)
-    empty = bus.registry.whenEmpty()
+    empty = bus.registry.when_empty()
     client = bus.connect(pid=1)
     assert not bus.connect(pid=2).is_connected  # one client is the limit
     recorder.transport.abortConnection()
     bus.settle()
-    bus.registry.attendant = 78
+    bus.registry.sidecar = 78
     recorder = bus.connect(pid=78)
     assert recorder.is_connected
     assert not empty.called
@@ -128,8 +128,8 @@ def test_attendants_do_not_count() -> None:
 def test_attendant_alone_is_nobody() -> None:
     """A recorder that leaves is not the last client."""
     bus = Bus()
-    bus.registry.attendant = 77
-    empty = bus.registry.whenEmpty()
+    bus.registry.sidecar = 77
+    empty = bus.registry.when_empty()
     bus.connect(pid=77).transport.abortConnection()
     bus.settle()
     assert not empty.called
@@ -138,9 +138,9 @@ def test_attendant_alone_is_nobody() -> None:
 def test_attendants_are_dismissed_last() -> None:
     """Everyone else can be disconnected before the recorder; a bus that stops waits for all."""
     bus = Bus()
-    bus.registry.attendant = 77
+    bus.registry.sidecar = 77
     recorder, client = bus.connect(pid=77), bus.connect(pid=1)
-    bus.registry.dismiss(attendants=False)
+    bus.registry.disconnect_all(sidecars=False)
     bus.settle()
     assert (client.is_connected, recorder.is_connected) == (False, True)
     stopped = bus.registry.stopService()
@@ -196,14 +196,14 @@ class FakeBus(MultiService):
     def __init__(self) -> None:
         super().__init__()
         self.registry = self
-        self.attendant: int | None = None
+        self.sidecar: int | None = None
         self.told: list[Any] = []
 
     async def stopListening(self) -> None:
         self.told.append("deaf")
 
-    def dismiss(self, *, attendants: bool) -> None:
-        self.told.append(("dismiss", attendants))
+    def disconnect_all(self, *, sidecars: bool) -> None:
+        self.told.append(("dismiss", sidecars))
 
     def stopService(self) -> Any:
         self.told.append("stop")
@@ -235,9 +235,9 @@ def test_started_again_and_again(reactor: Reactor, bus: FakeBus) -> None:
     pauses: list[float] = []
     for _ in range(9):
         child = reactor.children[-1]
-        assert bus.attendant == child.pid
+        assert bus.sidecar == child.pid
         child.end(None, 9)
-        assert bus.attendant is None
+        assert bus.sidecar is None
         [call] = reactor.getDelayedCalls()
         pauses.append(call.getTime() - reactor.seconds())
         reactor.advance(pauses[-1])
@@ -254,7 +254,7 @@ def test_cannot_be_spawned(reactor: Reactor, bus: FakeBus, recorded: RecordedBus
     reactor.children[-1].end(1)
     reactor.error = OSError(11, "Resource temporarily unavailable")
     reactor.advance(0.5)
-    assert bus.attendant is None
+    assert bus.sidecar is None
     reactor.error = None
     reactor.advance(1)
     assert len(reactor.children) == 2

@@ -24,12 +24,12 @@ from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import (
     LARGEST_SEND_BUFFER,
     OVERHEAD,
+    disable_fd_passing,
+    grow_send_buffer,
     is_seqpacket,
+    max_sendable,
     overflow_ids,
     peer_credentials,
-    raise_send_buffer,
-    refuse_descriptors,
-    sendable,
 )
 
 
@@ -145,7 +145,7 @@ def test_one_of_a_closed_socket(helper, pair):
 def test_packets_of_the_limit(helper, pair):
     """The longest packets that the bus takes come whole, in any number."""
     ours, theirs = pair
-    raise_send_buffer(theirs, DEFAULT_MAX_PACKET)
+    grow_send_buffer(theirs, DEFAULT_MAX_PACKET)
     reader = helper.PacketReader(DEFAULT_MAX_PACKET)
     longest = os.urandom(DEFAULT_MAX_PACKET)
     for _ in range(5):
@@ -422,14 +422,14 @@ def test_refused_descriptors():
     """Where the kernel can it refuses descriptors to the sender; a socket that cannot is none the worse for asking."""
     ours, theirs = socketpair()
     with ours, theirs:
-        refuse_descriptors(ours)
+        disable_fd_passing(ours)
         try:
             with_descriptors(theirs, b"x", 1)
         except PermissionError:
             theirs.send(b"x")
         assert ours.recv(10) == b"x"
     with socket.socket(socket.AF_INET) as other:
-        refuse_descriptors(other)
+        disable_fd_passing(other)
 
 
 # --- sending -----------------------------------------------------------------------------------------------------
@@ -478,7 +478,7 @@ def test_too_long_for_the_buffer(helper, pair):
     """A packet that will never fit is an error of its own if it is the first, and else ends the batch before it."""
     ours, theirs = pair
     small(ours)
-    longest = sendable(ours)
+    longest = max_sendable(ours)
     fits, too_long = b"x" * longest, b"x" * (longest + 1)
     for packets in ([too_long], [too_long, b"a"]):
         with pytest.raises(OSError, match="Message too long") as caught:
@@ -580,8 +580,8 @@ def test_raise_send_buffer(helper, size):
     """Afterwards a packet of the size fits, and by what is returned one can tell how long one may be, to the byte."""
     ours, theirs = socketpair()
     with ours, theirs:
-        longest = raise_send_buffer(ours, size)
-        assert longest == sendable(ours)
+        longest = grow_send_buffer(ours, size)
+        assert longest == max_sendable(ours)
         assert size <= longest <= 2 * (size + OVERHEAD)
         assert helper.send_packets(ours, [b"x" * longest]) == 1
         theirs.recv(1)
@@ -593,7 +593,7 @@ def test_send_buffer_has_an_end():
     """However long packets may be, the kernel never holds more than 1 MiB for one client."""
     ours, theirs = socketpair()
     with ours, theirs:
-        assert raise_send_buffer(ours, 100 << 20) == LARGEST_SEND_BUFFER - OVERHEAD
+        assert grow_send_buffer(ours, 100 << 20) == LARGEST_SEND_BUFFER - OVERHEAD
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == LARGEST_SEND_BUFFER == 1 << 20
 
 

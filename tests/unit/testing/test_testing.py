@@ -83,10 +83,10 @@ class Waiter:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def succeed(self, value: bytes) -> None:
+    def set_result(self, value: bytes) -> None:
         self.told.append(value)
 
-    def fail(self, error: Exception) -> None:
+    def set_exception(self, error: Exception) -> None:
         self.told.append(error)
 
     def __await__(self) -> Generator[Any, None, bytes]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sbus.spark.report.analysis.spans import Span
 
-__all__ = ["Change", "Changes", "Figures", "Gap", "KeyTraffic", "Silence", "Sizes", "Totals", "Traffic"]
+__all__ = ["Change", "Changes", "Gap", "KeyTraffic", "Report", "Silence", "Sizes", "Totals", "Traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Report:
     """All that a report shows.
 
     :ivar pattern: what was looked at, in text form; empty for everything.

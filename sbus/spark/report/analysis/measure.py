@@ -13,7 +13,7 @@ from pyspark.storagelevel import StorageLevel
 from sbus.errors import UsageError
 from sbus.spark.report.analysis import cube as cubes
 from sbus.spark.report.analysis.changes import compare
-from sbus.spark.report.analysis.figures import Figures, Totals
+from sbus.spark.report.analysis.figures import Report, Totals
 from sbus.spark.report.analysis.gaps import find_gaps, find_journals, lost, recorded
 from sbus.spark.report.analysis.silences import find_silences
 from sbus.spark.report.analysis.spans import Span, length, nice_width
@@ -37,7 +37,7 @@ def measure(
     depth: int | None = None,
     top: int = 12,
     progress: Callable[[str], None] = lambda step: None,
-) -> Figures:
+) -> Report:
     """The figures of a period's traffic, compared with the period of the same length before it.
 
     All work is done by Spark; what comes back is bounded by the windows (at most 300), `top`, and a handful of
@@ -111,7 +111,7 @@ def measure(
     finally:
         keys.unpersist()
         cube.unpersist()
-    return Figures(
+    return Report(
         period,
         pattern,
         depth,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sbus.spark.report.analysis.figures import Change, Figures, Gap, Silence
+from sbus.spark.report.analysis.figures import Change, Gap, Report, Silence
 from sbus.spark.report.page.format import change, duration, moment_near, number, rate
 from sbus.spark.report.page.html import Html, Part, el, join, shown
 
@@ -40,7 +40,7 @@ def cause(gap: Gap) -> str:
     return f"{known}: {shown(gap.reason)}" if gap.reason else known
 
 
-def findings(figures: Figures) -> list[tuple[str, str, Html]]:
+def findings(figures: Report) -> list[tuple[str, str, Html]]:
     """(class, tag, sentence) each, the most urgent first; never empty."""
     found = [
         *_silences(figures.silences, figures.silence_count, figures.period.start),
@@ -84,7 +84,7 @@ def _silences(silences: Sequence[Silence], count: int, near: int) -> list[tuple[
     return found
 
 
-def _losses(figures: Figures) -> list[tuple[str, str, Html]]:
+def _losses(figures: Report) -> list[tuple[str, str, Html]]:
     losses = [g for g in figures.gaps if g.is_loss and g.end > figures.period.start]
     if not losses:
         return []

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib import resources
 
 from sbus import __version__
-from sbus.spark.report.analysis.figures import Figures
+from sbus.spark.report.analysis.figures import Report
 from sbus.spark.report.page import sections
 from sbus.spark.report.page.format import amount, change, duration, moment, number
 from sbus.spark.report.page.highlights import findings, key
@@ -17,7 +17,7 @@ from sbus.spark.report.page.html import Html, el, join, shown
 __all__ = ["render"]
 
 
-def render(figures: Figures, *, source: str = "", title: str = "Traffic report", now: datetime | None = None) -> str:
+def render(figures: Report, *, source: str = "", title: str = "Traffic report", now: datetime | None = None) -> str:
     """The report as one HTML document.
 
     It refers to nothing outside itself, and its own policy forbids it: no address is loaded, no script runs but
@@ -59,7 +59,7 @@ def _resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _body(figures: Figures, title: str) -> Html:
+def _body(figures: Report, title: str) -> Html:
     period = figures.period
     span = duration(period.end - period.start)
     compared = f", compared with the {span} before" if figures.before else ""
@@ -92,7 +92,7 @@ def _finding(class_: str, tag: str, text: Html) -> Html:
     return el("li", el("span", tag, class_=f"tag {class_}"), text)
 
 
-def _tiles(figures: Figures) -> Html:
+def _tiles(figures: Report) -> Html:
     now, before = figures.totals, figures.before
     span = figures.period.end - figures.period.start
     lost = sum(1 for g in figures.gaps if g.is_loss and g.end > figures.period.start)
@@ -135,7 +135,7 @@ def _tiles(figures: Figures) -> Html:
     )
 
 
-def _footer(figures: Figures, source: str, now: datetime) -> Html:
+def _footer(figures: Report, source: str, now: datetime) -> Html:
     journals = f"{len(figures.journals)} journal" + ("" if len(figures.journals) == 1 else "s")
     made = f"Made on {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC by sbus {__version__} from {journals}"
     return el(

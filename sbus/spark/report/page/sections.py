@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from sbus.spark.report.analysis.figures import Change, Figures, Gap, KeyTraffic, Silence
+from sbus.spark.report.analysis.figures import Change, Gap, KeyTraffic, Report, Silence
 from sbus.spark.report.analysis.spans import Span, overlap
 from sbus.spark.report.page.charts import band, histogram_columns, percent, ranges, spark, stacked, strip, time_axis
 from sbus.spark.report.page.format import amount, change, duration, moment, moment_near, number, rate
@@ -43,13 +43,13 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Part]], right: str, cap
     return el("div", table, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
-def _windows(figures: Figures) -> Span:
+def _windows(figures: Report) -> Span:
     """The time that the charts span: whole windows."""
     traffic = figures.traffic
     return Span(traffic.origin, traffic.origin + traffic.width * len(traffic.messages[0] if traffic.messages else [0]))
 
 
-def _lost(figures: Figures, journal: str | None = None) -> list[Html]:
+def _lost(figures: Report, journal: str | None = None) -> list[Html]:
     whole = _windows(figures)
     return [
         band("band", Span(g.start, g.end), whole, f"Not recorded for {duration(g.end - g.start)}: {cause(g)}")
@@ -65,7 +65,7 @@ def _label(name: str | None) -> Part:
 # --- traffic over time -----------------------------------------------------------------------------
 
 
-def traffic(figures: Figures) -> Html:
+def traffic(figures: Report) -> Html:
     """Messages and bytes over time, by prefix."""
     data = figures.traffic
     if not data.messages:
@@ -125,11 +125,11 @@ def traffic(figures: Figures) -> Html:
     )
 
 
-def _empty_strip(figures: Figures) -> Html:
+def _empty_strip(figures: Report) -> Html:
     return el("div", _lost(figures), class_="strip")
 
 
-def _hover(figures: Figures, name: str, layers: Sequence[Sequence[int]], ghost: Sequence[int] | None) -> Html:
+def _hover(figures: Report, name: str, layers: Sequence[Sequence[int]], ghost: Sequence[int] | None) -> Html:
     """What the script tells of each window; the numbers are counts in the window."""
     data = figures.traffic
     say = number if name == "messages" else amount
@@ -155,7 +155,7 @@ def _hover(figures: Figures, name: str, layers: Sequence[Sequence[int]], ghost: 
     return el("script", Html(safe), type="application/json", id=f"data-{name}")
 
 
-def _traffic_table(figures: Figures) -> Html:
+def _traffic_table(figures: Report) -> Html:
     data = figures.traffic
     count = len(data.messages[0])
     bundle = -(-count // _TABLE_ROWS)
@@ -176,7 +176,7 @@ def _traffic_table(figures: Figures) -> Html:
 # --- silences and gaps -----------------------------------------------------------------------------
 
 
-def silences(figures: Figures) -> Html:
+def silences(figures: Report) -> Html:
     """Who fell silent against the usual rhythm."""
     note = (
         "Keys, and whole prefixes, that paused far longer than their rhythm lets expect, and than they did in the "
@@ -191,7 +191,7 @@ def silences(figures: Figures) -> Html:
     return _section("silences", "Silences", note, el("ul", items, class_="quiet-list"), axis, rest)
 
 
-def _silence(s: Silence, figures: Figures) -> Html:
+def _silence(s: Silence, figures: Report) -> Html:
     start = figures.period.start
     till = "not over" if s.end is None else f"to {moment_near(s.end, start)}"
     said = f"{duration(s.length)}, from {moment_near(s.start, start)} {till}"
@@ -217,7 +217,7 @@ def _silence(s: Silence, figures: Figures) -> Html:
     )
 
 
-def recording(figures: Figures) -> Html:
+def recording(figures: Report) -> Html:
     """When nothing was recorded."""
     start = figures.period.start
     gaps = [g for g in figures.gaps if g.end > start]
@@ -247,7 +247,7 @@ def recording(figures: Figures) -> Html:
 # --- changes ---------------------------------------------------------------------------------------
 
 
-def changes(figures: Figures) -> Html:
+def changes(figures: Report) -> Html:
     """What is different from the period before."""
     found = figures.changes
     title = "What changed"
@@ -306,7 +306,7 @@ def _bar(value: float, largest: float, title: str) -> Html:
 # --- top keys --------------------------------------------------------------------------------------
 
 
-def top_keys(figures: Figures) -> Html:
+def top_keys(figures: Report) -> Html:
     """Who sends most."""
     totals = figures.totals
     seconds = max(totals.recorded / _SECOND, 1e-6)
@@ -351,7 +351,7 @@ def _share(part: int, whole: int) -> str:
 # --- sizes -----------------------------------------------------------------------------------------
 
 
-def sizes(figures: Figures) -> Html:
+def sizes(figures: Report) -> Html:
     """How large payloads are."""
     title = "Payload sizes"
     if not figures.histogram:

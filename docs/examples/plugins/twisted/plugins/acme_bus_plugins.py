@@ -4,5 +4,5 @@ from acme_bus import HouseRulesPolicy, MakeRoom, Recent, SmallestFirst
 
 houseRules = HouseRulesPolicy()
 recent = Recent()
-makeRoom = MakeRoom()
+ensure_max_packet = MakeRoom()
 smallestFirst = SmallestFirst()
