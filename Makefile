@@ -55,6 +55,8 @@ lint: $(ready)-test $(ready)-lint
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache --no-logo
+	.venv/bin/python tools/rename.py --check
 	.venv/bin/towncrier build --draft --version next >/dev/null
 	@if git rev-parse --quiet --verify '$(BASE)^{commit}' >/dev/null 2>&1; then \
 		echo .venv/bin/towncrier check --compare-with '$(BASE)'; \

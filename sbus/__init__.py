@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sbus.version import __version__
+
 if TYPE_CHECKING:
     from sbus.client.blocking import Bus, connect
     from sbus.client.core import Message
 
 __all__ = ["Bus", "Message", "__version__", "connect"]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 import click
 
-from sbus import __version__
 from sbus.cli import ask, bench, pub, sub
 from sbus.cli.journal import journal
 from sbus.cli.options import to_connect
 from sbus.cli.spark import spark
 from sbus.errors import Disconnected, SbusError, TimedOut, UsageError
+from sbus.version import __version__
 
 __all__ = ["cli", "main"]
 

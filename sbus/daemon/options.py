@@ -9,8 +9,8 @@ from typing import Any
 
 from twisted.python import usage
 
-from sbus import __version__
 from sbus.errors import UsageError
+from sbus.version import __version__
 
 __all__ = ["CommandLine", "amount", "choice", "duration", "mode"]
 

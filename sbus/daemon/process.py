@@ -1,4 +1,4 @@
-"""A service that has a process to itself: its memory, the signals that stop it; a bus's end with the last client."""
+"""A service that has a process to itself: its memory, the signals that stop it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from twisted.application.service import Service
 from twisted.internet.error import ReactorNotRunning
 from twisted.internet.interfaces import IReactorFromThreads
 
-from sbus.server.service import BusService
-
-__all__ = ["BusProcess", "Process"]
+__all__ = ["Process"]
 
 _KEPT = 16 << 20
 """Bytes of freed memory that the process keeps for the next batch."""
@@ -78,23 +76,3 @@ class Process(Service):
             # It may be stopping already: signals come in numbers, and the last client leaves when the bus stops.
             with contextlib.suppress(ReactorNotRunning):
                 reactor.stop()
-
-
-class BusProcess(Process):
-    """The process of a bus.
-
-    :param auto_close: stop after the last client has left.
-    :param signals: as for `Process`.
-    """
-
-    def __init__(
-        self, bus: BusService, auto_close: bool, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)
-    ) -> None:
-        super().__init__(signals)
-        self._bus = bus
-        self._auto_close = auto_close
-
-    def startService(self) -> None:
-        super().startService()
-        if self._auto_close:
-            self._bus.registry.when_empty().addCallback(lambda _: self.stop())

@@ -12,9 +12,10 @@ This module does no I/O. A queue acts on the world through its `Receiver`.
 from __future__ import annotations
 
 from sbus.flood.budget import QueueLimits, SharedBudget
+from sbus.flood.interfaces import Verdict
 from sbus.flood.orders import ORDERS, Order, Reply
 from sbus.flood.send_queue import Receiver, SendQueue
-from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy, Verdict
+from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy
 
 __all__ = [
     "HARD_STRATEGIES",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zope.interface import implementer
 
-from sbus.interfaces import IPacketQueue
+from sbus.flood.interfaces import IPacketQueue
 from sbus.routing.runs import total_size
 
 __all__ = ["HIGH_WATER", "FifoQueue"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from zope.interface import implementer
 
-from sbus.interfaces import IQueueOrder
+from sbus.flood.interfaces import IQueueOrder
 
 __all__ = ["ORDERS", "FifoBacklog", "Order", "PriorityBacklog", "Reply"]
 

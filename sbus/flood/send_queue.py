@@ -9,9 +9,9 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason
 from sbus.flood.budget import QueueLimits, SharedBudget
+from sbus.flood.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy, Verdict
 from sbus.flood.orders import ORDERS, FifoBacklog, PriorityBacklog, Reply
-from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Verdict
-from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
+from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES
 from sbus.routing.runs import total_size
 
 __all__ = ["Receiver", "SendQueue"]

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING
+from typing import Any
 
 from zope.interface import implementer
 
-from sbus.interfaces import IHardStrategy, ISoftStrategy
+from sbus.flood.interfaces import IHardStrategy, ISoftStrategy, Verdict
 
-if TYPE_CHECKING:
-    from sbus.flood.send_queue import SendQueue
-
-__all__ = ["HARD_STRATEGIES", "SOFT_STRATEGIES", "Strategy", "Verdict"]
-
-
-class Verdict(enum.Enum):
-    """What a strategy says of a message that cannot be sent at once."""
-
-    KEEP = "keep it in the queue, as far as there is room"
-    DROP = "drop it for this receiver"
-    BLOCK = "keep it in any case, and hold its publisher back"
-    CLOSE = "disconnect the receiver"
+__all__ = ["HARD_STRATEGIES", "SOFT_STRATEGIES", "Strategy"]
 
 
 @implementer(ISoftStrategy, IHardStrategy)
@@ -35,7 +22,7 @@ class Strategy:
     def __repr__(self) -> str:
         return f"<Strategy {self.selector.decode()}>"
 
-    def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
+    def decide(self, queue: Any, packet: bytes) -> Verdict:
         assert self.always is not None
         return self.always
 

@@ -20,7 +20,6 @@ from twisted.internet import defer
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from sbus import __version__
 from sbus.client.connecting import Backoff, find_address
 from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
@@ -29,6 +28,7 @@ from sbus.recorder.connection import Connection
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.settings import Settings
 from sbus.recorder.writer_thread import Job, JournalThread
+from sbus.version import __version__
 
 if TYPE_CHECKING:
     from sbus.journal.writer import JournalWriter

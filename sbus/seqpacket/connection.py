@@ -15,8 +15,8 @@ from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from sbus.interfaces import IPacketReceiver
 from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.interfaces import IPacketReceiver
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.syscalls.sockets import peer_credentials
 

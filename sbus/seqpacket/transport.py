@@ -25,9 +25,9 @@ from twisted.internet.interfaces import IConsumer, IHalfCloseableProtocol, IProt
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.interfaces import IPacketReceiver, IPacketTransport
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE
 from sbus.seqpacket.writing import WritingConnection
 from sbus.syscalls.batch import BATCH

@@ -10,7 +10,7 @@ from twisted.internet import error, main
 from twisted.python.failure import Failure
 
 from sbus.flood.fifo import FifoQueue
-from sbus.interfaces import IPacketQueue
+from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache, pack
 from sbus.seqpacket.connection import Connection
 from sbus.seqpacket.multiplexer import READ, WRITE

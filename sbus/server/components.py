@@ -12,8 +12,9 @@ from zope.interface.interface import InterfaceClass
 
 from sbus.errors import PluginError
 from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
-from sbus.interfaces import ICredentialsPolicy, IHardStrategy, IQueueOrder, ISoftStrategy
+from sbus.flood.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy
 from sbus.server.credentials import KernelPolicy, OwnUserPolicy
+from sbus.server.interfaces import ICredentialsPolicy
 
 __all__ = ["FloodControls", "credentials_policies", "find_policy", "installed"]
 

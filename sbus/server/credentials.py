@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from zope.interface import implementer
 
 from sbus.errors import Violation, ViolationReason
-from sbus.interfaces import ICredentials, ICredentialsPolicy
 from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.server.interfaces import ICredentials, ICredentialsPolicy
 from sbus.syscalls.sockets import overflow_ids
 
 __all__ = ["AccessSettings", "KernelCredentials", "KernelPolicy", "OwnUserPolicy"]

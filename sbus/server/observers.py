@@ -10,8 +10,8 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation
-from sbus.interfaces import IObserver
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
+from sbus.server.interfaces import IObserver
 
 __all__ = ["LogObserver", "Observer", "listeners"]
 

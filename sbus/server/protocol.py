@@ -11,11 +11,11 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue
-from sbus.interfaces import IPacketReceiver, IPacketTransport
 from sbus.protocol.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.server.backpressure import Backpressure
 from sbus.server.limits import MAX_REPLIES
 from sbus.syscalls.batch import BATCH

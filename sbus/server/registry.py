@@ -12,7 +12,6 @@ from twisted.logger import Logger
 
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue, SharedBudget
-from sbus.interfaces import ICredentials
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.protocol.packets import MSG, build
@@ -21,6 +20,7 @@ from sbus.routing.runs import total_size
 from sbus.routing.trie import PatternIndex
 from sbus.server.backpressure import Backpressure
 from sbus.server.components import FloodControls
+from sbus.server.interfaces import ICredentials
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.observers import listeners
 from sbus.server.protocol import BusProtocol

@@ -250,10 +250,10 @@ def _serve(
     from twisted.application.service import MultiService
     from twisted.internet import reactor
 
-    from sbus.daemon.process import BusProcess
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
     from sbus.server.credentials import AccessSettings, KernelPolicy
+    from sbus.server.process import BusProcess
     from sbus.server.service import BusService
 
     _log_to_standard_error()

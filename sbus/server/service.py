@@ -13,11 +13,11 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from sbus.interfaces import ICredentials
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
+from sbus.server.interfaces import ICredentials
 from sbus.server.limits import Limits
 from sbus.server.observers import LogObserver
 from sbus.server.protocol import BusProtocol

@@ -10,7 +10,6 @@ from twisted.application.service import IService, MultiService
 from twisted.python import usage
 
 from sbus.daemon.options import CommandLine, amount, choice, mode
-from sbus.daemon.process import BusProcess
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
 from sbus.protocol.keys import CURRENT, EARLY
@@ -18,6 +17,7 @@ from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.components import FloodControls, credentials_policies, find_policy
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
+from sbus.server.process import BusProcess
 from sbus.server.recorder_process import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
 from sbus.syscalls.addresses import ListeningSocket, default_address

@@ -25,10 +25,11 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.flood.fifo import FifoQueue
-from sbus.interfaces import IPacketQueue, IPacketReceiver, IPacketTransport
+from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["FakePacketTransport"]

@@ -115,7 +115,7 @@ def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Ma
     path = tmp_path_factory.mktemp("page") / "report.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(spark), "stop", lambda self: None)  # it is everybody's
-        patch.setattr("sbus.spark.report.analysis.measure", remember)
+        patch.setattr("sbus.spark.report.measure", remember)
         arguments = ["--lake", str(lake), "--since=2026-03-01T12:00", "--until=2026-03-01T14:00", "--output", str(path)]
         told = CliRunner().invoke(report, arguments, catch_exceptions=False)
     assert told.exit_code == 0

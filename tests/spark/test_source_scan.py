@@ -36,7 +36,7 @@ def rows_of(lengths: list[int], first_seq: int, journal: str = "j") -> pa.Record
 def test_sizes_of_batches(lengths: list[list[int]]):
     """The same rows come in the same order; no batch but one of a single row is large, and hardly any is small."""
     with pytest.MonkeyPatch.context() as patch:
-        sizes(patch, few=10, small=1000, large=2000)
+        sizes(patch, min_batch_rows=10, min_batch_bytes=1000, max_batch_bytes=2000)
         batches: list[pa.RecordBatch] = []
         for one in lengths:
             batches.append(rows_of(one, sum(batch.num_rows for batch in batches)))

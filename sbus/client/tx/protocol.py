@@ -13,7 +13,8 @@ from zope.interface import classImplements, implementer
 from sbus.client.connecting import CLOSED
 from sbus.client.core import Waiter
 from sbus.client.outbox import Outbox
-from sbus.interfaces import IPacketQueue, IPacketReceiver
+from sbus.flood.interfaces import IPacketQueue
+from sbus.seqpacket.interfaces import IPacketReceiver
 from sbus.seqpacket.transport import PacketTransport
 
 if TYPE_CHECKING:

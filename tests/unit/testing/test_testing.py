@@ -32,6 +32,7 @@ def test_the_plugin_costs_nothing() -> None:
     assert {name for name in loaded if name.split(".")[0] == "sbus"} == {
         "sbus",
         "sbus.testing",
+        "sbus.version",
         "sbus.testing.pytest_plugin",
     }
     assert "twisted" not in loaded

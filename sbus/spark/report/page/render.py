@@ -7,12 +7,12 @@ import hashlib
 from datetime import UTC, datetime
 from importlib import resources
 
-from sbus import __version__
 from sbus.spark.report.analysis.figures import Report
 from sbus.spark.report.page import sections
 from sbus.spark.report.page.format import amount, change, duration, moment, number
 from sbus.spark.report.page.highlights import findings, key
 from sbus.spark.report.page.html import Html, el, join, shown
+from sbus.version import __version__
 
 __all__ = ["render"]
 

@@ -1,0 +1,110 @@
+"""Control messages: one table that the server, the client libraries, the command line and the documentation read.
+
+A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*: of one group, the newest
+message is in force. To add a control message, add its row here; what it does is up to the server
+(`sbus.server.protocol`). A plugin adds strategies and orders without a row: the group of such a key is what stands
+before its last slash.
+
+Protocol: "Control messages", "Flood control", "Echos", "Bundles".
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = [
+    "BUNDLE_OFF",
+    "BUNDLE_ON",
+    "CONTROLS",
+    "ECHO_OFF",
+    "ECHO_ON",
+    "WHOAMI",
+    "Answer",
+    "Control",
+    "choices",
+    "find",
+    "group_of",
+]
+
+
+class Answer(enum.Enum):
+    """What the server answers; an answer is a control message with the key of its question."""
+
+    NONE = "nothing"
+    EMPTY = "an empty payload"
+    VALUE = "a value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """One control message.
+
+    :ivar key: the key, as it is sent.
+    :ivar group: the name of what it chooses; of one group, the newest message is in force.
+    :ivar default: whether it says what holds anyway, before any message of its group.
+    :ivar answer: what the server answers.
+    :ivar repeated: whether a client sends it again after reconnecting.
+    :ivar refines: whether it leaves an earlier choice of its group in force beside it, so that both are repeated.
+    :ivar meaning: what it asks for, in one line.
+    """
+
+    key: bytes
+    group: bytes
+    default: bool = False
+    answer: Answer = Answer.NONE
+    repeated: bool = True
+    refines: bool = False
+    meaning: str
+
+
+WHOAMI = b"!/cred/whoami"
+ECHO_ON, ECHO_OFF = b"echo/on", b"echo/off"
+BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
+
+_SOFT, _HARD, _ORDER, _ECHO, _BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
+
+CONTROLS = (
+    Control(key=WHOAMI, group=WHOAMI, answer=Answer.VALUE, repeated=False, meaning="say which credentials I have"),
+    Control(key=b"blocking/soft/queue", group=_SOFT, default=True, meaning="socket full: queue the message"),
+    Control(key=b"blocking/soft/discard", group=_SOFT, meaning="socket full: drop the message"),
+    Control(key=b"blocking/soft/block", group=_SOFT, meaning="socket full: queue it and block its publisher"),
+    Control(key=b"blocking/soft/error", group=_SOFT, meaning="socket full: disconnect me"),
+    Control(key=b"blocking/hard/discard", group=_HARD, default=True, meaning="queue full: drop the message"),
+    Control(key=b"blocking/hard/block", group=_HARD, meaning="queue full: queue it and block its publisher"),
+    Control(key=b"blocking/hard/error", group=_HARD, meaning="queue full: disconnect me"),
+    Control(key=b"order/queue", group=_ORDER, default=True, meaning="send the oldest message first"),
+    Control(key=b"order/stack", group=_ORDER, meaning="send the newest message first"),
+    Control(key=b"order/random", group=_ORDER, refines=True, meaning="send the largest message first"),
+    Control(key=ECHO_ON, group=_ECHO, default=True, meaning="send me my own messages, if I subscribed to them"),
+    Control(key=ECHO_OFF, group=_ECHO, meaning="do not send me my own messages"),
+    Control(key=BUNDLE_ON, group=_BUNDLE, answer=Answer.VALUE, meaning="take bundles from me, and send me bundles"),
+    Control(
+        key=BUNDLE_OFF,
+        group=_BUNDLE,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="neither take nor send bundles",
+    ),
+)
+"""Every control message of the protocol, in the order of its documentation."""
+
+_BY_KEY = {control.key: control for control in CONTROLS}
+
+
+def find(key: bytes) -> Control | None:
+    """Return the row of a control message, or None for a key that the protocol does not know."""
+    return _BY_KEY.get(key)
+
+
+def group_of(key: bytes) -> bytes:
+    """Return the group of a control message; for a key without a row, what stands before its last slash."""
+    control = _BY_KEY.get(key)
+    return control.group if control else key.rpartition(b"/")[0]
+
+
+def choices(group: bytes) -> tuple[str, ...]:
+    """Return the last words of a group's keys, as options of a command line name them; the default comes first."""
+    rows = sorted((control for control in CONTROLS if control.group == group), key=lambda control: not control.default)
+    return tuple(control.key.rpartition(b"/")[2].decode() for control in rows)
