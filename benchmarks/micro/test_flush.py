@@ -52,7 +52,7 @@ class Server:
         self._stack = stack
         self._reader = PacketReader(4096, BATCH)
         self.registry = SubscriptionRegistry(KernelPolicy().make(AccessSettings()), reactor)
-        self.registry.startService()  # type: ignore[no-untyped-call]
+        self.registry.startService()
 
     def connect(self, *packets: bytes) -> tuple[BusProtocol, socket.socket]:
         """A client that has sent these packets, and its socket."""

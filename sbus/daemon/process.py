@@ -7,9 +7,10 @@ import ctypes
 import signal
 from collections.abc import Iterable
 
-from twisted.application.service import Service
 from twisted.internet.error import ReactorNotRunning
 from twisted.internet.interfaces import IReactorFromThreads
+
+from sbus.daemon.service import Service
 
 __all__ = ["Process"]
 
@@ -46,13 +47,13 @@ class Process(Service):
     def startService(self) -> None:
         from twisted.internet import reactor
 
-        super().startService()  # type: ignore[no-untyped-call]
+        super().startService()
         _keep_memory()
         # Handlers of our own: after Twisted's the process would end by the signal, not with status 0.
         reactor.callWhenRunning(self._handle_signals)
 
     def stopService(self) -> None:
-        super().stopService()  # type: ignore[no-untyped-call]
+        super().stopService()
         if self._handles_signals:
             # Another one is no reason to end in disorder; and the interpreter, when it ends, takes handlers away.
             for number in self._signals:

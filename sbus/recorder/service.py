@@ -6,11 +6,11 @@ from collections.abc import Callable
 from errno import EDQUOT, ENOSPC
 from typing import Any
 
-from twisted.application.service import Service
 from twisted.internet import defer
 from twisted.logger import Logger
 
 from sbus.client.connecting import Backoff, find_address
+from sbus.daemon.service import Service
 from sbus.errors import JournalError
 from sbus.journal.writer import JournalWriter
 from sbus.recorder.pipeline import Counters, Recording
@@ -105,7 +105,7 @@ class RecorderService(Service):
         :raises sbus.errors.JournalError: if it cannot be written.
         """
         journal = open_journal(self.directory, self.settings)
-        super().startService()  # type: ignore[no-untyped-call]
+        super().startService()
         self._recording = Recording(
             self._reactor, journal, self.address, self.settings, self._on_failure, backoff=self._backoff
         )
@@ -113,7 +113,7 @@ class RecorderService(Service):
 
     def stopService(self) -> defer.Deferred[None]:
         """Write everything that the bus has for us, and close the journal; fires when that is done."""
-        super().stopService()  # type: ignore[no-untyped-call]
+        super().stopService()
         return defer.Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from twisted.application.service import Service
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer
+
+from sbus.daemon.service import Service
 
 __all__ = ["StdinWatcher", "observer"]
 
@@ -53,7 +54,7 @@ class StdinWatcher(Service):
         self._call = call
 
     def startService(self) -> None:
-        super().startService()  # type: ignore[no-untyped-call]
+        super().startService()
         self._reactor.callWhenRunning(self._begin)
 
     def _begin(self) -> None:
@@ -62,7 +63,7 @@ class StdinWatcher(Service):
         self._reactor.addReader(self)
 
     def stopService(self) -> None:
-        super().stopService()  # type: ignore[no-untyped-call]
+        super().stopService()
         self._reactor.removeReader(self)
 
     def fileno(self) -> int:

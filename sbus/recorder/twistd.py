@@ -9,7 +9,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from twisted.application.service import IService, MultiService
+from twisted.application.service import IService
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python import usage
@@ -17,6 +17,7 @@ from twisted.python import usage
 from sbus.client.connecting import find_address
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode
 from sbus.daemon.process import Process
+from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import SbusError, UsageError
 from sbus.extras import needs
@@ -230,11 +231,11 @@ def makeService(options: Options) -> IService:
     recorder = process.recorder = RecorderService(
         reactor, os.path.abspath(options["journal"]), options["socket"], options.settings, on_failure=process.fail
     )
-    services = _Services()  # type: ignore[no-untyped-call]
-    process.setServiceParent(services)  # type: ignore[no-untyped-call]
+    services = _Services()
+    process.setServiceParent(services)
     if options["supervised"]:
-        StdinWatcher(reactor, process.stop).setServiceParent(services)  # type: ignore[no-untyped-call]
-    recorder.setServiceParent(services)  # type: ignore[no-untyped-call]
+        StdinWatcher(reactor, process.stop).setServiceParent(services)
+    recorder.setServiceParent(services)
     return services
 
 
@@ -250,7 +251,7 @@ class _Services(MultiService):
 
     def startService(self) -> None:
         try:
-            super().startService()  # type: ignore[no-untyped-call]
+            super().startService()
         except SbusError as error:
             # As a daemon it has nobody any more who would read its standard error.
             self._log.critical("{error}", error=error)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from twisted.application.service import MultiService
 from twisted.internet import defer
 from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.interfaces import IProcessTransport
@@ -24,6 +23,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
+from sbus.daemon.service import MultiService
 from sbus.errors import UsageError
 from sbus.extras import needs
 from sbus.server.service import BusService
@@ -159,7 +159,7 @@ class RecordedBus(MultiService):
     log = Logger(namespace="sbus.server")
 
     def __init__(self, bus: BusService, command: Sequence[bytes], reactor: Any = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         if reactor is None:
             from twisted.internet import reactor
         self._reactor = reactor
@@ -169,11 +169,11 @@ class RecordedBus(MultiService):
         self._started = 0.0
         self._pauses = _pauses()
         self._timer: Any = None
-        bus.setServiceParent(self)  # type: ignore[no-untyped-call]
+        bus.setServiceParent(self)
 
     def startService(self) -> None:
         """Listen, and start the recorder."""
-        super().startService()  # type: ignore[no-untyped-call]
+        super().startService()
         self._reactor.callWhenRunning(self._spawn)  # whoever waits for children does so from then on
 
     def _spawn(self) -> None:
@@ -215,7 +215,7 @@ class RecordedBus(MultiService):
         return defer.Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        self.running = 0
+        self.running = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -224,7 +224,7 @@ class RecordedBus(MultiService):
         self._bus.registry.disconnect_all(sidecars=False)
         if self._recorder is not None:
             await self._recorder.stop()
-        await super().stopService()  # type: ignore[no-untyped-call]
+        await super().stopService()
 
 
 def _pauses() -> Iterator[float]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from twisted.application.service import Service
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue, SharedBudget
 from sbus.protocol.bundles import BundleCache
@@ -194,7 +194,7 @@ class SubscriptionRegistry(Service):
 
     def stopService(self) -> defer.Deferred[None]:
         """Disconnect everyone; fires when they are gone."""
-        super().stopService()  # type: ignore[no-untyped-call]
+        super().stopService()
         if not self.clients:
             return defer.succeed(None)
         gone: defer.Deferred[None] = defer.Deferred()

@@ -247,9 +247,9 @@ def _serve(
     from twisted.internet import epollreactor
 
     epollreactor.install()
-    from twisted.application.service import MultiService
     from twisted.internet import reactor
 
+    from sbus.daemon.service import MultiService
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
     from sbus.server.credentials import AccessSettings, KernelPolicy
@@ -265,8 +265,8 @@ def _serve(
         SeqpacketServerEndpoint(reactor, bound), KernelPolicy().make(access), controls=FloodControls.built_in()
     )
     services = MultiService()
-    BusProcess(bus, settings.auto_close, stopping).setServiceParent(services)  # type: ignore[no-untyped-call]
-    bus.setServiceParent(services)  # type: ignore[no-untyped-call]
+    BusProcess(bus, settings.auto_close, stopping).setServiceParent(services)
+    bus.setServiceParent(services)
     services.startService()
     reactor.addSystemEventTrigger("before", "shutdown", services.stopService)
     reactor.callWhenRunning(is_serving)

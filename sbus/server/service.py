@@ -6,13 +6,13 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from twisted.application.service import MultiService
 from twisted.internet import defer
 from twisted.internet.interfaces import IListeningPort, IReactorTime, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from sbus.daemon.service import MultiService
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.components import FloodControls
@@ -76,7 +76,7 @@ class BusService(MultiService):
         controls: FloodControls | None = None,
         clock: IReactorTime | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         if clock is None:
             from twisted.internet import reactor
 
@@ -97,7 +97,7 @@ class BusService(MultiService):
             controls=controls,
             observers=(self._log_observer, *observers),
         )
-        self.registry.setServiceParent(self)  # type: ignore[no-untyped-call]
+        self.registry.setServiceParent(self)
         self._port: IListeningPort | None = None
         self._listening: defer.Deferred[None] | None = None
 
@@ -106,7 +106,7 @@ class BusService(MultiService):
 
         :raises sbus.errors.ListenError: if that cannot be.
         """
-        super().privilegedStartService()  # type: ignore[no-untyped-call]
+        super().privilegedStartService()
         self._listen()
 
     def startService(self) -> None:
@@ -114,12 +114,12 @@ class BusService(MultiService):
 
         :raises sbus.errors.ListenError: if that cannot be.
         """
-        super().startService()  # type: ignore[no-untyped-call]
+        super().startService()
         if self._listening is None:
             try:
                 self._listen()
             except BaseException:
-                super().stopService()  # type: ignore[no-untyped-call]
+                super().stopService()
                 raise
 
     def _listen(self) -> None:
@@ -166,7 +166,7 @@ class BusService(MultiService):
 
     async def _stop(self) -> None:
         await self.stopListening()
-        await super().stopService()  # type: ignore[no-untyped-call]
+        await super().stopService()
         self._log_observer.stop()
 
     def stopService(self) -> defer.Deferred[None]:

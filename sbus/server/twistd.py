@@ -6,10 +6,11 @@ import atexit
 import os
 import pwd
 
-from twisted.application.service import IService, MultiService
+from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.daemon.options import CommandLine, amount, choice, mode
+from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
 from sbus.protocol.keys import CURRENT, EARLY
@@ -276,7 +277,7 @@ def makeService(options: Options) -> IService:
         controls=options.controls,
     )
     parent = MultiService()
-    BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)  # type: ignore[no-untyped-call]
+    BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)
     service = bus if recorder is None else RecordedBus(bus, recorder)
-    service.setServiceParent(parent)  # type: ignore[no-untyped-call]
+    service.setServiceParent(parent)
     return parent

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twisted.application.service import Service
 from twisted.internet import defer
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from sbus.client.connecting import Backoff
 from sbus.client.options import Settings
 from sbus.client.tx import Bus
+from sbus.daemon.service import Service
 from sbus.errors import Closed
 
 __all__ = ["BusClientService"]
@@ -51,7 +51,7 @@ class BusClientService(Service):
 
     def startService(self) -> None:
         """Begin to connect."""
-        super().startService()  # type: ignore[no-untyped-call]
+        super().startService()
         connecting = defer.Deferred.fromCoroutine(self._connect())
         connecting.addErrback(lambda failure: failure.trap(defer.CancelledError))
 
@@ -95,7 +95,7 @@ class BusClientService(Service):
 
     def stopService(self) -> defer.Deferred[None]:
         """Send what waits, for ten seconds at most, and disconnect."""
-        super().stopService()  # type: ignore[no-untyped-call]
+        super().stopService()
         return defer.Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:

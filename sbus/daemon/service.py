@@ -1,0 +1,42 @@
+"""Twisted's services, with types: what `twisted.application.service` leaves without annotations.
+
+At run time these *are* Twisted's classes; only a type checker sees the signatures below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.application import service
+from twisted.application.service import IServiceCollection
+from twisted.internet.defer import Deferred
+
+__all__ = ["MultiService", "Service"]
+
+if TYPE_CHECKING:
+
+    class Service(service.Service):
+        """A service: see `twisted.application.service.Service`."""
+
+        running: bool
+
+        def privilegedStartService(self) -> None: ...
+        def startService(self) -> None: ...
+        def stopService(self) -> Deferred[None] | None: ...
+        def setServiceParent(self, parent: IServiceCollection) -> None: ...
+        def disownServiceParent(self) -> Deferred[None] | None: ...
+
+    class MultiService(service.MultiService):
+        """A service of services: see `twisted.application.service.MultiService`."""
+
+        running: bool
+
+        def __init__(self) -> None: ...
+        def privilegedStartService(self) -> None: ...
+        def startService(self) -> None: ...
+        def stopService(self) -> Deferred[None]: ...
+        def setServiceParent(self, parent: IServiceCollection) -> None: ...
+
+else:
+    Service = service.Service
+    MultiService = service.MultiService
