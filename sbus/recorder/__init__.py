@@ -1,5 +1,34 @@
-"""The client that records a bus: what crosses it becomes rows of a journal (`sbus.journal`).
+"""The recorder: a client of the bus that writes the messages it receives to a journal (`sbus.journal`).
 
-`sbus.recorder.service.RecorderService` is a Twisted service for any application, ``twistd sbus-recorder`` a process of
-its own, and ``twistd sbus --record=DIR`` has one run beside the bus. docs/pipeline/2-recorder.rst is for its users.
+===================  =================================================================================
+`RecorderService`    the recorder as a Twisted service, for any application
+`Settings`           how it records: patterns, batches, syncs, segments, retention
+`Counters`           what it has recorded
+===================  =================================================================================
+
+``twistd sbus-recorder`` runs it as a process of its own, and ``twistd sbus --record=DIR`` as a child process beside the
+bus. It has no privileges: it connects, subscribes and chooses its flood control like any other client.
+docs/pipeline/2-recorder.rst is the guide.
+
+A module is imported when a name of it is first used, so importing `sbus.recorder` imports neither Twisted nor PyArrow.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sbus.recorder.pipeline import Counters
+    from sbus.recorder.service import RecorderService
+    from sbus.recorder.settings import Settings
+
+__all__ = ["Counters", "RecorderService", "Settings"]
+
+_HOMES = {"Counters": "pipeline", "RecorderService": "service", "Settings": "settings"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,32 +1,28 @@
-"""Messages on their way to the disk: gathered until they make a batch, by number, by size or by time.
+"""Collects messages into batches for the journal: by number, by size, or by time.
 
-A batch costs the journal a record, a checksum and a write, so there should be many messages in one. A message that
-comes alone must not wait for others, though.
+Each batch costs the journal a record, a checksum and two writes, so a batch should hold many messages. But a message
+that arrives alone must not wait for others, so a timer bounds how long it is held.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-__all__ = ["Batch", "Batches", "microseconds"]
+from sbus.journal import clock
 
-
-def microseconds() -> int:
-    """The time now in µs since 1970, as it stands in a journal."""
-    return time.time_ns() // 1000
+__all__ = ["Batch", "BatchBuffer"]
 
 
 class Batch(NamedTuple):
-    """What is appended to the journal in one go.
+    """Messages that are appended to the journal in one call.
 
-    :ivar messages: pairs of key and payload.
-    :ivar times: for each, when it came, in µs since 1970.
-    :ivar size: bytes in keys and payloads.
+    :ivar messages: key and payload of each.
+    :ivar times: when each arrived, in µs since the epoch.
+    :ivar size: the bytes in all keys and payloads.
     """
 
     messages: list[tuple[bytes, bytes]]
@@ -34,54 +30,55 @@ class Batch(NamedTuple):
     size: int
 
 
-class Batches:
-    """Makes batches of what comes.
+class BatchBuffer:
+    """Collects messages into batches.
 
-    :param clock: an `IReactorTime`.
-    :param send: called with each `Batch`.
-    :param rows: messages that make a batch. What comes at once stays together, so it may have more.
-    :param size: bytes that make one.
-    :param seconds: for how long a message waits for others at most.
-    :param now: the time in µs since 1970.
-    :ivar rows: messages that wait here.
-    :ivar size: bytes in these.
+    :param reactor: provides the timer.
+    :param send: called with each batch.
+    :param rows: the number of messages that completes a batch. Messages that are added together stay together, so a
+        batch may have more.
+    :param size: the number of bytes, in keys and payloads, that completes a batch.
+    :param seconds: the longest time that a message is held.
+    :param now: returns the time, in µs since the epoch.
+    :ivar rows: the number of messages in the buffer.
+    :ivar size: the bytes in their keys and payloads.
     """
 
     def __init__(
         self,
-        clock: IReactorTime,
-        send: Callable[[Batch], Any],
+        reactor: IReactorTime,
+        send: Callable[[Batch], object],
         *,
         rows: int,
         size: int,
         seconds: float,
-        now: Callable[[], int] = microseconds,
+        now: Callable[[], int] = clock.now,
     ) -> None:
         self.rows = 0
         self.size = 0
-        self._clock = clock
+        self._reactor = reactor
         self._send = send
-        self._most_rows = rows
-        self._most_bytes = size
-        self._seconds = seconds
+        self._max_rows = rows
+        self._max_bytes = size
+        self._max_seconds = seconds
         self._now = now
         self._messages: list[tuple[bytes, bytes]] = []
         self._times: list[int] = []
-        self._timer: Any = None
+        self._timer: IDelayedCall | None = None
 
     def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """Messages have come, just now."""
+        """Add messages that have just arrived; send a batch if they complete one."""
         self._times += [self._now()] * len(messages)
         self._messages += messages
         self.rows += len(messages)
         self.size += sum(map(len, chain.from_iterable(messages)))
-        if self.rows >= self._most_rows or self.size >= self._most_bytes:
+        if self.rows >= self._max_rows or self.size >= self._max_bytes:
             self.flush()
         elif self._timer is None and messages:
-            self._timer = self._clock.callLater(self._seconds, self.flush)
+            self._timer = self._reactor.callLater(self._max_seconds, self.flush)
 
     def flush(self) -> None:
-        """Send what waits, if anything does."""
+        """Send the messages in the buffer, if there are any."""
         if self._timer is not None:
             if self._timer.active():
                 self._timer.cancel()

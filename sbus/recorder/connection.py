@@ -1,16 +1,30 @@
-"""The recorder's end of the bus: connects, subscribes, reads, and when the connection is lost does so again.
+"""The recorder's connection to the bus: connects, subscribes, reads, and after a loss starts over.
 
-Each connection has a `sbus.client.tx.Bus` of its own, without the client's own reconnecting: that would carry messages
-of the old connection and of the new one in one queue, and what the recorder has to tell is where between them some
-are missing.
+The invariant that this module is for: *between two messages in the journal, messages may be missing only where a row
+says so.* Three decisions follow from it:
 
-What a new connection brings before the bus has confirmed that all patterns are in force (a fence) is kept until then.
-So the row that says since when everything is recorded comes before all messages of that connection.
+* Each connection is a `sbus.client.tx.Bus` of its own. The client library can reconnect by itself, but it would put the
+  messages of the old and the new connection into one queue, and the recorder could not tell where the gap is.
+* One subscription has all the patterns, so that a message that several patterns match arrives once, and the messages of
+  all patterns arrive in the order in which the bus sent them.
+* After subscribing, the recorder sends a *fence*, an echo that returns when the bus has handled everything before it.
+  Messages that arrive earlier are kept in `_unconfirmed`, because some of the patterns may not be in force yet. When
+  the fence returns, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the kept
+  messages follow it.
+
+Back-pressure: when the sink has no capacity, the subscription is paused and the socket is not read. Messages then queue
+in the kernel and in the bus, where flood control decides about them. Nothing is dropped here.
+
+Stopping: the recorder shuts down its sending side. The bus ends the subscriptions, sends what it has queued, and closes
+the connection; after that no message can follow, and everything received was recorded.
+
+Reconnecting: the pauses grow (`sbus.client.connecting.Backoff`), and start over only after a connection that was
+confirmed and lasted `_MIN_LIFETIME`. So a bus that accepts and disconnects at once is not tried in a tight loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from twisted.internet import defer
@@ -22,109 +36,113 @@ from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.client.tx import Bus, Subscription, connect
 from sbus.errors import ConnectError, Disconnected
-from sbus.recorder.buffer import microseconds
+from sbus.journal import clock
 from sbus.recorder.settings import Settings
 
-__all__ = ["Connection", "RecordSink"]
+__all__ = ["Connection", "GapDetails", "RecordSink"]
 
-_ANSWER = 30.0
-"""Seconds that a bus may take to confirm subscriptions."""
-_LASTING = 0.25
-"""Seconds that a connection must last before the next one is tried for at once: one that recorded something."""
-_REMIND = 60.0
-"""Seconds after which it is said again that there is still no bus."""
+_CONFIRM_TIMEOUT = 30.0
+"""Seconds that the bus may take to confirm the subscriptions."""
+_MIN_LIFETIME = 0.25
+"""Seconds that a connection must have lasted for the next attempt to be made without a pause."""
+_REPORT_INTERVAL = 60.0
+"""Seconds between two log lines with the same reason why nothing is recorded."""
+
+GapDetails = Mapping[str, object]
+"""What is known about a gap: ``since``, in µs since the epoch, and ``reason``; the JSON object of its row."""
 
 
 class RecordSink(Protocol):
-    """Where the messages go."""
+    """Takes the messages that a `Connection` receives."""
 
-    def recording_started(self, gap: dict[str, Any] | None) -> None:
-        """From here on everything is recorded.
+    def recording_started(self, gap: GapDetails | None) -> None:
+        """Record that all patterns are in force: every message from now on arrives.
 
-        :param gap: since when it was not, and why; None at the first time.
+        :param gap: the gap that ends; None the first time.
         """
 
     def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """Messages have come."""
+        """Take messages that have just arrived."""
 
     def wait_for_capacity(self) -> defer.Deferred[None] | None:
-        """None if there is room for more messages, else fires when there is."""
+        """Return None if the sink can take more messages, else a Deferred that fires when it can."""
 
     def failed(self, failure: Failure) -> None:
-        """It cannot go on; no error of the bus's or the connection's."""
+        """Handle an error after which the connection cannot continue: a bug, not a loss of the connection."""
 
 
 class Connection:
-    """Keeps up the recorder's connection to the bus.
+    """Keeps the recorder connected to the bus.
 
-    :param address: of the bus, as for `sbus.client.tx.connect`.
-    :ivar gap: since when nothing is recorded, and why, as for a row of a gap; None while everything is, and before
-        the first connection.
+    :param reactor: the reactor to connect with.
+    :param address: the address of the bus, as for `sbus.client.tx.connect`.
+    :param sink: takes the messages.
+    :param backoff: the pauses between attempts to connect.
+    :ivar gap: the details of the current gap; None while everything is recorded, and before the first connection.
     """
 
     _log = Logger(namespace="sbus.recorder")
 
     def __init__(
-        self, reactor: Any, address: str | None, settings: Settings, intake: RecordSink, backoff: Backoff | None = None
+        self, reactor: Any, address: str | None, settings: Settings, sink: RecordSink, backoff: Backoff | None = None
     ) -> None:
-        self.gap: dict[str, Any] | None = None
+        self.gap: GapDetails | None = None
         self._reactor = reactor
         self._address = address
         self._settings = settings
-        self._intake = intake
+        self._sink = sink
         self._backoff = backoff or Backoff()
         self._bus: Bus | None = None
         self._subscription: Subscription | None = None
         self._is_recording = False
-        self._has_recorded = False  # with the newest connection
-        self._waits = False  # for room
+        self._has_recorded = False  # whether the newest connection was confirmed
+        self._is_paused = False  # until the sink has capacity
         self._stopping = False
-        self._is_ending = False  # the bus sends what waits for us, and closes
-        self._pause: defer.Deferred[Any] | None = None  # what may be cancelled to stop
-        self._over: defer.Deferred[None] = defer.succeed(None)
-        self._held: list[Message] = []  # what came before the patterns were confirmed
-        self._said: tuple[str, float] = ("", 0.0)
+        self._is_draining = False  # the bus sends what it has queued for us, and closes
+        self._waiting: defer.Deferred[Any] | None = None  # what `_abort` cancels
+        self._finished: defer.Deferred[None] = defer.succeed(None)
+        self._unconfirmed: list[Message] = []
+        self._last_report: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
 
     def start(self) -> None:
-        """Begin to connect."""
-        self._over = defer.Deferred.fromCoroutine(self._run()).addErrback(self._intake.failed)
+        """Start connecting."""
+        self._finished = defer.Deferred.fromCoroutine(self._run()).addErrback(self._sink.failed)
 
-    def ready(self) -> list[Message]:
-        """The messages that were read already and not passed on, as there was no room; nothing more is read by this."""
-        if not self._waits or self._bus is None or self._subscription is None:
+    def take_ready(self) -> list[Message]:
+        """Return the messages that were received while the connection is paused. No further packets are read."""
+        if not self._is_paused or self._bus is None or self._subscription is None:
             return []
         messages = self._subscription.get_ready()
         self._bus.pause_for(self._subscription)
         return messages
 
-    async def stop(self, patience: float) -> None:
-        """Take what the bus still has for us, and disconnect.
+    async def stop(self, timeout: float) -> None:
+        """Receive what the bus has queued for us, and disconnect.
 
-        :param patience: seconds that this may take; 0: take nothing more.
+        :param timeout: the seconds that this may take; 0: disconnect at once.
         """
         self._stopping = True
         bus = self._bus
-        cut = None
-        if bus is not None and patience and self._is_recording:
+        deadline = None
+        if bus is not None and timeout and self._is_recording:
             try:
-                # The bus ends the subscriptions, sends what waits, and closes: after that nothing can come.
                 bus.transport.loseWriteConnection()
-                self._is_ending = True
+                self._is_draining = True
             except Disconnected:
                 pass
-            cut = self._reactor.callLater(patience, self._cut)
+            deadline = self._reactor.callLater(timeout, self._abort)
         else:
-            self._cut()
-        await self._over
-        if cut is not None and cut.active():
-            cut.cancel()
+            self._abort()
+        await self._finished
+        if deadline is not None and deadline.active():
+            deadline.cancel()
 
-    def _cut(self) -> None:
-        self._is_ending = False
+    def _abort(self) -> None:
+        self._is_draining = False
         if self._bus is not None:
             self._bus.close()
-        if self._pause is not None:
-            self._pause.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     # --- one connection after the other --------------------------------------------------------
 
@@ -135,73 +153,75 @@ class Connection:
                 await self._wait(deferLater(self._reactor, next(delays)))
                 self._bus = await self._wait(self._connect())
             except ConnectError as error:
-                self._say(str(error))
+                self._report(str(error))
                 continue
             except defer.CancelledError:
                 return
             since, self._has_recorded = self._reactor.seconds(), False
-            why = await self._read(self._bus)
+            reason = await self._read(self._bus)
             await self._bus.close()
             self._bus = self._subscription = None
             if not self._stopping:
-                self._say(why)
-            if self._has_recorded and self._reactor.seconds() - since >= _LASTING:
+                self._report(reason)
+            if self._has_recorded and self._reactor.seconds() - since >= _MIN_LIFETIME:
                 delays = self._backoff.delays()
 
     def _connect(self) -> defer.Deferred[Bus]:
         settings = self._settings
         return connect(self._reactor, self._address, dialect=settings.dialect, max_packet=settings.max_packet)
 
-    async def _wait(self, pause: defer.Deferred[Any]) -> Any:
-        """Wait, until it comes or `_cut` ends the waiting."""
-        self._pause = pause
+    async def _wait(self, deferred: defer.Deferred[Any]) -> Any:
+        """Wait for a Deferred, so that `_abort` can cancel it."""
+        self._waiting = deferred
         try:
-            return await pause
+            return await deferred
         finally:
-            self._pause = None
+            self._waiting = None
 
-    def _say(self, why: str) -> None:
-        """Say why nothing is recorded: when it begins or changes, and now and then."""
+    def _report(self, reason: str) -> None:
+        """Log why nothing is recorded: at once, when the reason changes, and at intervals."""
         now = self._reactor.seconds()
-        if why != self._said[0] or now - self._said[1] >= _REMIND:
-            self._said = why, now
-            self._log.warn("nothing is recorded: {why}; trying again", why=why)
+        if reason != self._last_report[0] or now - self._last_report[1] >= _REPORT_INTERVAL:
+            self._last_report = reason, now
+            self._log.warn("nothing is recorded: {reason}; trying again", reason=reason)
 
     async def _read(self, bus: Bus) -> str:
-        """Record what this connection brings; returns why it has ended."""
+        """Record the messages of one connection; return why it ended."""
         lost_at: list[int] = []
-        bus.whenClosed().addBoth(lambda _: lost_at.append(microseconds()))
-        self._held = []
+        bus.whenClosed().addBoth(lambda _: lost_at.append(clock.now()))
+        self._unconfirmed = []
         try:
             subscription = self._subscription = self._subscribe(bus)
-            bus.fence(_ANSWER).addCallbacks(lambda _: self._begin(), lambda failure: self._unconfirmed(bus, failure))
+            bus.fence(_CONFIRM_TIMEOUT).addCallbacks(
+                lambda _: self._confirmed(), lambda failure: self._not_confirmed(bus, failure)
+            )
             while True:
                 messages = await subscription.get_many()
                 if not self._is_recording:
-                    self._held += messages
+                    self._unconfirmed += messages
                     continue
-                self._intake.add(messages)
-                room = self._intake.wait_for_capacity()
-                if room is not None:
+                self._sink.add(messages)
+                capacity = self._sink.wait_for_capacity()
+                if capacity is not None:
                     bus.pause_for(subscription)
-                    self._waits = True
+                    self._is_paused = True
                     try:
-                        await self._wait(room)
+                        await self._wait(capacity)
                     finally:
-                        self._waits = False
+                        self._is_paused = False
                     bus.resume_for(subscription)
         except (Disconnected, defer.CancelledError) as error:
-            why = str(error) or "the recorder is stopping"
+            reason = str(error) or "the recorder is stopping"
         if self._is_recording:
             self._is_recording = False
-            self._intake.add(subscription.get_ready())
-            if self._is_ending:
-                return why  # everything is recorded
-            self.gap = {"since": lost_at[0] if lost_at else microseconds(), "reason": why}
-        return why
+            self._sink.add(subscription.get_ready())
+            if self._is_draining:
+                return reason  # everything was recorded, so there is no gap
+            self.gap = {"since": lost_at[0] if lost_at else clock.now(), "reason": reason}
+        return reason
 
     def _subscribe(self, bus: Bus) -> Subscription:
-        """One subscription for all patterns, so that a message comes once, and all come in order."""
+        """Choose the flood control and subscribe: one subscription for all patterns."""
         settings = self._settings
         if bus.core.dialect.control:
             bus.flood_control(soft=settings.soft, hard=settings.hard, order=settings.order)
@@ -211,16 +231,15 @@ class Connection:
             bus.send(bus.core.subscribe(pattern, subscription))
         return subscription
 
-    def _begin(self) -> None:
-        """All patterns are in force."""
+    def _confirmed(self) -> None:
         gap, self.gap = self.gap, None
         self._is_recording = self._has_recorded = True
-        self._said = ("", 0.0)
-        self._intake.recording_started(gap)
-        held, self._held = self._held, []
-        self._intake.add(held)
+        self._last_report = ("", 0.0)
+        self._sink.recording_started(gap)
+        messages, self._unconfirmed = self._unconfirmed, []
+        self._sink.add(messages)
 
-    def _unconfirmed(self, bus: Bus, failure: Failure) -> None:
+    def _not_confirmed(self, bus: Bus, failure: Failure) -> None:
         if not failure.check(Disconnected):
-            self._say(f"{bus.address}: the bus does not answer: {failure.getErrorMessage()}")
+            self._report(f"{bus.address}: the bus does not answer: {failure.getErrorMessage()}")
             bus.close()

@@ -1,30 +1,48 @@
-"""One recording: what the bus brings goes to the disk, and what comes between them becomes rows of gaps.
+"""One recording: messages from the bus go to the disk, and what happened between them becomes rows of gaps.
 
 ::
 
-    Connection --messages--> Batches --jobs--> JournalThread
-        ^                                           |
-        +------------- room, or none ---------------+
+    Connection --messages--> BatchBuffer --jobs--> JournalThread --batches--> JournalWriter
+        ^                                               |
+        +-------- capacity, trouble, counters ----------+
 
-Memory is bounded: when too much waits for the disk, or the disk is in trouble, the connection is not read. What the bus
-does with messages for a client that does not read is flood control, which the recorder chooses when it connects.
+`Recording` connects the parts. Everything above runs in the event loop, except for the thread. Invariants:
+
+* *Order.* Messages and gaps reach the journal in the order in which they happened: before a gap is submitted, the
+  buffer is flushed, and the thread keeps the order of its jobs.
+* *Bounded memory.* The messages that are not in the journal yet take at most ``buffer_bytes``, and one read of the
+  socket. At that limit the connection is not read; it is read again when half of them are written. `_MESSAGE_OVERHEAD`
+  estimates what Python needs for a message besides its bytes.
+* *A full disk is a gap only if the bus drops messages.* From the first failed job until the disk recovers, the
+  connection is not read. Then the messages received in the meantime are written, a ``full`` row after them, and reading
+  goes on. What the bus did with the messages that it could not send is flood control; if it disconnected the recorder,
+  `Connection` reports a gap of its own.
+* *Syncs.* One sync is in progress at a time. New rows start a timer of ``sync`` seconds when there is none; the sync
+  covers everything submitted before it. On a silent bus a sync every `_IDLE_SYNC_INTERVAL` closes segments that are old
+  enough.
+
+What a crash costs: the messages in the buffer (``batch_time``) and those not synced yet (``sync``), as for a power cut;
+after a crash of the process alone only the former, because the kernel has the rest. The next ``start`` row says
+``crash``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from twisted.internet import defer
+from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff, find_address
+from sbus.journal import clock
 from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
-from sbus.recorder.buffer import Batch, Batches, microseconds
-from sbus.recorder.connection import Connection
+from sbus.recorder.buffer import Batch, BatchBuffer
+from sbus.recorder.connection import Connection, GapDetails
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.settings import Settings
 from sbus.recorder.writer_thread import Job, JournalThread
@@ -36,10 +54,10 @@ if TYPE_CHECKING:
 __all__ = ["Counters", "Recording"]
 
 _STOP_TIMEOUT = 10.0
-"""Seconds that the bus, and then the disk, may take when the recorder stops."""
-_IDLE = 60.0
-"""Seconds after which the journal is looked after when nothing comes, so that old segments are closed."""
-_MESSAGE_COSTS = 160
+"""Seconds that the bus, and after it the disk, may take when the recorder stops."""
+_IDLE_SYNC_INTERVAL = 60.0
+"""Seconds between two syncs of a silent bus."""
+_MESSAGE_OVERHEAD = 160
 """Bytes of memory that a message takes besides its key and payload."""
 
 
@@ -47,12 +65,13 @@ _MESSAGE_COSTS = 160
 class Counters:
     """What a recording has done.
 
-    :ivar rows: messages that are in the journal.
-    :ivar bytes: bytes in their keys and payloads.
-    :ivar gaps: rows that tell of a gap, of whatever kind.
-    :ivar lost: messages that were received and not written: the disk was full to the end, or something broke.
-    :ivar lag: seconds from when the first message of the last batch came to when it was in the journal.
-    :ivar longest_lag: the most that this ever was.
+    :ivar rows: the number of messages in the journal.
+    :ivar bytes: the bytes in their keys and payloads.
+    :ivar gaps: the number of gaps recorded, of any kind.
+    :ivar lost: the number of messages that were received and not written, because the disk was full until the end or
+        the recorder failed.
+    :ivar lag: the seconds from the arrival of the first message of the last batch until the batch was in the journal.
+    :ivar longest_lag: the greatest `lag` so far.
     """
 
     rows: int = 0
@@ -66,11 +85,13 @@ class Counters:
 class Recording:
     """Records until it is stopped (a `RecordSink` and a `ThreadListener`).
 
-    :param journal: open for writing; it is closed at the end.
-    :param address: of the bus, as for `sbus.client.tx.connect`.
-    :param on_failure: called when it cannot go on, for a reason that is none of the disk's or the bus's.
-    :param retry: seconds after which the disk is tried again.
-    :ivar counters: what it has done so far.
+    :param reactor: provides timers, ``callFromThread`` and connections.
+    :param journal: open for writing; closed at the end.
+    :param address: the address of the bus, as for `sbus.client.tx.connect`.
+    :param on_failure: called when a bug ends the recording.
+    :param backoff: the pauses between attempts to connect.
+    :param retry: the seconds between two attempts to write to a disk that fails.
+    :ivar counters: what has been done so far.
     """
 
     _log = Logger(namespace="sbus.recorder")
@@ -81,7 +102,7 @@ class Recording:
         journal: JournalWriter,
         address: str | None,
         settings: Settings,
-        on_failure: Callable[[], Any],
+        on_failure: Callable[[], object],
         *,
         backoff: Backoff | None = None,
         retry: float = 1.0,
@@ -93,63 +114,63 @@ class Recording:
         self._settings = settings
         self._on_failure = on_failure
         self._thread = JournalThread(
-            journal, self, reactor.callFromThread, after=RetentionTrigger(journal, settings), retry=retry
+            journal, self, reactor.callFromThread, after_job=RetentionTrigger(journal, settings), retry=retry
         )
-        self._batches = Batches(
+        self._buffer = BatchBuffer(
             reactor,
-            self._append,
+            self._submit_batch,
             rows=settings.batch_rows,
             size=settings.batch_bytes,
             seconds=settings.batch_time,
         )
         self._connection = Connection(reactor, self._address, settings, self, backoff)
-        self._has_begun = False
-        self._trouble: dict[str, Any] | None = None
-        self._waiters: list[defer.Deferred[None]] = []  # for room
-        self._submitted = 0  # bytes of memory in messages that the thread has to write
-        self._sync_timer: Any = None
-        self._idle_timer: Any = None
+        self._has_started = False  # whether there is a start row
+        self._disk_failure: GapDetails | None = None
+        self._waiters: list[defer.Deferred[None]] = []  # for capacity
+        self._submitted_bytes = 0  # of memory, in the batches that the thread has not written yet
+        self._sync_timer: IDelayedCall | None = None
+        self._idle_timer: IDelayedCall | None = None
         self._is_syncing = False
-        self._is_unsynced = False  # since the newest sync that was asked for
+        self._has_unsynced = False  # rows submitted after the newest sync
         self._stopping = False
         self._ended: defer.Deferred[None] = defer.Deferred()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread, and connect."""
         self._thread.start()
         self._connection.start()
-        self._idle_timer = self._reactor.callLater(_IDLE, self._look_after)
+        self._idle_timer = self._reactor.callLater(_IDLE_SYNC_INTERVAL, self._sync_idle)
 
     async def stop(self) -> None:
-        """Write all that the bus has for us, and end; takes at most some seconds."""
-        await self._connection.stop(0.0 if self._trouble else _STOP_TIMEOUT)
-        if self._has_begun:
-            self._mark(Kind.STOP, self._trouble or self._connection.gap or {})
-        self._batches.flush()
+        """Write all that the bus has queued for the recorder, and close the journal; takes up to 20 seconds."""
+        await self._connection.stop(0.0 if self._disk_failure else _STOP_TIMEOUT)
+        if self._has_started:
+            self._submit_gap(Kind.STOP, self._disk_failure or self._connection.gap or {})
+        self._buffer.flush()
         self._stopping = True
         for timer in (self._sync_timer, self._idle_timer):
             if _is_active(timer):
                 timer.cancel()
         self._thread.finish()
-        limit = self._reactor.callLater(_STOP_TIMEOUT, self._thread.give_up)
+        deadline = self._reactor.callLater(_STOP_TIMEOUT, self._thread.give_up)
         await self._ended
-        if _is_active(limit):
-            limit.cancel()
+        if _is_active(deadline):
+            deadline.cancel()
         self.log_counters()
 
     def log_counters(self) -> None:
-        """Say in the log what was recorded so far."""
+        """Log what has been recorded so far."""
         self._log.info(
             "recorded {c.rows} messages ({c.bytes} bytes) and {c.gaps} gaps; {waiting} bytes of memory wait for the "
             "disk; lag {c.lag:.3f} s, at most {c.longest_lag:.3f} s; lost {c.lost} messages",
             c=self.counters,
-            waiting=self._waiting(),
+            waiting=self._buffered_bytes(),
         )
 
-    # --- what the connection says --------------------------------------------------------------
+    # --- calls of the connection ---------------------------------------------------------------
 
-    def recording_started(self, gap: dict[str, Any] | None) -> None:
-        """See `sbus.recorder.connection.RecordSink`."""
+    def recording_started(self, gap: GapDetails | None) -> None:
+        """Implement `sbus.recorder.connection.RecordSink`."""
         patterns = [as_text(pattern) for pattern in self._settings.patterns]
         self._log.info(
             "recording {patterns} of {address} into {journal}",
@@ -158,134 +179,138 @@ class Recording:
             journal=self._journal.directory,
         )
         if gap is None:
-            self._has_begun = True
+            self._has_started = True
             details = {
                 "patterns": patterns,
                 "socket": self._address,
                 "version": __version__,
                 "ended": self._journal.ended,
             }
-            self._mark(Kind.START, details)
+            self._submit_gap(Kind.START, details)
         else:
-            self._mark(Kind.RECONNECT, gap)
+            self._submit_gap(Kind.RECONNECT, gap)
 
     def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """See `sbus.recorder.connection.RecordSink`."""
-        self._batches.add(messages)
+        """Implement `sbus.recorder.connection.RecordSink`."""
+        self._buffer.add(messages)
 
     def wait_for_capacity(self) -> defer.Deferred[None] | None:
-        """See `sbus.recorder.connection.RecordSink`."""
-        if not self._trouble and self._waiting() < self._settings.buffer_bytes:
+        """Implement `sbus.recorder.connection.RecordSink`."""
+        if not self._disk_failure and self._buffered_bytes() < self._settings.buffer_bytes:
             return None
         waiter: defer.Deferred[None] = defer.Deferred(self._waiters.remove)
         self._waiters.append(waiter)
         return waiter
 
     def failed(self, failure: Failure) -> None:
-        """See `sbus.recorder.connection.RecordSink`."""
+        """Implement `sbus.recorder.connection.RecordSink`."""
         self._log.failure("the recorder cannot go on", failure=failure)
         self._on_failure()
 
-    # --- what is to be written -----------------------------------------------------------------
+    # --- jobs for the thread -------------------------------------------------------------------
 
-    def _append(self, batch: Batch) -> None:
-        self._submitted += _cost(len(batch.messages), batch.size)
+    def _submit_batch(self, batch: Batch) -> None:
+        self._submitted_bytes += _memory_of(len(batch.messages), batch.size)
         self._thread.submit(Job(lambda journal: journal.append(batch.messages, batch.times), batch))
         self._sync_soon()
 
-    def _mark(self, kind: Kind, details: dict[str, Any]) -> None:
-        self._batches.flush()
-        now = microseconds()
+    def _submit_gap(self, kind: Kind, details: GapDetails) -> None:
+        self._buffer.flush()
+        now = clock.now()
         self._thread.submit(Job(lambda journal: journal.append_gap(kind, details, now)))
         self.counters.gaps += 1
         self._sync_soon()
 
     def _sync_soon(self) -> None:
-        """Something new is to be synced, once for all that comes until then."""
-        self._is_unsynced = True
+        """Start the timer of the next sync, unless a sync is in progress or the timer runs."""
+        self._has_unsynced = True
         if not self._settings.sync:
             self._sync()
         elif not self._is_syncing and not _is_active(self._sync_timer):
             self._sync_timer = self._reactor.callLater(self._settings.sync, self._sync)
 
     def _sync(self) -> None:
-        self._is_syncing, self._is_unsynced = True, False
+        self._is_syncing, self._has_unsynced = True, False
         self._thread.submit(_SYNC)
 
-    def _look_after(self) -> None:
+    def _sync_idle(self) -> None:
         if not self._is_syncing:
             self._sync()
-        self._idle_timer = self._reactor.callLater(_IDLE, self._look_after)
+        self._idle_timer = self._reactor.callLater(_IDLE_SYNC_INTERVAL, self._sync_idle)
 
-    def _waiting(self) -> int:
-        """Bytes of memory in messages that are not in the journal yet."""
-        return self._submitted + _cost(self._batches.rows, self._batches.size)
+    def _buffered_bytes(self) -> int:
+        """Return the bytes of memory in messages that are not in the journal yet."""
+        return self._submitted_bytes + _memory_of(self._buffer.rows, self._buffer.size)
 
-    # --- what the thread says ------------------------------------------------------------------
+    # --- calls of the thread -------------------------------------------------------------------
 
-    def done(self, job: Job) -> None:
-        """See `sbus.recorder.writer_thread.ThreadListener`."""
+    def job_done(self, job: Job) -> None:
+        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
         counters = self.counters
         if job is _SYNC:
             self._is_syncing = False
-            if self._is_unsynced and not self._stopping:
+            if self._has_unsynced and not self._stopping:
                 self._sync_soon()
         elif job.batch is not None:
             batch, rows = job.batch, len(job.batch.messages)
             counters.rows += rows
             counters.bytes += batch.size
-            counters.lag = max(0.0, (microseconds() - batch.times[0]) / 1e6)
+            counters.lag = max(0.0, clock.to_seconds(clock.now() - batch.times[0]))
             counters.longest_lag = max(counters.lag, counters.longest_lag)
-            self._submitted -= _cost(rows, batch.size)
-            self._make_room()
+            self._submitted_bytes -= _memory_of(rows, batch.size)
+            self._release_waiters()
 
-    def trouble(self, error: OSError) -> None:
-        """See `sbus.recorder.writer_thread.ThreadListener`."""
-        why = error.strerror or str(error)
-        if self._trouble is None:
-            self._trouble = {"since": microseconds(), "reason": why}
+    def disk_failed(self, error: OSError) -> None:
+        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
+        reason = error.strerror or str(error)
+        if self._disk_failure is None:
+            self._disk_failure = {"since": clock.now(), "reason": reason}
         self._log.error(
-            "the journal {journal} cannot be written: {why}: the bus is not read until it can be; {waiting} bytes of "
-            "memory wait",
+            "the journal {journal} cannot be written: {reason}: the bus is not read until it can be; {waiting} bytes "
+            "of memory wait",
             journal=self._journal.directory,
-            why=why,
-            waiting=self._waiting(),
+            reason=reason,
+            waiting=self._buffered_bytes(),
         )
 
-    def recovered(self) -> None:
-        """See `sbus.recorder.writer_thread.ThreadListener`."""
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            # What was read before the reading stopped comes before the gap.
-            self._batches.add(self._connection.ready())
-            self._mark(Kind.FULL, trouble)
+    def disk_recovered(self) -> None:
+        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
+        gap, self._disk_failure = self._disk_failure, None
+        if gap is not None:
+            # Messages that had arrived before reading stopped come before the row of the gap.
+            self._buffer.add(self._connection.take_ready())
+            self._submit_gap(Kind.FULL, gap)
             self._log.warn("the journal {journal} can be written again", journal=self._journal.directory)
-        self._make_room()
+        self._release_waiters()
 
-    def _make_room(self) -> None:
-        if self._waiters and not self._trouble and self._waiting() <= self._settings.buffer_bytes // 2:
+    def _release_waiters(self) -> None:
+        if self._waiters and not self._disk_failure and self._buffered_bytes() <= self._settings.buffer_bytes // 2:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter.callback(None)
 
-    def ended(self, lost: int, failure: Failure | None) -> None:
-        """See `sbus.recorder.writer_thread.ThreadListener`."""
+    def thread_ended(self, lost: int, failure: Failure | None) -> None:
+        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
         self.counters.lost = lost
         if lost:
             self._log.error("{lost} messages were received and could not be written: they are lost", lost=lost)
         self._ended.callback(None)
         if failure is not None:
-            self._trouble = {"since": microseconds(), "reason": failure.getErrorMessage()}
+            self._disk_failure = {"since": clock.now(), "reason": failure.getErrorMessage()}
             self.failed(failure)
 
 
 _SYNC = Job(lambda journal: journal.sync())
 
 
-def _cost(messages: int, size: int) -> int:
-    """Bytes of memory that messages take with so many bytes in keys and payloads."""
-    return size + messages * _MESSAGE_COSTS
+def _memory_of(messages: int, size: int) -> int:
+    """Return the bytes of memory that messages take.
+
+    :param messages: the number of messages.
+    :param size: the bytes in their keys and payloads.
+    """
+    return size + messages * _MESSAGE_OVERHEAD
 
 
-def _is_active(timer: Any) -> bool:
-    return timer is not None and timer.active()
+def _is_active(timer: IDelayedCall | None) -> TypeGuard[IDelayedCall]:
+    return timer is not None and bool(timer.active())

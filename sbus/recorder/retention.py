@@ -1,4 +1,7 @@
-"""When old segments are deleted: at the start, when a segment was closed, now and then, and when the disk is full."""
+"""When the recorder deletes old segments: at the start, when a segment is closed, at intervals, and on a full disk.
+
+What may be deleted is decided by `sbus.journal.retention`.
+"""
 
 from __future__ import annotations
 
@@ -14,45 +17,46 @@ from sbus.recorder.settings import Settings
 if TYPE_CHECKING:
     from sbus.journal.writer import JournalWriter
 
-__all__ = ["RetentionTrigger", "delete_old"]
+__all__ = ["RetentionTrigger", "delete_old_segments"]
 
 _log = Logger(namespace="sbus.recorder")
 
 _INTERVAL = 60.0
+"""Seconds between two runs while no segment is closed: consumers may have taken more by then."""
 
 
 class RetentionTrigger:
-    """Keeps a journal within its limits; called by the journal's thread whenever it has done something.
+    """Runs retention when there is a reason to; called by the journal's thread after each job.
 
-    :param interval: seconds between two looks when no segment is closed. Whatever consumers have taken meanwhile may
-        be deleted then.
+    :param interval: the seconds between two runs while no segment is closed.
     """
 
     def __init__(self, journal: JournalWriter, settings: Settings, interval: float = _INTERVAL) -> None:
         self._journal = journal
         self._settings = settings
         self._interval = interval
-        self._closed = -1
-        self._looked = 0.0
+        self._segments_closed = -1  # at the last run
+        self._last_run = 0.0  # on the monotonic clock
 
-    def __call__(self, in_need: bool = False) -> None:
-        """Look whether something is to be deleted, if there is a reason to.
+    def __call__(self, disk_failed: bool = False) -> None:
+        """Run retention, if there is a reason to.
 
-        :param in_need: there is no space on the disk.
+        :param disk_failed: whether the journal cannot be written; deleted segments may free the space for it.
         """
         if self._settings.keeps_all:
             return
         now = time.monotonic()
-        if not in_need and self._journal.segments_closed == self._closed and now - self._looked < self._interval:
+        closed = self._journal.segments_closed
+        if not disk_failed and closed == self._segments_closed and now - self._last_run < self._interval:
             return
-        self._closed, self._looked = self._journal.segments_closed, now
-        delete_old(self._journal.directory, self._settings)
+        self._segments_closed, self._last_run = closed, now
+        delete_old_segments(self._journal.directory, self._settings)
 
 
-def delete_old(directory: str, settings: Settings) -> bool:
-    """Delete what a journal need not keep any more; the log tells of it, and of what is in the way.
+def delete_old_segments(directory: str, settings: Settings) -> bool:
+    """Delete the segments that a journal need not keep; log which, and what keeps others.
 
-    :returns: whether anything was deleted.
+    :returns: whether a segment was deleted.
     """
     try:
         deleted = retain(
@@ -63,7 +67,7 @@ def delete_old(directory: str, settings: Settings) -> bool:
             warn=lambda text: _log.warn("{text}", text=text),
         )
     except (OSError, JournalError) as error:
-        _log.warn("old segments of {journal} cannot be deleted: {why}", journal=directory, why=error)
+        _log.warn("old segments of {journal} cannot be deleted: {reason}", journal=directory, reason=error)
         return False
     if deleted:
         _log.info(

@@ -14,32 +14,32 @@ from sbus.daemon.service import Service
 from sbus.errors import JournalError
 from sbus.journal.writer import JournalWriter
 from sbus.recorder.pipeline import Counters, Recording
-from sbus.recorder.retention import delete_old
+from sbus.recorder.retention import delete_old_segments
 from sbus.recorder.settings import Settings
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 
 __all__ = ["RecorderService", "open_journal"]
 
 _log = Logger(namespace="sbus.recorder")
-_FULL = (ENOSPC, EDQUOT)
+_DISK_FULL = (ENOSPC, EDQUOT)
 
 
 def open_journal(directory: str, settings: Settings) -> JournalWriter:
-    """Open the journal that a recorder with these settings writes.
+    """Open the journal of a recorder for writing.
 
     :raises sbus.errors.JournalLocked: if another recorder writes it.
-    :raises sbus.errors.JournalError: if it cannot be written, with the reason and the remedy.
+    :raises sbus.errors.JournalError: if it cannot be written; the message has the reason and the remedy.
     """
     try:
         try:
             return _open(directory, settings)
         except OSError as error:
-            # What is to be put right after a crash needs space, and what need not be kept any more may take it.
-            if error.errno not in _FULL or settings.keeps_all or not delete_old(directory, settings):
+            # To repair a journal after a crash takes space; deleting old segments may free it.
+            if error.errno not in _DISK_FULL or settings.keeps_all or not delete_old_segments(directory, settings):
                 raise
             return _open(directory, settings)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL:
             remedy = "free space on that file system, then start again"
         else:
             remedy = "name another directory (--journal), or let this user write there"
@@ -58,16 +58,17 @@ def _open(directory: str, settings: Settings) -> JournalWriter:
 
 
 class RecorderService(Service):
-    """Records a bus into a journal for as long as it runs, also if the bus is not there at first, or goes and returns.
+    """Records a bus into a journal while it runs, also while the bus comes and goes.
 
-    :param directory: of the journal; it is made if it is not there.
-    :param address: of the bus, as for `sbus.client.tx.connect`.
-    :param on_failure: called when it cannot go on, and when messages that it had received could not be written; the
-        log says why.
+    It can be started and stopped any number of times.
+
+    :param reactor: the reactor to connect with.
+    :param directory: the directory of the journal; created if there is none.
+    :param address: the address of the bus, as for `sbus.client.tx.connect`.
+    :param settings: how to record; None: the defaults.
+    :param on_failure: called when a bug ends the recording, and when messages that were received could not be written;
+        the log has the reason.
     :param backoff: the pauses between attempts to connect.
-
-    Starting fails with `sbus.errors.JournalError` if the journal cannot be written, and with
-    `sbus.errors.JournalLocked` if another recorder writes it. It can be started and stopped any number of times.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class RecorderService(Service):
         address: str | None = None,
         settings: Settings | None = None,
         *,
-        on_failure: Callable[[], Any] = lambda: None,
+        on_failure: Callable[[], object] = lambda: None,
         backoff: Backoff | None = None,
     ) -> None:
         self.directory = directory
@@ -87,22 +88,23 @@ class RecorderService(Service):
         self._on_failure = on_failure
         self._backoff = backoff
         self._recording: Recording | None = None
-        SeqpacketClientEndpoint(reactor, self.address)  # says what is wrong with the address, if anything is
+        SeqpacketClientEndpoint(reactor, self.address)  # raises if the address is wrong
 
     @property
     def counters(self) -> Counters:
-        """What has been recorded since it was started."""
+        """What has been recorded since the last start."""
         return self._recording.counters if self._recording is not None else Counters()
 
     def log_counters(self) -> None:
-        """Say in the log what has been recorded since it was started."""
+        """Log what has been recorded since the last start."""
         if self._recording is not None:
             self._recording.log_counters()
 
     def startService(self) -> None:
-        """Open the journal, and begin.
+        """Open the journal, and start recording.
 
-        :raises sbus.errors.JournalError: if it cannot be written.
+        :raises sbus.errors.JournalLocked: if another recorder writes the journal.
+        :raises sbus.errors.JournalError: if the journal cannot be written.
         """
         journal = open_journal(self.directory, self.settings)
         super().startService()
@@ -112,7 +114,7 @@ class RecorderService(Service):
         self._recording.start()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Write everything that the bus has for us, and close the journal; fires when that is done."""
+        """Write all that the bus has queued for the recorder, and close the journal; fires when that is done."""
         super().stopService()
         return defer.Deferred.fromCoroutine(self._stop())
 

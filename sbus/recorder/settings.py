@@ -1,4 +1,4 @@
-"""What a recorder can be told: each option of ``twistd sbus-recorder`` is one of these."""
+"""The settings of a recorder; each has an option of ``twistd sbus-recorder``."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
 __all__ = ["Settings"]
 
-_LARGEST_BATCH = 1 << 30
+_MAX_BATCH_BYTES = 1 << 30
+"""Half of what Arrow can hold in one column of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How a recorder records.
 
-    :ivar patterns: what is recorded; the empty pattern is everything that is not secret.
+    :ivar patterns: the patterns of the messages to record; the empty pattern matches all that are not secret.
     :ivar dialect: ``current``, or ``early`` for servers of the first revision.
-    :ivar max_packet: bytes in the longest packet, as at the server.
-    :ivar soft: what the server does when the recorder's socket is full (`sbus.client.api.ClientApi.flood_control`);
-        None: its default.
-    :ivar hard: what it does when the recorder's queue is full. With ``error`` whatever it drops for the recorder
-        shows, as it disconnects it. The early dialect has no such settings.
-    :ivar order: in which order it sends what has waited; None: its default.
-    :ivar batch_rows: messages that make a batch.
-    :ivar batch_bytes: bytes in keys and payloads that make a batch.
-    :ivar batch_time: seconds after which a batch is written, however small it is.
-    :ivar sync: seconds between two syncs while there is something new; 0: one after every batch.
-    :ivar buffer_bytes: bytes in messages that wait for the disk before the bus is not read any more.
-    :ivar segment_bytes: bytes after which a new segment is begun.
-    :ivar segment_age: seconds after which a new segment is begun.
-    :ivar keep_bytes: bytes that the journal may have, before the oldest segments are deleted; None: no limit.
-    :ivar keep_days: days after which a segment is deleted; None: never.
-    :ivar force: delete also what no consumer has taken yet.
-    :ivar mode: permissions of the journal's files; who may read these may enter its directory.
+    :ivar max_packet: the length of the longest packet in bytes, as configured at the server.
+    :ivar soft: the soft strategy, for when the recorder's socket is full (`sbus.client.api.ClientApi.flood_control`);
+        None: the default of the server.
+    :ivar hard: the hard strategy, for when the recorder's queue is full. With ``error`` the server disconnects the
+        recorder, so that the loss shows as a gap. The early dialect has no flood control.
+    :ivar order: the order in which the server sends queued messages; None: the default of the server.
+    :ivar batch_rows: the number of messages that completes a batch.
+    :ivar batch_bytes: the number of bytes, in keys and payloads, that completes a batch.
+    :ivar batch_time: the longest time that a message is held for its batch, in seconds.
+    :ivar sync: the seconds between two syncs while there are new rows; 0: a sync after every batch.
+    :ivar buffer_bytes: the bytes of memory, in messages that are not written yet, at which the bus is no longer read.
+    :ivar segment_bytes: the length in bytes at which a new segment is begun.
+    :ivar segment_age: the age in seconds at which a new segment is begun.
+    :ivar keep_bytes: the limit on the size of the journal in bytes; None: no limit.
+    :ivar keep_days: the limit on the age of a row in days; None: no limit.
+    :ivar force: delete segments that no consumer has taken, too.
+    :ivar mode: the permissions of the journal's files. A user who may read them may list and enter the directory.
+
+    :raises sbus.errors.UsageError: if a value is not possible, with the remedy.
     """
 
     patterns: tuple[bytes, ...] = (b"",)
@@ -62,35 +65,35 @@ class Settings:
         for pattern in self.patterns:
             _check(pattern, dialect)
         if not self.patterns:
-            raise UsageError("there is nothing to record without a pattern: the empty one is everything")
-        if self.batch_bytes > _LARGEST_BATCH:
-            raise UsageError(f"a batch of {self.batch_bytes} bytes is too large: at most {_LARGEST_BATCH}")
+            raise UsageError("no pattern: nothing would be recorded; the empty pattern records everything")
+        if self.batch_bytes > _MAX_BATCH_BYTES:
+            raise UsageError(f"a batch of {self.batch_bytes} bytes is too large: at most {_MAX_BATCH_BYTES}")
         if self.buffer_bytes < self.batch_bytes:
             raise UsageError(
-                f"{self.buffer_bytes} bytes of memory do not hold a batch of {self.batch_bytes}: "
-                "raise the one (--buffer-bytes) or lower the other (--batch-bytes)"
+                f"a buffer of {self.buffer_bytes} bytes cannot hold a batch of {self.batch_bytes} bytes: "
+                "raise --buffer-bytes or lower --batch-bytes"
             )
         if self.mode & 0o600 != 0o600:
             raise UsageError(f"--mode={self.mode:04o}: the owner must be able to read and write, as with 0600 and 0640")
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is ever deleted."""
+        """Whether no segment is ever deleted."""
         return self.keep_bytes is None and self.keep_days is None
 
     @property
     def directory_mode(self) -> int:
-        """Permissions of the journal's directory: whoever may read its files may list and enter it."""
+        """The permissions of the journal's directory: a user who may read its files may list and enter it."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2
 
 
 def _check(pattern: bytes, dialect: Dialect) -> None:
-    """Refuse a pattern that is wrong, and one that reaches secret messages.
+    """Refuse a pattern that is not allowed, or that matches secret messages.
 
-    :raises UsageError: with the remedy.
+    :raises UsageError: with the reason.
     """
     if b"\0" in pattern:
-        raise InvalidKey(f"the pattern {pattern!r} holds a NUL, which ends a key")
+        raise InvalidKey(f"the pattern {pattern!r} contains a NUL byte, which ends a key")
     if dialect.is_secret(pattern):
         raise UsageError(f"the pattern {dialect.shown(pattern)} is secret, and secret messages are never recorded")
     try:

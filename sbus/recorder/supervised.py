@@ -1,7 +1,8 @@
-"""The recorder as the child of a bus: it ends when its standard input does, and logs what its parent can read.
+"""The recorder as a child process of a bus: it stops when its standard input ends, and logs for its parent.
 
-The parent holds the other end of the pipe. So the recorder ends in order when the parent wants it to, and also when the
-parent is killed; and a signal to all processes of a group (Ctrl-C, systemd) cannot end it before the bus.
+The parent holds the other end of the pipe. The recorder therefore stops in order when the parent closes the pipe, and
+also when the parent is killed. It ignores SIGTERM and SIGINT, so that a signal to the whole process group (Ctrl-C,
+systemd) cannot end it before the bus.
 """
 
 from __future__ import annotations
@@ -22,42 +23,44 @@ from sbus.daemon.service import Service
 __all__ = ["StdinWatcher", "observer"]
 
 
-def _tell(event: LogEvent) -> None:
+def _write(event: LogEvent) -> None:
     level: Any = event.get("log_level", LogLevel.info)
     namespace = event.get("log_namespace", "")
     if level < LogLevel.warn and not namespace.startswith("sbus"):
-        return  # twistd's own words: the parent has said as much
+        return  # twistd's lines about starting and stopping; the parent logs its own
     lines = [formatEvent(event)]
     if "log_failure" in event:
         lines.append(event["log_failure"].getTraceback())
     for line in "\n".join(lines).splitlines():
-        print(f"{level.name}: {line}", file=sys.__stderr__, flush=True)  # twistd has its own sys.stderr logged
+        # Not sys.stderr: twistd replaces it by one that logs.
+        print(f"{level.name}: {line}", file=sys.__stderr__, flush=True)
 
 
-directlyProvides(_tell, ILogObserver)
+directlyProvides(_write, ILogObserver)
 
 
 def observer() -> Callable[[LogEvent], None]:
-    """The observer for ``twistd --logger``: on standard error a line begins with its level."""
-    return _tell
+    """Return the observer for ``twistd --logger``: each line on standard error begins with its level."""
+    return _write
 
 
 @implementer(IReadDescriptor)
 class StdinWatcher(Service):
-    """Calls when standard input ends; until then the signals that stop a process are left to the parent.
+    """Calls a function when standard input ends, and ignores SIGTERM and SIGINT from the start.
 
-    :param call: what to call then.
+    :param reactor: watches standard input.
+    :param on_end: called when it ends.
     """
 
-    def __init__(self, reactor: Any, call: Callable[[], Any]) -> None:
+    def __init__(self, reactor: Any, on_end: Callable[[], object]) -> None:
         self._reactor = reactor
-        self._call = call
+        self._on_end = on_end
 
     def startService(self) -> None:
         super().startService()
-        self._reactor.callWhenRunning(self._begin)
+        self._reactor.callWhenRunning(self._watch)
 
-    def _begin(self) -> None:
+    def _watch(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         self._reactor.addReader(self)
@@ -76,12 +79,12 @@ class StdinWatcher(Service):
             return
         if ended:
             self._reactor.removeReader(self)
-            self._call()
+            self._on_end()
 
     def connectionLost(self, reason: Failure) -> None:
-        """The pipe is gone, or the reactor is (`IReadDescriptor`)."""
+        """Handle an error of the pipe, or the end of the reactor (`IReadDescriptor`)."""
         self._reactor.removeReader(self)
-        self._call()
+        self._on_end()
 
     def logPrefix(self) -> str:
         return "recorder"

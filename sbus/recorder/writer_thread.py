@@ -1,8 +1,16 @@
-"""The one thread that has to do with the disk, so that the event loop never waits for it.
+"""The thread that writes the journal, so that the event loop never waits for the disk.
 
-It does one job after the other. What fails for the disk's sake (`OSError`: no space, no quota, read-only, an error of
-the device) is done again until it succeeds: jobs keep their order, and nothing is thrown away. So the event loop is
-told of the trouble, and has to stop what brings more jobs.
+The thread takes jobs from a queue and does one after the other; it is the only user of the `JournalWriter`.
+
+* Jobs keep their order, over every error of the disk. A job that raises `OSError` (no space, no quota, a read-only file
+  system, an error of the device, a sync that failed) has changed nothing (`sbus.journal.writer`), so it is repeated
+  until it succeeds. No later job overtakes it, and nothing is dropped.
+* The event loop is notified through ``callFromThread`` when a job fails, at intervals while it keeps failing, and when
+  it succeeds. The queue itself is unbounded: to stop adding jobs is the task of the listener.
+* Any other exception is a bug. It ends the thread; the messages of the remaining jobs are counted as lost.
+* `JournalThread.give_up` ends the repetition, for a recorder that is stopped while the disk is full.
+
+The thread is a daemon thread: a disk that never answers must not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from twisted.python.failure import Failure
 
@@ -26,85 +34,85 @@ __all__ = ["Job", "JournalThread", "ThreadListener"]
 class Job(NamedTuple):
     """Something to do with the journal.
 
-    :ivar do: does it. It raises `OSError` if the disk is in the way, and has done nothing then.
-    :ivar batch: what it writes, which is lost if it is never done.
+    :ivar do: does it. If the disk refuses, it raises `OSError` and has changed nothing.
+    :ivar batch: the messages that it writes; they are lost if the job is never done.
     """
 
-    do: Callable[[JournalWriter], Any]
+    do: Callable[[JournalWriter], object]
     batch: Batch | None = None
 
     @property
     def rows(self) -> int:
+        """The number of messages."""
         return len(self.batch.messages) if self.batch else 0
 
 
 class ThreadListener(Protocol):
-    """Who is told what happens, in the event loop."""
+    """Is notified, in the event loop, of what the thread does."""
 
-    def done(self, job: Job) -> None:
-        """A job is done."""
+    def job_done(self, job: Job) -> None:
+        """A job succeeded."""
 
-    def trouble(self, error: OSError) -> None:
-        """A job cannot be done now, and will be tried again. Told once for each trouble, and at intervals."""
+    def disk_failed(self, error: OSError) -> None:
+        """A job failed and will be repeated; called for the first failure, and at intervals while it lasts."""
 
-    def recovered(self) -> None:
-        """The job that could not be done is done."""
+    def disk_recovered(self) -> None:
+        """The job that had failed succeeded."""
 
-    def ended(self, lost: int, failure: Failure | None) -> None:
-        """The thread is at its end.
+    def thread_ended(self, lost: int, failure: Failure | None) -> None:
+        """The thread has closed the journal and ended.
 
-        :param lost: messages that were not written.
-        :param failure: what ended it before its time; no error of the disk's.
+        :param lost: the number of messages that were not written.
+        :param failure: the bug that ended the thread, if one did.
         """
 
 
 class JournalThread:
-    """Does jobs with a journal, in the order in which they come.
+    """Does jobs with a journal, in the order in which they are submitted.
 
     :param journal: open for writing; the thread closes it.
-    :param tell: calls a function in the event loop (`reactor.callFromThread`).
-    :param after: called in the thread whenever a job is done (with False) or has failed (with True), for what is to
-        be looked after now and then. It raises nothing.
-    :param retry: seconds until a job that has failed is tried again.
-    :param remind: seconds after which the owner is told again that it still fails.
+    :param listener: is notified of results.
+    :param call_in_loop: calls a function in the event loop (``reactor.callFromThread``).
+    :param after_job: called in the thread after each attempt, with True if it failed; it must not raise.
+    :param retry: the seconds between two attempts of a job.
+    :param report_interval: the seconds between two calls of `ThreadListener.disk_failed` for the same job.
     """
 
     def __init__(
         self,
         journal: JournalWriter,
-        owner: ThreadListener,
-        tell: Callable[..., Any],
+        listener: ThreadListener,
+        call_in_loop: Callable[..., object],
         *,
-        after: Callable[[bool], Any] = lambda in_need: None,
+        after_job: Callable[[bool], object] = lambda failed: None,
         retry: float = 1.0,
-        remind: float = 60.0,
+        report_interval: float = 60.0,
     ) -> None:
         self._journal = journal
-        self._owner = owner
-        self._tell = tell
-        self._after = after
+        self._listener = listener
+        self._call_in_loop = call_in_loop
+        self._after_job = after_job
         self._retry = retry
-        self._remind = remind
+        self._report_interval = report_interval
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._hopeless = threading.Event()
-        # A daemon: a disk that never answers must not keep the process from ending.
+        self._gave_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sbus journal", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Do this when what was submitted before is done."""
+        """Add a job behind those that were submitted before."""
         self._jobs.put(job)
 
     def finish(self) -> None:
-        """Close the journal and end when all that was submitted is done; the owner is told then."""
+        """Close the journal and end when all jobs are done; the listener is notified then."""
         self._jobs.put(None)
 
     def give_up(self) -> None:
-        """Try nothing again from now on: what fails is lost."""
-        self._hopeless.set()
+        """Repeat no job from now on; the messages of a job that fails are lost."""
+        self._gave_up.set()
 
     def _run(self) -> None:
         lost, failure = 0, None
@@ -123,32 +131,32 @@ class JournalThread:
             try:
                 self._do(Job(lambda journal: journal.roll()))
             except Exception:
-                failure = Failure()  # the owner waits to be told that this is the end
+                failure = Failure()  # the listener must be notified of the end in any case
         try:
             self._journal.close()
         except OSError:
-            pass  # the owner has been told; the next to open the journal will put it right
+            pass  # reported already; the next writer repairs the journal
         except Exception:
             failure = failure or Failure()
-        self._tell(self._owner.ended, lost, failure)
+        self._call_in_loop(self._listener.thread_ended, lost, failure)
 
     def _do(self, job: Job) -> bool:
-        """Do a job, if need be again and again; whether it was done."""
-        told = None
+        """Do a job, repeating it while the disk fails; return whether it was done."""
+        reported: float | None = None
         while True:
             try:
                 job.do(self._journal)
                 break
             except OSError as error:
                 now = time.monotonic()
-                if told is None or now - told >= self._remind:
-                    told = now
-                    self._tell(self._owner.trouble, error)
-            self._after(True)
-            if self._hopeless.wait(self._retry):
+                if reported is None or now - reported >= self._report_interval:
+                    reported = now
+                    self._call_in_loop(self._listener.disk_failed, error)
+            self._after_job(True)
+            if self._gave_up.wait(self._retry):
                 return False
-        if told is not None:
-            self._tell(self._owner.recovered)
-        self._tell(self._owner.done, job)
-        self._after(False)
+        if reported is not None:
+            self._call_in_loop(self._listener.disk_recovered)
+        self._call_in_loop(self._listener.job_done, job)
+        self._after_job(False)
         return True

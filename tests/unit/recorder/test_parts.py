@@ -23,7 +23,7 @@ from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import list_segments
 from sbus.recorder import pipeline as recording
-from sbus.recorder.buffer import Batch, Batches
+from sbus.recorder.buffer import Batch, BatchBuffer
 from sbus.recorder.pipeline import Recording
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.service import open_journal
@@ -102,7 +102,7 @@ def test_options_become_settings() -> None:
         ("--segment-age=10ms", "of 1 seconds or more"),
         ("--batch-rows=0", "a number of messages above 0"),
         ("--batch-bytes=2147483648", "at most 1073741824"),
-        ("--buffer-bytes=1000", "raise the one (--buffer-bytes)"),
+        ("--buffer-bytes=1000", "raise --buffer-bytes or lower --batch-bytes"),
         ("--keep-days=0", "a number of days above 0"),
         ("--mode=0440", "the owner must be able to read and write"),
         ("--mode=999", "three octal digits"),
@@ -153,9 +153,9 @@ def sent() -> list[Batch]:
     return []
 
 
-def make(clock: Clock, sent: list[Batch], **limits: Any) -> Batches:
+def make(clock: Clock, sent: list[Batch], **limits: Any) -> BatchBuffer:
     limits = {"rows": 4, "size": 100, "seconds": 0.1, **limits}
-    return Batches(clock, sent.append, **limits, now=lambda: round(clock.seconds() * 1e6))
+    return BatchBuffer(clock, sent.append, **limits, now=lambda: round(clock.seconds() * 1e6))
 
 
 def test_batch_by_number(sent: list[Batch]) -> None:
@@ -263,16 +263,16 @@ class ThreadListener:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def done(self, job: Job) -> None:
+    def job_done(self, job: Job) -> None:
         self.told.append(job.do)
 
-    def trouble(self, error: OSError) -> None:
+    def disk_failed(self, error: OSError) -> None:
         self.told.append(error.errno)
 
-    def recovered(self) -> None:
+    def disk_recovered(self) -> None:
         self.told.append("recovered")
 
-    def ended(self, lost: int, failure: Failure | None) -> None:
+    def thread_ended(self, lost: int, failure: Failure | None) -> None:
         self.told.append(("ended", lost, failure and failure.type))
 
 
@@ -315,7 +315,7 @@ def run_jobs(
     jobs: list[Job], journal: FakeJournal | None = None, **options: Any
 ) -> tuple[list[Any], FakeJournal, list[bool]]:
     loop, owner, journal, after = Loop(), ThreadListener(), journal or FakeJournal(), list[bool]()
-    thread = JournalThread(journal, owner, loop.callFromThread, after=after.append, retry=0.0, **options)  # type: ignore[arg-type]
+    thread = JournalThread(journal, owner, loop.callFromThread, after_job=after.append, retry=0.0, **options)  # type: ignore[arg-type]
     for job in jobs:
         thread.submit(job)
     thread.finish()
@@ -340,7 +340,7 @@ def test_jobs_keep_their_order() -> None:
 
 def test_trouble_is_told_again() -> None:
     """Trouble that lasts is told again at intervals."""
-    told, _, _ = run_jobs([Job(Work(full(), full(), full()))], remind=0.0)
+    told, _, _ = run_jobs([Job(Work(full(), full(), full()))], report_interval=0.0)
     assert told[:4] == [errno.ENOSPC] * 3 + ["recovered"]
 
 
@@ -389,12 +389,12 @@ class FakeConnection:
     def start(self) -> None:
         pass
 
-    def ready(self) -> list[tuple[bytes, bytes]]:
+    def take_ready(self) -> list[tuple[bytes, bytes]]:
         ready, self.unread = self.unread, []
         return ready
 
-    async def stop(self, patience: float) -> None:
-        self.stopped = patience
+    async def stop(self, timeout: float) -> None:
+        self.stopped = timeout
 
 
 class Recorder:
