@@ -1,4 +1,4 @@
-"""``twistd sbus-recorder``: its options, and the service that they describe."""
+"""``twistd sbus-recorder``: the command line, and the service that it configures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import SbusError, UsageError
 from sbus.extras import needs
-from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
+from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.recorder.settings import Settings
 from sbus.recorder.supervised import StdinWatcher
@@ -35,130 +35,139 @@ __all__ = ["Options", "makeService"]
 _DEFAULTS = Settings()
 
 
-def _words(strategies: Any) -> tuple[str, ...]:
-    return tuple(strategy.selector.decode().rpartition("/")[2] for strategy in strategies)
+_SOFT, _HARD, _ORDER = map(controls.choices, (b"blocking/soft", b"blocking/hard", b"order"))
 
 
 class Options(CommandLine):
-    """The command line of ``twistd sbus-recorder``."""
+    """The options of ``twistd sbus-recorder``."""
 
     command = "sbus-recorder"
     synopsis = "[options]"
-    longdesc = "Records a bus: writes what crosses it to a journal, which 'sbus journal' and 'sbus spark' read."
+    longdesc = "Record the messages of a bus in a journal, which 'sbus journal' and 'sbus spark' read."
 
     optParameters = [
         [
             "socket",
             "s",
             None,
-            "Where the bus is: a path, @NAME or /dev/unix/abstract/HEX [default: $SBUS_SOCKET, else "
+            "Address of the bus: a path, @NAME or /dev/unix/abstract/HEX [default: $SBUS_SOCKET, else "
             "$XDG_RUNTIME_DIR/sbus.sock if it exists, else /run/sbus.sock]",
         ],
-        ["journal", "j", None, "Directory of the journal; it is made if it is not there (required)"],
+        ["journal", "j", None, "Directory of the journal; created if there is none (required)"],
         [
             "dialect",
             None,
             _DEFAULTS.dialect,
-            "Revision of the protocol that the bus speaks: current or early",
+            "Dialect of the protocol that the bus speaks: current or early",
             choice("dialect", CURRENT.name, EARLY.name),
         ],
         [
             "max-packet",
             None,
             _DEFAULTS.max_packet,
-            "Bytes in the longest packet, as at the bus",
+            "Length of the longest packet in bytes, as configured at the bus",
             amount("max-packet", "bytes"),
         ],
         [
             "soft",
             None,
             None,
-            f"What the bus does when the recorder's socket is full: {', '.join(_words(SOFT_STRATEGIES))} [default: "
-            f"{_words(SOFT_STRATEGIES)[0]}]",
-            choice("soft", *_words(SOFT_STRATEGIES)),
+            f"What the bus does when the recorder's socket is full: {', '.join(_SOFT)} [default: {_SOFT[0]}]",
+            choice("soft", *_SOFT),
         ],
         [
             "hard",
             None,
             None,
-            f"What it does when the recorder's queue is full: {', '.join(_words(HARD_STRATEGIES))} [default: "
-            f"{_DEFAULTS.hard}: a loss is a disconnect, and that a row of the journal]",
-            choice("hard", *_words(HARD_STRATEGIES)),
+            f"What the bus does when the recorder's queue is full: {', '.join(_HARD)} [default: {_DEFAULTS.hard}: the "
+            "bus disconnects the recorder, so that the loss becomes a row of the journal]",
+            choice("hard", *_HARD),
         ],
         [
             "order",
             None,
             None,
-            f"In which order it sends what has waited: {', '.join(_words(ORDERS))} [default: {_words(ORDERS)[0]}]",
-            choice("order", *_words(ORDERS)),
+            f"Order in which the bus sends queued messages: {', '.join(_ORDER)} [default: {_ORDER[0]}]",
+            choice("order", *_ORDER),
         ],
-        ["batch-rows", None, _DEFAULTS.batch_rows, "Messages that make a batch", amount("batch-rows", "messages")],
+        [
+            "batch-rows",
+            None,
+            _DEFAULTS.batch_rows,
+            "Number of messages that completes a batch",
+            amount("batch-rows", "messages"),
+        ],
         [
             "batch-bytes",
             None,
             _DEFAULTS.batch_bytes,
-            "Bytes in keys and payloads that make a batch",
+            "Number of bytes, in keys and payloads, that completes a batch",
             amount("batch-bytes", "bytes"),
         ],
         [
             "batch-time",
             None,
             None,
-            "Time after which a batch is written, however small it is [default: 100ms]",
+            "Longest time that a message is held for its batch [default: 100ms]",
             duration("batch-time"),
         ],
         [
             "sync",
             None,
             None,
-            "Time between two syncs to the disk; 0: after every batch [default: 1s]",
+            "Time between two syncs to the disk; 0: a sync after every batch [default: 1s]",
             duration("sync"),
         ],
         [
             "buffer-bytes",
             None,
             _DEFAULTS.buffer_bytes,
-            "Bytes of memory for messages that wait for the disk; then the bus is not read any more",
+            "Bytes of memory, in messages not written yet, at which the recorder stops reading",
             amount("buffer-bytes", "bytes"),
         ],
         [
             "segment-bytes",
             None,
             _DEFAULTS.segment_bytes,
-            "Bytes after which a new segment is begun",
+            "Length in bytes at which a new segment is begun",
             amount("segment-bytes", "bytes"),
         ],
         [
             "segment-age",
             None,
             None,
-            "Time after which a new segment is begun [default: 1h]",
+            "Age at which a new segment is begun [default: 1h]",
             duration("segment-age", 1.0),
         ],
         [
             "keep-bytes",
             None,
             None,
-            "Bytes that the journal may have before its oldest segments are deleted [default: no limit]",
+            "Size of the journal in bytes above which the oldest segments are deleted [default: no limit]",
             amount("keep-bytes", "bytes"),
         ],
         [
             "keep-days",
             None,
             None,
-            "Days after which segments are deleted [default: never]",
+            "Age in days at which segments are deleted [default: never]",
             amount("keep-days", "days", float),
         ],
-        ["mode", "m", "0600", "Permissions of the journal's files, octal; who may read them may enter its directory"],
+        [
+            "mode",
+            "m",
+            "0600",
+            "Permissions of the journal's files, octal; users who may read the files may enter the directory",
+        ],
     ]
 
     optFlags = [
-        ["force", None, "Delete also what no consumer (sbus spark archive) has taken yet"],
+        ["force", None, "Delete segments that no consumer (sbus spark archive) has taken, too"],
         [
             "supervised",
             None,
-            "End when standard input ends, and by no signal that a terminal or systemd sends to a whole group: for a "
-            "parent process",
+            "For a parent process: stop when standard input ends, ignore SIGTERM and SIGINT, and log to standard error "
+            "with the level in front",
         ],
     ]
 
@@ -167,9 +176,9 @@ class Options(CommandLine):
             "socket": usage.CompleteFiles(),
             "journal": usage.CompleteDirs(),
             "dialect": usage.CompleteList([CURRENT.name, EARLY.name]),
-            "soft": usage.CompleteList(list(_words(SOFT_STRATEGIES))),
-            "hard": usage.CompleteList(list(_words(HARD_STRATEGIES))),
-            "order": usage.CompleteList(list(_words(ORDERS))),
+            "soft": usage.CompleteList(list(_SOFT)),
+            "hard": usage.CompleteList(list(_HARD)),
+            "order": usage.CompleteList(list(_ORDER)),
         },
         multiUse=["pattern"],
     )
@@ -179,22 +188,27 @@ class Options(CommandLine):
         self["pattern"] = []
 
     def opt_pattern(self, pattern: str) -> None:
-        """Pattern of what is recorded; repeatable. Secret messages are never recorded. [default: everything]"""
+        """Pattern of messages to record; repeatable. Secret messages are never recorded. [default: everything]"""
         self["pattern"].append(os.fsencode(pattern))
 
     opt_p = opt_pattern
 
     def postOptions(self) -> None:
-        """Check what the options say together."""
+        """Check the options, and make the settings of them.
+
+        :raises sbus.errors.UsageError: if options are missing or contradict each other.
+        """
         if not self["journal"]:
-            raise UsageError("say where the journal is to be: --journal=DIRECTORY")
+            raise UsageError("no journal: give its directory with --journal=DIRECTORY")
         self["socket"] = find_address(self["socket"])
         if not parse(self["socket"]).name:
-            raise UsageError(f"--socket={self['socket']}: one can listen there, not connect: give a path or @NAME")
+            raise UsageError(
+                f"--socket={self['socket']}: a client cannot connect to this address: give a path or @NAME"
+            )
         if self["dialect"] == EARLY.name and (self["soft"] or self["hard"] or self["order"]):
-            raise UsageError("--soft, --hard and --order need control messages, which the early dialect has not")
+            raise UsageError("--soft, --hard and --order need control messages, which the early dialect does not have")
         if self["force"] and not (self["keep-bytes"] or self["keep-days"]):
-            raise UsageError("--force is about what is deleted: say --keep-bytes or --keep-days too")
+            raise UsageError("--force has no effect without a limit: give --keep-bytes or --keep-days too")
         plain = [field.name for field in fields(Settings) if field.name not in ("patterns", "mode", "force")]
         values = {name: self[name.replace("_", "-")] for name in plain}
         self.settings = Settings(
@@ -206,10 +220,10 @@ class Options(CommandLine):
 
 
 def makeService(options: Options) -> IService:
-    """The service that the options describe (`twisted.application.service.IServiceMaker`).
+    """Make the service that the options configure (`twisted.application.service.IServiceMaker`).
 
-    The journal is opened already here, to see whether that works: before the process becomes a daemon, so that
-    whoever starts it sees why it cannot. Only if it is to give up its privileges is the first to try who keeps it.
+    The journal is opened and closed once before the process becomes a daemon, so that the operator sees on standard
+    error why it cannot be written. With ``twistd --uid`` this is left to the service, which runs as the other user.
 
     :raises SystemExit: with one line, if the journal cannot be written.
     """
@@ -240,12 +254,12 @@ def makeService(options: Options) -> IService:
 
 
 def _twistd(options: Options, name: str) -> Any:
-    """An option of the ``twistd`` that this is a command of."""
+    """Return an option of ``twistd`` itself."""
     return None if options.parent is None else options.parent.get(name)
 
 
 class _Services(MultiService):
-    """All that runs in the process of a recorder."""
+    """All services of the process of a recorder."""
 
     _log = Logger(namespace="sbus.recorder")
 
@@ -253,22 +267,22 @@ class _Services(MultiService):
         try:
             super().startService()
         except SbusError as error:
-            # As a daemon it has nobody any more who would read its standard error.
+            # The standard error of a daemon goes nowhere, so the log must have the reason.
             self._log.critical("{error}", error=error)
             raise SystemExit(f"{Options.command}: {error}") from None
 
 
 class RecorderProcess(Process):
-    """The process of a recorder: SIGUSR2 has it log its counters; if it has failed the exit status is 1.
+    """The process of a recorder: logs the counters on SIGUSR2, and exits with status 1 after a failure.
 
-    :ivar recorder: whose counters are logged.
+    :ivar recorder: the service whose counters are logged.
     """
 
     recorder: RecorderService
 
     def _handle_signals(self) -> None:
         super()._handle_signals()
-        # Not SIGUSR1, which has a daemon of twistd begin a new log file.
+        # SIGUSR1 is taken: it makes a daemon of twistd begin a new log file.
         signal.signal(signal.SIGUSR2, lambda *_: self._log_counters())
 
     def _log_counters(self) -> None:
@@ -277,13 +291,13 @@ class RecorderProcess(Process):
         IReactorFromThreads(reactor).callFromThread(self.recorder.log_counters)
 
     def fail(self) -> None:
-        """End with status 1."""
+        """Stop, and exit with status 1."""
         atexit.register(_exit_with_failure)
         self.stop()
 
 
 def _exit_with_failure() -> None:
-    """Twisted has no other way to give its process a status; all else is over when this is called."""
+    """Exit with status 1. Twisted offers no way to choose the status; at this point everything else has ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -124,7 +124,7 @@ def test_wrong_options(argument: str, remedy: str) -> None:
 
 def test_early_dialect_has_no_settings() -> None:
     """A server of the early dialect cannot be told what to do with a slow recorder."""
-    with pytest.raises(SystemExit, match="the early dialect has not"):
+    with pytest.raises(SystemExit, match="the early dialect does not have"):
         settings_of("--dialect=early", "--hard=block")
     assert settings_of("--dialect=early").dialect == "early"
 
