@@ -1,8 +1,18 @@
-"""A bus that has itself recorded: its recorder is a child process, watched over, and stopped in order with the bus.
+"""The recorder beside a bus (``twistd sbus --record``): a child process that is supervised, and stopped with the bus.
 
-A process of its own, so that waiting for the disk never stops the bus; and a client like others, so that the server
-knows nothing of journals. The two hold on to each other by the child's standard input: when that ends, which it does
-however the bus ends, the recorder takes what the bus still has for it, and ends.
+The recorder is a process of its own, so that waiting for the disk never stops the bus, and it is a client like any
+other, so that the server knows nothing about journals. The server gives it two things: it does not count as a client
+(the registry's ``sidecar``), and it is disconnected last.
+
+The child's standard input is the bond between the two. It ends when the bus closes it, and also when the bus dies in
+any other way. The recorder then receives what the bus has queued for it, closes the journal, and exits.
+
+Supervision: a recorder that exits while the bus runs is started again, after a pause that doubles from
+`_FIRST_RESTART_DELAY` to `_MAX_RESTART_DELAY` and starts over once a recorder has run for `_MIN_LIFETIME`. The bus
+serves in the meantime.
+
+Stopping: the bus stops listening, reads what clients have sent, disconnects all of them but the recorder, closes the
+recorder's standard input, and waits for it to exit, up to `_STOP_TIMEOUT`. Only then does the bus itself stop.
 """
 
 from __future__ import annotations
@@ -16,8 +26,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from twisted.internet import defer
-from twisted.internet.error import ProcessDone, ProcessExitedAlready
-from twisted.internet.interfaces import IProcessTransport
+from twisted.internet.error import ProcessExitedAlready, ProcessTerminated
+from twisted.internet.interfaces import IDelayedCall, IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
@@ -33,16 +43,17 @@ __all__ = ["RecordedBus", "recorder_command", "require_recorder", "split_options
 
 _TWISTD = "from twisted.scripts.twistd import run; run()"
 _STOP_TIMEOUT = 30.0
-"""Seconds that the recorder may take for its end; it gives up by itself before that."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-"""Seconds before the recorder is started again; each time twice as long."""
-_LASTING = 60.0
-"""Seconds after which a recorder counts as one that works, so that the pauses begin anew."""
-_LONGEST_LINE = 4096
+"""Seconds that the recorder may take to exit before it is killed. It gives up on a full disk after 20 seconds."""
+_FIRST_RESTART_DELAY, _MAX_RESTART_DELAY = 0.5, 30.0
+"""Seconds before the recorder is started again: the first delay, and the one that no delay exceeds."""
+_MIN_LIFETIME = 60.0
+"""Seconds that a recorder must have run for the next delay to be the first one again."""
+_MAX_LINE_BYTES = 4096
+"""Bytes of output without a line end that are logged as a line."""
 
 
 def split_options(text: str) -> list[str]:
-    """The options of the recorder, from the words after ``--record-options=``.
+    """Split the value of ``--record-options`` into options of the recorder, as a shell would.
 
     :raises UsageError: if a quotation mark is missing.
     """
@@ -53,9 +64,9 @@ def split_options(text: str) -> list[str]:
 
 
 def require_recorder() -> None:
-    """Find out whether there is what a recorder needs, without loading it.
+    """Check that the packages of the recorder are installed, without importing them.
 
-    :raises UsageError: if there is not.
+    :raises UsageError: if they are not, with the command that installs them.
     """
     with needs("recorder"):
         if find_spec("pyarrow") is None:
@@ -65,12 +76,14 @@ def require_recorder() -> None:
 def recorder_command(
     address: Address, directory: str, *, dialect: str, max_packet: int, options: Sequence[str] = ()
 ) -> list[bytes]:
-    """The command that records a bus.
+    """Return the command that runs the recorder of a bus.
 
-    :param address: where the bus listens.
-    :param directory: of the journal.
-    :param options: more options of ``twistd sbus-recorder``.
-    :raises sbus.errors.AddressError: if it could not connect to this address.
+    :param address: the address at which the bus listens.
+    :param directory: the directory of the journal.
+    :param dialect: the dialect of the bus.
+    :param max_packet: the length of the longest packet in bytes.
+    :param options: further options of ``twistd sbus-recorder``.
+    :raises sbus.errors.AddressError: if no client can connect to this address.
     """
     words = [
         *(sys.executable, "-P", "-c", _TWISTD, "--nodaemon", "--pidfile="),
@@ -81,79 +94,84 @@ def recorder_command(
     return [os.fsencode(word) for word in words]
 
 
-class _Recorder(ProcessProtocol):
-    """The child process.
+class _RecorderProcess(ProcessProtocol):
+    """The child process: logs its output, and reports its exit.
 
-    :param ended: called with how it ended, in words.
-    :ivar pid: its ID.
+    :param on_exit: called with how it exited, such as ``with status 1``.
+    :ivar pid: the process ID; 0 before it is started.
     """
 
     transport: IProcessTransport
 
     _log = Logger(namespace="sbus.server")
 
-    def __init__(self, reactor: Any, ended: Callable[[str], Any]) -> None:
+    def __init__(self, reactor: Any, on_exit: Callable[[str], object]) -> None:
         self._reactor = reactor
-        self._ended = ended
-        self._rest = b""
-        self._gone: list[defer.Deferred[None]] = []
+        self._on_exit = on_exit
+        self._partial_line = b""
+        self._waiters: list[defer.Deferred[None]] = []
         self.pid = 0
 
     def connectionMade(self) -> None:
         self.pid = self.transport.pid
 
     def outReceived(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
-            self._tell(line)
-        if len(self._rest) > _LONGEST_LINE:
-            self._tell(self._rest)
-            self._rest = b""
+            self._log_line(line)
+        if len(self._partial_line) > _MAX_LINE_BYTES:
+            self._log_line(self._partial_line)
+            self._partial_line = b""
 
     errReceived = outReceived
 
-    def _tell(self, line: bytes) -> None:
-        """What it says, with the level that it has given (`sbus.recorder.supervised.observer`)."""
+    def _log_line(self, line: bytes) -> None:
+        """Log a line with the level that it begins with (`sbus.recorder.supervised`); without one, as an error."""
         text = line.decode(errors="backslashreplace")
         match = re.match(r"(debug|info|warn|error|critical): ", text)
         level = LogLevel.levelWithName(match[1]) if match else LogLevel.error
         self._log.emit(level, "recorder: {text}", text=text[match.end() :] if match else text)
 
     def processEnded(self, reason: Failure) -> None:
-        if self._rest:
-            self._tell(self._rest)
-        how = "with status 0" if reason.check(ProcessDone) else _how(reason.value)
-        self._ended(how)
-        gone, self._gone = self._gone, []
-        for deferred in gone:
-            deferred.callback(None)
+        if self._partial_line:
+            self._log_line(self._partial_line)
+        self._on_exit(_describe_exit(reason.value))
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.callback(None)
 
     async def stop(self) -> None:
-        """Have it end, and wait for that."""
-        gone: defer.Deferred[None] = defer.Deferred()
-        self._gone.append(gone)
-        limit = self._reactor.callLater(_STOP_TIMEOUT, self._kill)
+        """Close its standard input, and wait for it to exit; kill it after `_STOP_TIMEOUT`."""
+        exited: defer.Deferred[None] = defer.Deferred()
+        self._waiters.append(exited)
+        deadline = self._reactor.callLater(_STOP_TIMEOUT, self._kill)
         self.transport.closeStdin()
-        await gone
-        if limit.active():
-            limit.cancel()
+        await exited
+        if deadline.active():
+            deadline.cancel()
 
     def _kill(self) -> None:
-        self._log.error("recorder {pid} does not end: it is killed", pid=self.pid)
+        self._log.error(
+            "recorder {pid} has not exited after {seconds:g} s: killing it", pid=self.pid, seconds=_STOP_TIMEOUT
+        )
         try:
             self.transport.signalProcess("KILL")
         except ProcessExitedAlready:
             pass
 
 
-def _how(ended: Any) -> str:
-    return f"by signal {ended.signal}" if ended.signal is not None else f"with status {ended.exitCode}"
+def _describe_exit(reason: BaseException | None) -> str:
+    if not isinstance(reason, ProcessTerminated):
+        return "with status 0"
+    return f"by signal {reason.signal}" if reason.signal is not None else f"with status {reason.exitCode}"
 
 
 class RecordedBus(MultiService):
-    """A bus and its recorder, which runs whenever the bus does.
+    """A bus and its recorder, which runs while the bus does.
 
-    :param command: starts the recorder, see `recorder_command`.
+    :param bus: the bus.
+    :param command: the command that runs the recorder, from `recorder_command`.
+    :param reactor: starts processes and timers; None: the global one.
     """
 
     log = Logger(namespace="sbus.server")
@@ -165,70 +183,71 @@ class RecordedBus(MultiService):
         self._reactor = reactor
         self._bus = bus
         self._command = list(command)
-        self._recorder: _Recorder | None = None
-        self._started = 0.0
-        self._pauses = _pauses()
-        self._timer: Any = None
+        self._recorder: _RecorderProcess | None = None
+        self._started_at = 0.0
+        self._delays = _restart_delays()
+        self._restart: IDelayedCall | None = None
         bus.setServiceParent(self)
 
     def startService(self) -> None:
         """Listen, and start the recorder."""
         super().startService()
-        self._reactor.callWhenRunning(self._spawn)  # whoever waits for children does so from then on
+        self._reactor.callWhenRunning(self._spawn)  # only a running reactor notices the exit of a child
 
     def _spawn(self) -> None:
-        self._timer = None
+        self._restart = None
         if not self.running or self._recorder is not None:
             return
-        # The recorder finds what we have found, wherever that was.
+        # The child must find the same packages, wherever this process has found them.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        recorder = self._recorder = _Recorder(self._reactor, self._ended)
-        self._started = self._reactor.seconds()
+        recorder = self._recorder = _RecorderProcess(self._reactor, self._exited)
+        self._started_at = self._reactor.seconds()
         try:
             self._reactor.spawnProcess(recorder, self._command[0], self._command, environment)
         except OSError as error:
-            self._ended(f"before it began ({error.strerror})")
+            self._exited(f"before it started ({error.strerror})")
             return
         self._bus.registry.sidecar = recorder.pid
         self.log.info("recorder {pid} was started", pid=recorder.pid)
 
-    def _ended(self, how: str) -> None:
+    def _exited(self, how: str) -> None:
         recorder, self._recorder = self._recorder, None
         self._bus.registry.sidecar = None
         assert recorder is not None
         if not self.running:
-            self.log.info("recorder {pid} has ended {how}", pid=recorder.pid, how=how)
+            self.log.info("recorder {pid} has exited {how}", pid=recorder.pid, how=how)
             return
-        if self._reactor.seconds() - self._started >= _LASTING:
-            self._pauses = _pauses()
-        pause = next(self._pauses)
+        if self._reactor.seconds() - self._started_at >= _MIN_LIFETIME:
+            self._delays = _restart_delays()
+        delay = next(self._delays)
         self.log.error(
-            "recorder {pid} has ended {how}, and nothing is recorded: it is started again in {pause:g} s",
+            "recorder {pid} has exited {how}, and nothing is recorded: it is started again in {delay:g} s",
             pid=recorder.pid,
             how=how,
-            pause=pause,
+            delay=delay,
         )
-        self._timer = self._reactor.callLater(pause, self._spawn)
+        self._restart = self._reactor.callLater(delay, self._spawn)
 
     def stopService(self) -> defer.Deferred[None]:
-        """Disconnect everyone but the recorder, then have it take what is left and end, then stop the bus."""
+        """Disconnect all clients but the recorder, let the recorder finish, then stop the bus."""
         return defer.Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
         self.running = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
         await self._bus.stopListening()
-        await deferLater(self._reactor, 0)  # what clients had sent by now is read
+        await deferLater(self._reactor, 0)  # one turn of the reactor reads what clients have sent by now
         self._bus.registry.disconnect_all(sidecars=False)
         if self._recorder is not None:
             await self._recorder.stop()
         await super().stopService()
 
 
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE
+def _restart_delays() -> Iterator[float]:
+    """Yield the seconds before each restart, without end."""
+    delay = _FIRST_RESTART_DELAY
     while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        yield delay
+        delay = min(2 * delay, _MAX_RESTART_DELAY)

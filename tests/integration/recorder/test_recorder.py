@@ -325,7 +325,7 @@ def test_recorded_bus(bus: Callable[..., Bus], journal: Path) -> None:
     published = [client.msg(b"key", b"%d" % i) for i in range(100)]
     wait_rows(journal, lambda found: packets(found) == [before, *published])
     os.kill(first, signal.SIGKILL)
-    started.wait_log(rf"recorder {first} has ended by signal 9, and nothing is recorded: it is started again in 0.5 s")
+    started.wait_log(rf"recorder {first} has exited by signal 9, and nothing is recorded: it is started again in 0.5 s")
     started.wait_log("recorder: recording '' of ", 2)
     last = [client.msg(b"key", b"last %d" % i) for i in range(20_000)]
     client.sync()
@@ -336,7 +336,7 @@ def test_recorded_bus(bus: Callable[..., Bus], journal: Path) -> None:
     found = rows(journal)
     assert packets(found) == [before, *published, *last]
     assert kinds(found) == ["start", "message", "start", "message", "stop"]
-    assert f"recorder {second} has ended with status 0" in started.log
+    assert f"recorder {second} has exited with status 0" in started.log
     assert "recorder: recorded 20000 messages" in started.log
 
 
@@ -436,7 +436,7 @@ def test_recorder_that_cannot_work(bus: Callable[..., Bus], directory: Path) -> 
     (directory / "file").touch()
     started = bus(f"--record={directory}/file/journal")
     started.wait_log(r"recorder: sbus-recorder: the journal .*/file/journal cannot be written: Not a directory: ")
-    started.wait_log(r"recorder \d+ has ended with status 1, and nothing is recorded: it is started again in")
+    started.wait_log(r"recorder \d+ has exited with status 1, and nothing is recorded: it is started again in")
     assert started.client().sync() == []
     assert started.stop() == 0
 
