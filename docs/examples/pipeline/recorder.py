@@ -3,13 +3,12 @@
 from twisted.application.service import Application
 from twisted.internet import reactor
 
-from sbus.recorder.service import RecorderService
-from sbus.recorder.settings import Settings
+from sbus.recorder import RecorderService, Settings
 
 application = Application("weather")
 recorder = RecorderService(
     reactor,
-    "weather-journal",  # a directory, which is made if it is not there
+    "weather-journal",  # a directory; created if there is none
     "weather.sock",
     Settings(patterns=(b"weather/",), sync=5.0, keep_days=365),
 )
