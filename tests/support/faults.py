@@ -1,4 +1,4 @@
-"""A disk that fails on demand, and that tells what would be left of its files after a power cut."""
+"""A disk that fails on demand, and that can leave of the files what a power cut could."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Crash", "FaultyDisk", "let_go"]
 
 
 class Crash(BaseException):
-    """The process has died here."""
+    """Ends the "process" at this step."""
 
 
 class _File:
-    """What is known of one file.
+    """The state of one file.
 
-    :ivar durable: what is on the disk for good.
-    :ivar dirty: 0xff for each byte of the file that will be written by the next sync, else 0.
-    :ivar is_named: whether its name is there for good.
+    :ivar durable: the content that survives a power cut.
+    :ivar dirty: for each byte of the file, 0xff if the next sync writes it, else 0.
+    :ivar is_named: whether the name survives a power cut.
     """
 
     def __init__(self, durable: bytes = b"", is_named: bool = False) -> None:
@@ -33,18 +33,18 @@ class _File:
         self.is_named = is_named
 
     def synced(self, content: bytes) -> bytearray:
-        """What is on the disk after all dirty pages were written; what a failed sync has forgotten stays forgotten."""
+        """Return the durable content after a sync; bytes that a failed sync marked clean are not written."""
         old = self.durable[: len(content)].ljust(len(content), b"\0")
         new, was, dirty = (int.from_bytes(each) for each in (content, old, self.dirty))
         return bytearray((was ^ ((was ^ new) & dirty)).to_bytes(len(content)))
 
 
 class FaultyDisk:
-    """Stands for `os` in `sbus.journal.disk`; what it is not told to do wrong it does, except that it never waits.
+    """Replaces `os` in `sbus.journal.disk`: calls the real functions, but never waits for a real sync.
 
-    :ivar steps: how many calls have changed something, or synced something, so far.
-    :ivar fails: called with the number and name of each such step; raises what is to go wrong in it.
-    :ivar part: of 256, how much of the bytes is written by a write that fails.
+    :ivar steps: the number of calls so far that changed or synced something.
+    :ivar fails: called with the number and the name of each such step; raises the error of that step.
+    :ivar part: the part of the bytes that a failing write still writes, in 1/256.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class FaultyDisk:
         return getattr(os, name)
 
     def fail_from(self, first: int, count: int, *names: str, error: int = errno.ENOSPC) -> None:
-        """Let so many steps from this one on fail; only those of these names count (all without names)."""
+        """Make `count` steps fail from step `first` on; without `names` every step counts, else only those."""
         steps = itertools.count()
 
         def fails(step: int, name: str) -> None:
@@ -73,7 +73,7 @@ class FaultyDisk:
         self.fails = fails
 
     def crash_at(self, at: int) -> None:
-        """Let the process die in this step."""
+        """End the process `at` steps from now."""
         at += self.steps
 
         def fails(step: int, name: str) -> None:
@@ -85,7 +85,7 @@ class FaultyDisk:
         self.fails = fails
 
     def work_again(self) -> None:
-        """Let nothing fail any more."""
+        """Stop failing."""
         self.is_dead = False
         self.fails = lambda step, name: None
 
@@ -116,7 +116,7 @@ class FaultyDisk:
             data = data[: len(data) * self.part // 256]
             raise
         else:
-            if self.steps % 4 == 0:  # the kernel may always write less than it was given
+            if self.steps % 4 == 0:  # a write may always be short
                 data = data[: max(1, len(data) * 2 // 3)]
             return len(data)
         finally:
@@ -138,7 +138,7 @@ class FaultyDisk:
             self._step("fdatasync")
             file.durable = file.synced(content)
         finally:
-            # After a failure too: the kernel takes what it failed to write for written.
+            # Also after a failure: the kernel marks pages clean that it failed to write.
             file.dirty = bytearray(len(content))
 
     def fsync(self, fd: int) -> None:
@@ -163,9 +163,9 @@ class FaultyDisk:
         self._files.pop(os.path.realpath(path), None)
 
     def cut_power(self, choose: Callable[[int], int]) -> None:
-        """Leave of every file what a power cut could.
+        """Leave of every file what a power cut could leave.
 
-        :param choose: of so many possibilities.
+        :param choose: returns one of the numbers below its argument.
         """
         for path in sorted(self._files):
             file = self._files.pop(path)
@@ -185,14 +185,14 @@ class FaultyDisk:
         if len(content) < len(file.durable):
             return [content, bytes(file.durable)][choose(2)]
         left = file.synced(content)
-        # What was written over itself is on the disk already, before and after.
+        # Bytes that were overwritten by the same bytes are on the disk in any case.
         old = file.durable
         pending = [at for at, dirty in enumerate(file.dirty) if dirty and (at >= len(old) or content[at] != old[at])]
         how = choose(5)
         if how == 0 or not pending:
-            return bytes(left)  # all of it came onto the disk
+            return bytes(left)  # everything was written
         if how == 1:
-            return bytes(file.durable)  # nothing did
+            return bytes(file.durable)  # nothing was
         at = pending[choose(len(pending))]
         if how == 2:
             return bytes(left[: max(at, len(file.durable))])
@@ -202,10 +202,10 @@ class FaultyDisk:
 
 
 def let_go(directory: Any) -> None:
-    """Close every file in a directory that this process has open, as if it had died."""
+    """Close all files below a directory that this process has open, as its death would."""
     for fd in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith(os.path.realpath(directory) + "/"):
                 os.close(int(fd))
-        except FileNotFoundError:  # the one that lists
+        except FileNotFoundError:  # the descriptor of the listing itself
             pass

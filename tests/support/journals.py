@@ -1,4 +1,4 @@
-"""Journals for tests: a clock that can be set, and what a journal holds, as plain Python."""
+"""Journals for tests: a clock that can be set, and rows as plain Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NewJournal = Callable[..., JournalWriter]
 
 
 class Clock:
-    """Tells the time in µs since 1970 that it was set to."""
+    """A clock that can be set: returns `time`, in µs since the epoch."""
 
     def __init__(self, time: int = 1_700_000_000_000_000) -> None:
         self.time = time
@@ -27,7 +27,7 @@ class Clock:
 
 
 def rows(directory: Any, start_seq: int | None = None, end_seq: int | None = None, **how: Any) -> list[dict[str, Any]]:
-    """The rows of a journal that readers may see, or those from one seq up to another."""
+    """Return the visible rows of a journal, or those from `start_seq` to before `end_seq`."""
     reader = JournalReader(directory)
     start_seq = reader.start() if start_seq is None else start_seq
     end_seq = reader.end() if end_seq is None else end_seq
@@ -35,15 +35,15 @@ def rows(directory: Any, start_seq: int | None = None, end_seq: int | None = Non
 
 
 def messages(directory: Any, *args: Any, **how: Any) -> list[tuple[bytes, bytes]]:
-    """Key and payload of these rows."""
+    """Return key and payload of the same rows."""
     return [(row["key"], row["payload"]) for row in rows(directory, *args, **how)]
 
 
 @pytest.fixture
 def new_journal(tmp_path: Path) -> Iterator[NewJournal]:
-    """Open a journal for writing: ``new_journal("name", segment_bytes=1000)``; at the end of the test it is closed.
+    """Return a function that opens a journal for writing, ``new_journal("name", segment_bytes=1000)``.
 
-    What is appended is seen by readers after `sync`, `roll` or `close`.
+    Readers see appended rows after `sync`, `roll` or `close`. The end of the test closes the journal.
     """
     mine: list[JournalWriter] = []
 

@@ -1,4 +1,4 @@
-"""The recorder as a process beside a real bus: what is recorded, what is told of gaps, and how both begin and end."""
+"""The recorder as a process, with a real bus: what is recorded, which gaps there are, how both start and stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = ("--batch-time=10ms", "--sync=0")
 class Recorder(Process):
     """A real ``twistd sbus-recorder``.
 
-    :param options: those of it, besides ``--socket`` and ``--journal``.
+    :param options: further options, besides ``--socket`` and ``--journal``.
     """
 
     def __init__(self, folder: Path, address: str | Path, journal: Path, *options: str, **kwargs: Any) -> None:
@@ -45,7 +45,7 @@ class Recorder(Process):
 
 
 def there(journal: Path) -> list[dict[str, Any]]:
-    """The rows that readers see by now; none while there is no journal."""
+    """Return the rows that readers see; none while there is no journal."""
     try:
         return rows(journal)
     except JournalError:
@@ -53,7 +53,7 @@ def there(journal: Path) -> list[dict[str, Any]]:
 
 
 def wait_rows(journal: Path, condition: Callable[[list[dict[str, Any]]], Any]) -> list[dict[str, Any]]:
-    """Wait until the rows are so; nothing tells of new ones but the files."""
+    """Poll the files until the rows meet a condition; no event announces new rows."""
     deadline = time.monotonic() + TIMEOUT
     while not condition(found := there(journal)):
         assert time.monotonic() < deadline, [(row["kind"], row["payload"][:20]) for row in found[-5:]]
@@ -62,13 +62,13 @@ def wait_rows(journal: Path, condition: Callable[[list[dict[str, Any]]], Any]) -
 
 
 def kinds(found: list[dict[str, Any]]) -> list[str]:
-    """The kinds of rows, each run of messages in one."""
+    """Return the kinds of rows; each run of messages counts once."""
     texts = [row["kind"] for row in found]
     return [text for text, before in zip(texts, [None, *texts], strict=False) if text != before or text != "message"]
 
 
 def packets(found: list[dict[str, Any]]) -> list[bytes]:
-    """The messages among the rows, as packets."""
+    """Return the messages among the rows, as packets."""
     return [b"MSG %b\0%b" % (row["key"], row["payload"]) for row in found if row["kind"] == "message"]
 
 
@@ -77,8 +77,8 @@ def ends_with(packet: bytes) -> Callable[[list[dict[str, Any]]], bool]:
 
 
 def details(row: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(row["payload"])
-    return told
+    fields: dict[str, Any] = json.loads(row["payload"])
+    return fields
 
 
 @pytest.fixture
@@ -112,8 +112,10 @@ def test_everything_in_order(
     journal: Path,
     directory: Path,
 ) -> None:
-    """What the patterns match is recorded once and in order, byte for byte, until the recorder is stopped; secrets are
-    not. A second recorder is refused. The files are the owner's only."""
+    """Matching messages are recorded once, in order and byte for byte; secrets are not.
+
+    A second recorder is refused. Only the owner can read the files.
+    """
     started = bus()
     process = recorder("--pattern=", "--pattern=a/", "--pattern=a/*", "--sync=1h", "--batch-time=1h")
     second = subprocess.run(
@@ -140,8 +142,8 @@ def test_everything_in_order(
     assert packets(found) == published
     assert kinds(found) == ["start", "message", "stop"]
     assert [row["seq"] for row in found] == list(range(len(published) + 2))
-    told = details(found[0])
-    assert (told["patterns"], told["socket"], told["ended"]) == (["", "a/", "a/*"], f"{directory}/bus", "new")
+    fields = details(found[0])
+    assert (fields["patterns"], fields["socket"], fields["ended"]) == (["", "a/", "a/*"], f"{directory}/bus", "new")
     assert details(found[-1]) == {}
     assert re.search(r"recorded 20003 messages \(\d+ bytes\) and 2 gaps;.* lost 0 messages", process.log)
     assert {stat.S_IMODE(path.stat().st_mode) for path in journal.iterdir()} == {0o600}
@@ -149,7 +151,7 @@ def test_everything_in_order(
 
 
 def test_a_lone_message_and_a_crash(bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path) -> None:
-    """A lone message is seen soon; what was seen is still there after kill -9, and recording goes on behind it."""
+    """A lone message is visible soon; visible rows survive kill -9, and recording continues behind them."""
     client = bus().client()
     published: list[bytes] = []
     ended = "new"
@@ -177,7 +179,7 @@ def test_bus_that_comes_and_goes(
     directory: Path,
     journal: Path,
 ) -> None:
-    """Without a bus the recorder keeps trying, and says so; one that goes and returns is a row between the messages."""
+    """Without a bus the recorder keeps trying and logs why; a bus that returns is a row between the messages."""
     process: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK)
     process.wait_log(r"nothing is recorded: no bus at .*/bus: No such file or directory: .*; trying again")
     started = bus()
@@ -193,9 +195,9 @@ def test_bus_that_comes_and_goes(
     after = again.client().msg(b"key", b"after")
     found = wait_rows(journal, lambda found: packets(found) == [before, after])
     assert kinds(found) == ["start", "message", "reconnect", "message"]
-    told = details(found[2])
-    assert lost <= told["since"] <= found[2]["time"].timestamp() * 1e6 + 1 <= back + 1e6
-    assert told["reason"] == f"the server closed the connection ({directory}/bus)"
+    fields = details(found[2])
+    assert lost <= fields["since"] <= found[2]["time"].timestamp() * 1e6 + 1 <= back + 1e6
+    assert fields["reason"] == f"the server closed the connection ({directory}/bus)"
     assert again.stop() == 0
     process.wait_log("nothing is recorded", 3)
     assert process.stop() == 0
@@ -205,7 +207,7 @@ def test_bus_that_comes_and_goes(
 
 
 def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path) -> None:
-    """What the bus drops for a recorder that does not keep up shows as a gap."""
+    """Messages that the bus drops for a slow recorder are a gap."""
     started = bus("--queue-messages=500")
     process = recorder()
     client = started.client()
@@ -226,7 +228,7 @@ def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], jo
 
 @pytest.fixture
 def small_disk(directory: Path) -> Iterator[Path]:
-    """A file system of a MiB."""
+    """A file system of 1 MiB."""
     mount = directory / "small"
     mount.mkdir()
     if (
@@ -246,13 +248,13 @@ def test_full_disk(
     directory: Path,
     small_disk: Path,
 ) -> None:
-    """When the disk is full the recorder says so and keeps what it has; with space it goes on, without a loss."""
+    """On a full disk the recorder logs the error and keeps its messages; with space it continues without a loss."""
     client = bus().client()
     journal, ballast = small_disk / "journal", small_disk / "ballast"
     process: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK, "--hard=block")
     process.wait_recording()
     published = []
-    for size in (150_000, 200):  # one message that is too much, after which none comes; and many small ones
+    for size in (150_000, 200):  # one message that does not fit and is the last; then many small ones
         fill(ballast)
         process.mark()
         published += [client.msg(b"key/%d" % i, bytes(size)) for i in range(1 if size > 1000 else 1000)]
@@ -273,14 +275,14 @@ def test_full_disk(
 
 
 def fill(ballast: Path) -> None:
-    """Leave next to nothing on a disk."""
+    """Fill a file system but for less than 4096 bytes."""
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
 
 
 def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, journal: Path) -> None:
-    """A recorder that cannot go on ends with status 1, and its log says why."""
+    """A recorder with a bug exits with status 1, and logs the traceback."""
     bus()
     program = (
         "import sys; sys.argv[:] = sys.argv[2:]; from sbus.journal.writer import JournalWriter; "
@@ -299,12 +301,12 @@ def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Pa
 
 
 def child_of(process: Process) -> int:
-    """The PID of the recorder that a bus has started last."""
+    """Return the process ID of the newest recorder of a bus."""
     return int(process.wait_log(r"recorder (\d+) was started")[-1][1])
 
 
 def wait_gone(pid: int) -> None:
-    """Wait until there is no such process."""
+    """Wait until a process has exited."""
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid)
         assert select.select([fd], [], [], TIMEOUT)[0], "it is still there"
@@ -312,15 +314,17 @@ def wait_gone(pid: int) -> None:
 
 
 def test_recorded_bus(bus: Callable[..., Bus], journal: Path) -> None:
-    """A bus with --record has itself recorded, also when the recorder dies; what was published when it is stopped is
-    there, and nothing of the recorder stays."""
+    """A bus with --record restarts a recorder that was killed, and waits for it when it stops.
+
+    Everything published before the stop is in the journal, and the recorder is gone.
+    """
     started = bus(f"--record={journal}", "--record-options=--sync=0 --batch-time=10ms", "--max-clients=1")
     first = child_of(started)
     started.wait_log("recorder: recording '' of ")
     client = started.client()
     before = client.msg(b"key", b"before")
     wait_rows(journal, lambda found: packets(found) == [before])
-    os.kill(first, signal.SIGTERM)  # as systemd would to all processes of a unit: it is the bus's to end it
+    os.kill(first, signal.SIGTERM)  # as systemd would to all processes of a unit: only the bus stops its recorder
     os.kill(first, signal.SIGINT)
     published = [client.msg(b"key", b"%d" % i) for i in range(100)]
     wait_rows(journal, lambda found: packets(found) == [before, *published])
@@ -341,7 +345,7 @@ def test_recorded_bus(bus: Callable[..., Bus], journal: Path) -> None:
 
 
 def test_bus_that_is_killed(bus: Callable[..., Bus], journal: Path) -> None:
-    """The recorder does not outlive its bus, however that ends, and what it had received is in the journal."""
+    """The recorder exits when its bus is killed, and everything that it had received is in the journal."""
     started = bus(f"--record={journal}")
     recorder = child_of(started)
     started.wait_log("recorder: recording '' of ")
@@ -357,7 +361,7 @@ def test_bus_that_is_killed(bus: Callable[..., Bus], journal: Path) -> None:
 
 
 def test_auto_close_counts_no_recorder(bus: Callable[..., Bus], journal: Path) -> None:
-    """A bus with --auto-close ends with its last client although its recorder is there."""
+    """A bus with --auto-close stops with its last client, although its recorder is connected."""
     started = bus(f"--record={journal}", "--auto-close", address=f"@sbus-recorder-test-{os.getpid()}")
     started.wait_log("recorder: recording '' of @sbus-recorder-test-")
     client = started.client()
@@ -372,9 +376,10 @@ def test_auto_close_counts_no_recorder(bus: Callable[..., Bus], journal: Path) -
 
 @pytest.fixture
 def for_all(directory: Path) -> list[str]:
-    """A command that starts another, given behind it, in a world where every user can run this interpreter.
+    """A command prefix with which every user can run this interpreter.
 
-    It may lie where only root may look, in root's home directory: that is covered there, and opened again.
+    The interpreter may be below a directory that only root may enter, such as root's home. In a mount namespace, the
+    prefix covers that directory by one that all may enter, and mounts the interpreter below it.
     """
     if os.geteuid():
         pytest.skip("only root can give up root")
@@ -395,7 +400,7 @@ def for_all(directory: Path) -> list[str]:
 
 
 def test_privileges_are_given_up(bus: Callable[..., Bus], directory: Path, for_all: list[str]) -> None:
-    """The recorder of a bus that gives up root is the user that the bus has become, and can connect to it."""
+    """The recorder of a bus that drops root runs as the same user as the bus, and can connect to it."""
     user = pwd.getpwuid(1)
     journal = directory / "owned" / "journal"
     journal.parent.mkdir()
@@ -415,7 +420,7 @@ def test_address_without_a_name_of_its_own(
     directory: Path,
     journal: Path,
 ) -> None:
-    """The recorder connects also to a socket that was passed to the bus, as systemd does it, in the bus's dialect."""
+    """The recorder connects to a socket that was passed to the bus, and uses the dialect of the bus."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as passed:
         passed.bind(bytes(directory / "passed"))
         passed.listen()
@@ -432,7 +437,7 @@ def test_address_without_a_name_of_its_own(
 
 
 def test_recorder_that_cannot_work(bus: Callable[..., Bus], directory: Path) -> None:
-    """A bus whose recorder cannot work serves all the same, and says why it is not recorded."""
+    """A bus whose recorder cannot start serves nevertheless, and logs why nothing is recorded."""
     (directory / "file").touch()
     started = bus(f"--record={directory}/file/journal")
     started.wait_log(r"recorder: sbus-recorder: the journal .*/file/journal cannot be written: Not a directory: ")
@@ -442,7 +447,7 @@ def test_recorder_that_cannot_work(bus: Callable[..., Bus], directory: Path) -> 
 
 
 def test_server_loads_neither_client_nor_arrow() -> None:
-    """A bus that is recorded loads neither the client's code nor pyarrow."""
+    """A bus with --record imports neither the client nor PyArrow."""
     program = (
         "import sys; from sbus.server.twistd import Options; o = Options(); "
         "o.parseOptions(['--socket=/nowhere/bus', '--record=there']); print(*sys.modules)"

@@ -1,4 +1,4 @@
-"""Whatever happens to the process or the disk, a journal keeps what was synced, and never shows what it might lose."""
+"""Crashes, power cuts and failing disks in any order: synced rows stay, and readers see no row that could be lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = tuple[str, bytes, bytes]
 
 
 class Crashes(RuleBasedStateMachine):
-    """A journal against a plain list of rows."""
+    """A state machine: a journal on a faulty disk, compared with a plain list of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class Crashes(RuleBasedStateMachine):
         self.patch = self.disk()
         self.patch.__enter__()
         self.clock = Clock()
-        self.rows: list[Row] = []  # what was appended
+        self.rows: list[Row] = []  # the appended rows
         self.ends = {0}  # the seqs at which batches end
-        self.pending: list[Row] = []  # what was being appended in a crash
-        self.safe = 0  # the seq up to which sync has promised that it is safe
-        self.seen = 0  # the seq up to which a reader has read
+        self.pending: list[Row] = []  # the rows of an append that a crash interrupted
+        self.safe = 0  # the number behind the last row that a sync made safe
+        self.seen = 0  # the number behind the last row that a reader has read
         self.journal: JournalWriter | None = None
 
     def teardown(self) -> None:
@@ -53,7 +53,7 @@ class Crashes(RuleBasedStateMachine):
     def begin(self) -> None:
         self.open()
 
-    # What a recorder does.
+    # Actions of a recorder.
 
     def open(self) -> None:
         self.clock.time += 1_000_000
@@ -133,19 +133,19 @@ class Crashes(RuleBasedStateMachine):
         self.check()
 
     def check(self) -> None:
-        """All is as it should be on the disk."""
+        """Verify the files: there is no problem."""
         problems: list[str] = []
         for verified in verify(self.directory, problems.append):
             problems += verified.problems
         assert problems == []
 
-    # What happens to it.
+    # Accidents.
 
     @rule(action=actions, at=STEPS, part=st.integers(0, 255), power=st.booleans(), data=st.data())
     def crash(
         self, action: tuple[str, list[tuple[bytes, bytes]]], at: int, part: int, power: bool, data: st.DataObject
     ) -> None:
-        """The process dies, in the middle of something or after it; perhaps the machine does."""
+        """The process dies in the middle of an action or after it; perhaps there is a power cut as well."""
         self.disk.crash_at(at)
         self.disk.part = part
         try:
@@ -168,7 +168,7 @@ class Crashes(RuleBasedStateMachine):
     def fail(
         self, action: tuple[str, list[tuple[bytes, bytes]]], at: int, count: int, part: int, kinds: tuple[str, ...]
     ) -> None:
-        """The disk fails for a while; what was refused can be done later."""
+        """The disk fails for some steps; a refused action can be repeated later."""
         self.disk.fail_from(at, count, *kinds)
         self.disk.part = part
         try:
@@ -179,7 +179,7 @@ class Crashes(RuleBasedStateMachine):
 
     @invariant()
     def readers(self) -> None:
-        """Readers see a part of what was appended, in order, and never less than was promised."""
+        """Readers see a prefix of the appended rows, and at least the synced ones."""
         if self.journal is None:
             return
         found = self.read()
@@ -195,5 +195,5 @@ class Crashes(RuleBasedStateMachine):
 
 
 TestCrashes = Crashes.TestCase
-# More for a soak by hand.
+# SBUS_CRASHES=100000 is a soak by hand.
 TestCrashes.settings = settings(max_examples=int(os.environ.get("SBUS_CRASHES", "60")), stateful_step_count=20)

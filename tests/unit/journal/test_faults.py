@@ -1,4 +1,4 @@
-"""Every single thing that the disk can refuse: nothing is lost by it, and what was refused can be done again."""
+"""Every step that a disk can refuse: no row is lost, and the refused call can be repeated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = ["append", "sync", "append", "sync", "roll", "append", "append", "sync"
 
 
 def play(directory, disk):
-    """Record by the script, on a disk that fails now and then; what was promised must be there after a power cut."""
+    """Run the script on a disk that fails, repeating refused calls; all synced rows survive a power cut at the end."""
     written, promised, failures = [], 0, 0
 
     def insist(call):
@@ -65,7 +65,7 @@ def play(directory, disk):
 @pytest.mark.parametrize("names", [("pwrite",), ("fdatasync", "fsync"), ()])
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_step(tmp_path, names, count):
-    """Whichever step fails, once or thrice, in part or wholly: after it all goes on as if nothing had happened."""
+    """Whichever step fails, once or three times, wholly or in part: recording continues without a loss."""
     for first in itertools.count(0, count):
         disk = FaultyDisk()
         disk.part = first * 37 % 256
@@ -79,7 +79,7 @@ def test_every_step(tmp_path, names, count):
 
 
 def test_closing_twice(tmp_path):
-    """A journal that could not be closed lets go of its lock all the same, and what was synced stays."""
+    """A journal that cannot be closed releases its lock, and synced rows stay."""
     disk = FaultyDisk()
     with disk():
         journal = JournalWriter.open(tmp_path)
@@ -96,7 +96,7 @@ def test_closing_twice(tmp_path):
 
 
 def lose(disk, journal):
-    """A sync fails, and of what was to be synced the kernel has dropped the last pages."""
+    """Make a sync fail after which the kernel has dropped the last pages."""
     disk.fail_from(0, 1, "fdatasync", error=errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         journal.sync()
@@ -107,7 +107,7 @@ def lose(disk, journal):
 
 
 def half_safe(directory, clock):
-    """A journal with a row that is safe, and two batches of three that are not, a second apart."""
+    """Return a journal with a synced row, and two batches of three rows that are not synced, a second apart."""
     journal = JournalWriter.open(directory, clock=clock)
     journal.append([(b"k", b"1")])
     journal.sync()
@@ -118,7 +118,7 @@ def half_safe(directory, clock):
 
 
 def test_lost_pages(tmp_path):
-    """If the kernel has dropped what it could not write, a row tells how many rows are lost, and since when."""
+    """If the kernel dropped pages that it could not write, a gap states how many rows are lost, and since when."""
     disk = FaultyDisk()
     clock = Clock()
     with disk():
@@ -143,7 +143,7 @@ def test_lost_pages(tmp_path):
 
 
 def test_lost_pages_again(tmp_path):
-    """If more is lost before that could be told, the row tells of all of it; and times do not go back behind it."""
+    """If more rows are lost before the gap is written, one gap states all of them; later times are not earlier."""
     disk = FaultyDisk()
     clock = Clock()
     with disk():
@@ -165,13 +165,13 @@ def test_lost_pages_again(tmp_path):
 
 
 def test_full_file_system(tmp_path):
-    """A journal that may not grow any more goes on when it may: each append is refused wholly, or done."""
+    """On a full file system each append is done wholly or refused; recording continues when there is space."""
     resource = pytest.importorskip("resource")
     directory = tmp_path / "j"
     appended = []
     child = os.fork()
     if not child:
-        # Signals and limits are the process's own, so it is not this one that gets them.
+        # Signal handlers and limits belong to a whole process, so a child has them here.
         status = 1
         try:
             import signal
@@ -200,7 +200,7 @@ def test_full_file_system(tmp_path):
 
 
 def test_remains_of_a_refused_batch(tmp_path):
-    """What is left of a batch that was refused, when it could not even be cut off, does no harm to others."""
+    """The remains of a refused batch that could not be cut off do no harm to later batches."""
     disk = FaultyDisk()
     with disk():
         journal = JournalWriter.open(tmp_path)
@@ -220,7 +220,7 @@ def test_remains_of_a_refused_batch(tmp_path):
     ("suffix", "at", "lost"), [(".arrows", 2000, {2, 3}), (".arrows", -1, {4, 5}), (".idx", 70, {0, 1, 2, 3, 4, 5})]
 )
 def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
-    """What was safe is not cut off if it is damaged later: numbers are not used twice, and it can be read around it."""
+    """A damaged synced row is not cut off: no number is used twice, and the rows around it can be read."""
     journal = JournalWriter.open(tmp_path)
     for n in range(3):
         journal.append([(b"k", b"%d" % n)] * 2)
@@ -232,8 +232,8 @@ def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
         (byte,) = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes((byte ^ 1,)))
-    told: list[str] = []
-    with JournalWriter.open(tmp_path, warn=told.append) as again:
+    reports: list[str] = []
+    with JournalWriter.open(tmp_path, warn=reports.append) as again:
         assert again.next_seq == 6
         again.append([(b"k", b"new")])
     readable: set[int] = set()
@@ -243,7 +243,7 @@ def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
         except JournalError:
             pass
     assert readable == set(range(7)) - lost
-    assert any(found.problems for found in verify(tmp_path, told.append))
+    assert any(found.problems for found in verify(tmp_path, reports.append))
 
 
 def flip(path):
@@ -260,13 +260,16 @@ def flip(path):
         (flip, False),
         (lambda path: os.truncate(path, os.path.getsize(path) - 1), False),
         (lambda path: os.truncate(path, os.path.getsize(path) - 64), False),
-        (lambda path: os.truncate(path, os.path.getsize(path) - 128), True),  # the sync record before it is the last
+        (
+            lambda path: os.truncate(path, os.path.getsize(path) - 128),
+            True,
+        ),  # now an earlier sync record is the last one
         (lambda path: os.truncate(path, 0), False),
     ],
     ids=["byte", "cut", "record", "sync", "all"],
 )
 def test_damage_to_the_end_of_an_index(tmp_path, harm, is_read):
-    """A closed segment that does not tell any more how far it goes is not gone on behind: no number is used twice."""
+    """A journal whose newest segment no longer states its last row is refused: no number is used twice."""
     with JournalWriter.open(tmp_path) as journal:
         for n in range(3):
             journal.append([(b"k", b"%d" % n)] * 2)
@@ -282,7 +285,7 @@ def test_damage_to_the_end_of_an_index(tmp_path, harm, is_read):
 
 
 def test_nothing_but_a_segment_without_rows(tmp_path):
-    """Numbers go on where a segment without rows begins, even if all before it are gone."""
+    """Numbering continues where a segment without rows begins, even if all segments before it are gone."""
     clock = Clock()
     journal = JournalWriter.open(tmp_path, clock=clock)
     journal.append([(b"k", b"1")] * 5)
@@ -305,7 +308,7 @@ def test_nothing_but_a_segment_without_rows(tmp_path):
 
 
 def test_a_segment_without_rows_that_is_left_is_no_problem(tmp_path):
-    """Whoever could not remove it goes on at the same row, and says nothing is wrong; the next who opens removes it."""
+    """A segment without rows that cannot be removed is no problem: the next writer removes it."""
     clock, disk = Clock(), FaultyDisk()
     with JournalWriter.open(tmp_path, clock=clock) as journal:
         empty = Segment(journal.directory, 0, clock.time, closed=False)
@@ -325,7 +328,7 @@ def test_a_segment_without_rows_that_is_left_is_no_problem(tmp_path):
 
 
 def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):
-    """What a crash has left of a segment that had only begun keeps nobody from going on behind the one before it."""
+    """The remains of a segment that had only begun do not keep the next writer from continuing."""
     with JournalWriter.open(tmp_path) as journal:
         journal.append([(b"key", b"1")])
     disk = FaultyDisk()
@@ -343,7 +346,7 @@ def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):
             break
         with disk():
             disk.fail_from(0, 100, "unlink")
-            with suppress(OSError):  # where a part of it is left, that is said; it may be tried again
+            with suppress(OSError):  # a part of it may be left, which is an error
                 JournalWriter.open(tmp_path).close()
             disk.work_again()
     assert step > 3

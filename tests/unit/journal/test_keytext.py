@@ -1,4 +1,4 @@
-"""Keys as text are unambiguous, and fast where they are plain."""
+"""Keys as text: one to one, reversible, and also for whole arrays."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_as_text(key, text):
 
 @given(KEYS)
 def test_there_and_back(key):
-    """From the text of a key comes the key, so that no two keys have the same."""
+    """`from_text` restores every key, so no two keys have the same text."""
     text = as_text(key)
     text.encode()
     assert from_text(text) == key
 
 
 def test_from_text():
-    """Escapes are read in either case; what is no escape is refused with the remedy."""
+    """Hexadecimal digits may be of either case; a backslash that begins no escape is refused with the remedy."""
     assert from_text(r"\xFf\x41") == b"\xffA"
     for wrong in ("\\", r"a\b", r"\x", r"\x4", r"\xgg", "\ud800"):
         with pytest.raises(UsageError, match=r"\\xNN"):
@@ -47,7 +47,7 @@ def test_from_text():
 
 @given(st.lists(st.one_of(st.none(), KEYS), max_size=6), st.integers(0, 3))
 def test_as_text_array(keys, start):
-    """An array of keys becomes what each of them becomes by itself, also when it is a part of another."""
+    """An array gives the same texts as its keys do one by one, also if it is a slice of another array."""
     found = as_text_array(pa.array(keys, pa.binary())[start:])
     assert found.type == pa.utf8()
     assert found.to_pylist() == [None if key is None else as_text(key) for key in keys[start:]]

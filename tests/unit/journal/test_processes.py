@@ -1,4 +1,4 @@
-"""One process writes a journal and dies at any moment; others read it all the while."""
+"""A process writes a journal and is killed at any moment, while others read it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ while True:
 
 
 def test_killed(tmp_path):
-    """Readers see rows without holes while it writes; what it has synced is there after it was killed."""
+    """Readers see rows without holes while the process writes; after it was killed, all synced rows are there."""
     safe = 0
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
@@ -61,7 +61,7 @@ def test_killed(tmp_path):
 
 
 def test_two_writers(tmp_path):
-    """A second writer is refused for as long as the first one lives, however that one ends."""
+    """A second writer is refused while the first one lives, and admitted however the first one ends."""
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout
         writer.stdout.readline()

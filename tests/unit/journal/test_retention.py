@@ -1,4 +1,4 @@
-"""Old segments are deleted, and never what somebody still needs."""
+"""Retention deletes old segments, and none that a consumer still needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock():
 
 @pytest.fixture
 def journal(tmp_path, clock):
-    """A journal with a segment of ten rows for each of five days; the newest is still open."""
+    """A journal with five segments of ten rows, one a day; the newest is open."""
     journal = JournalWriter.open(tmp_path / "j", clock=clock)
     for _ in range(5):
         journal.roll()
@@ -56,9 +56,9 @@ def size(journal):
 
 class TestRetain:
     def test_days(self, journal, clock):
-        """Segments go when all their rows are older than is wanted, however long ago they began."""
+        """A segment is deleted when all its rows are older than the limit, not when its first row is."""
         advance(journal.directory, "archive", 50)
-        # Segment n holds only the time n days after the beginning, and its rows are known to be older than n + 1 days.
+        # All rows of segment n are of day n; retention knows only that they are earlier than segment n + 1.
         assert retain(journal.directory, keep_days=4, clock=clock) == []
         clock.time += 1
         names = [segment.name for segment in list_segments(journal.directory)]
@@ -68,7 +68,7 @@ class TestRetain:
         assert [row["seq"] for row in rows(journal.directory)] == list(range(30, 50))
 
     def test_bytes(self, journal):
-        """The oldest segments go until the rest is small enough; every file of theirs goes."""
+        """The oldest segments are deleted, with all their files, until the rest is within the limit."""
         advance(journal.directory, "archive", 50)
         each = size(journal) // 5
         retain(journal.directory, keep_bytes=each * 3 + 100)
@@ -78,7 +78,7 @@ class TestRetain:
         assert len(retain(journal.directory, keep_bytes=size(journal) - 1)) == 1
 
     def test_newest(self, journal):
-        """The newest segment stays whatever happens, closed or not."""
+        """The newest segment is never deleted, whether it is closed or not."""
         retain(journal.directory, keep_bytes=0, force=True)
         assert firsts(journal) == [40]
         journal.close()
@@ -88,12 +88,12 @@ class TestRetain:
             assert again.next_seq == 50
 
     def test_newest_that_is_safe(self, journal, tmp_path):
-        """What a power cut might take back does not count as the newest: what tells how far it has come stays."""
+        """A segment without a sync record does not count as the newest: the one that states the last row stays."""
         journal.roll()
         journal.append([(b"k", b"unsynced")])
         retain(journal.directory, keep_bytes=0, force=True)
         assert firsts(journal) == [40, 50]
-        # As if the machine had died here.
+        # A power cut at this point.
         copy = shutil.copytree(journal.directory, tmp_path / "copy")
         newest = list_segments(str(copy))[-1]
         for suffix in (".arrows", ".idx"):
@@ -105,7 +105,7 @@ class TestRetain:
         assert firsts(journal) == [50]
 
     def test_nothing_is_safe(self, journal):
-        """Where no segment tells how far the journal has come, none is deleted."""
+        """If no segment has a sync record, none is deleted."""
         for segment in list_segments(journal.directory)[:-1]:
             os.unlink(segment.path(".idx"))
         os.truncate(list_segments(journal.directory)[-1].path(".idx"), 64)
@@ -126,23 +126,23 @@ class TestRetain:
         assert firsts(journal)[0] == left
 
     def test_warning(self, journal):
-        """What keeps segments that are due is said once, until it changes."""
-        told: list[str] = []
+        """The warning about what keeps segments is not repeated until it changes."""
+        warnings: list[str] = []
         for _ in range(2):
-            assert retain(journal.directory, keep_bytes=0, warn=told.append) == []
-        assert len(told) == 1
-        assert "nothing is deleted, as no consumer has taken anything" in told[0]
+            assert retain(journal.directory, keep_bytes=0, warn=warnings.append) == []
+        assert len(warnings) == 1
+        assert "nothing is deleted, as no consumer has taken anything" in warnings[0]
         advance(journal.directory, "archive", 15)
         for _ in range(2):
-            retain(journal.directory, keep_bytes=0, warn=told.append)
-        assert len(told) == 2
-        assert "the consumer 'archive' has not taken the oldest segment yet" in told[1]
+            retain(journal.directory, keep_bytes=0, warn=warnings.append)
+        assert len(warnings) == 2
+        assert "the consumer 'archive' has not taken the oldest segment yet" in warnings[1]
         advance(journal.directory, "archive", 50)
-        retain(journal.directory, keep_bytes=0, warn=told.append)
-        assert len(told) == 2
+        retain(journal.directory, keep_bytes=0, warn=warnings.append)
+        assert len(warnings) == 2
 
     def test_unknown(self, journal):
-        """If it cannot be told what a consumer has taken, nothing is deleted, and the error names its file."""
+        """If the file of a consumer is damaged, nothing is deleted, and the error names the file."""
         advance(journal.directory, "archive", 50)
         for damaged in (b"", b"{}", b'{"next": "1"}', b"\0" * 10):
             with open(f"{journal.directory}/consumers/archive.json", "wb") as file:
@@ -152,7 +152,7 @@ class TestRetain:
         assert firsts(journal)[0] == 0
 
     def test_readers(self, journal):
-        """Who has begun to read a segment reads it to its end; who comes later is told that it was deleted."""
+        """A reader that has opened a segment reads it to the end; a later one gets an error that names retention."""
         reader = JournalReader(journal.directory)
         first, second = reader.plan(0, 20)
         reading = read(first)
@@ -176,7 +176,7 @@ class TestRetain:
     )
     @pytest.mark.parametrize("seen", [3, 5])
     def test_deleted_while_looking(self, journal, monkeypatch, seen, ask):
-        """Who has seen a segment that is then deleted is told so, and sees what is left when he looks again."""
+        """A reader that knows a deleted segment gets an error that names retention, and then sees the other rows."""
         reader = JournalReader(journal.directory)
         answers = [reader.segments()[:seen]]
         monkeypatch.setattr(reader, "segments", lambda: answers.pop() if answers else list_segments(reader.directory))
@@ -186,7 +186,7 @@ class TestRetain:
         assert (reader.start(), reader.end()) == (40, 50)
 
     def test_all_deleted_while_looking(self, journal, monkeypatch):
-        """The end is right even if every segment that was seen has been deleted since."""
+        """The end of the journal is right even if all segments that the reader knows have been deleted."""
         reader = JournalReader(journal.directory)
         answers = [reader.segments()[:3]]
         monkeypatch.setattr(reader, "segments", lambda: answers.pop() if answers else list_segments(reader.directory))
@@ -194,7 +194,7 @@ class TestRetain:
         assert reader.end() == 50
 
     def test_interrupted(self, journal):
-        """Whatever part of a deletion is done when it is interrupted, the next recording clears up and goes on."""
+        """The next writer removes the remains of an interrupted deletion and continues."""
         oldest = list_segments(journal.directory)[0]
         journal.close()
         os.unlink(oldest.path())
@@ -203,10 +203,10 @@ class TestRetain:
         assert not [name for name in os.listdir(journal.directory) if name.startswith(oldest.name)]
 
     def test_verified_meanwhile(self, journal, monkeypatch):
-        """Who checks a journal takes nothing for damage that is deleted meanwhile."""
+        """Verification reports no problem for segments that retention deletes meanwhile."""
 
-        def told(after, count=1):
-            """What is found if so many segments are deleted when so many have been looked into."""
+        def found_after(after, count=1):
+            """Return problems and first rows if `count` segments are deleted after `after` batches were read."""
             copy = shutil.copytree(journal.directory, f"{journal.directory}-{after}-{count}")
             segments = list_segments(str(copy))
             looks = itertools.count()
@@ -226,13 +226,13 @@ class TestRetain:
                 firsts.append(found.segment.first_seq)
             return problems, firsts
 
-        assert told(0) == ([], [10, 20, 30, 40])
-        assert told(1, 2) == ([], [0, 20, 30, 40])
-        assert told(2, 4) == ([], [0, 10, 40])
-        assert told(0, 5) == ([], [])
+        assert found_after(0) == ([], [10, 20, 30, 40])
+        assert found_after(1, 2) == ([], [0, 20, 30, 40])
+        assert found_after(2, 4) == ([], [0, 10, 40])
+        assert found_after(0, 5) == ([], [])
 
     def test_verified_without_index(self, journal):
-        """An index that is missing alone was not deleted by retention."""
+        """An index that is missing by itself is a problem: retention does not delete it alone."""
         segment = list_segments(journal.directory)[1]
         os.unlink(segment.path(".idx"))
         problems: list[str] = []
@@ -247,7 +247,7 @@ class TestRetain:
 
 class TestConsumers:
     def test_advance(self, journal):
-        """What a consumer has taken is remembered, and never goes back."""
+        """The progress of a consumer is stored, and never falls."""
         assert consumers(journal.directory) == {}
         for following in (5, 7, 6):
             advance(journal.directory, "archive", following)
@@ -257,7 +257,7 @@ class TestConsumers:
             assert json.load(file) == {"next": 7}
 
     def test_of_another_user(self, journal):
-        """The recorder can read what is taken, whoever has taken it; the journal's own mode protects both."""
+        """Another user's recorder can read the progress of a consumer; the mode of the journal protects both."""
         advance(journal.directory, "archive", 5)
         assert stat.S_IMODE(os.stat(journal.directory).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(f"{journal.directory}/consumers").st_mode) == 0o755
@@ -265,7 +265,7 @@ class TestConsumers:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
     def test_of_root(self, journal):
-        """What root writes belongs to whom the journal belongs to."""
+        """What root writes belongs to the owner of the journal."""
         os.chown(journal.directory, 65534, 65533)
         for following in (1, 2):
             advance(journal.directory, "archive", following)
@@ -274,7 +274,7 @@ class TestConsumers:
                 assert (found.st_uid, found.st_gid) == (65534, 65533)
 
     def test_full_disk(self, journal):
-        """A number that is there is raised without new space; a new file has to wait for some."""
+        """On a full disk an existing number can be raised; a new file cannot be written."""
         advance(journal.directory, "archive", 199)
         faulty = FaultyDisk()
         faulty.fail_from(0, 1000, "open")
@@ -287,7 +287,7 @@ class TestConsumers:
 
     @pytest.mark.parametrize(("old", "new"), [(199, 200), (99, 100), (0, 10**18), (123456, 213456)])
     def test_full_disk_and_a_crash(self, journal, old, new):
-        """Whatever a crash leaves of a number on a full disk is never too large, and put right by the next start."""
+        """A crash on a full disk never leaves too large a number, and the next update corrects what it left."""
         for step in itertools.count():
             shutil.rmtree(f"{journal.directory}/consumers", ignore_errors=True)
             advance(journal.directory, "archive", old)
@@ -313,7 +313,7 @@ class TestConsumers:
         assert consumers(journal.directory) == {"archive": new}
 
     def test_damaged(self, journal):
-        """A damaged file is put right by the consumer that it belongs to."""
+        """The consumer of a damaged file corrects it."""
         advance(journal.directory, "archive", 5)
         with open(f"{journal.directory}/consumers/archive.json", "w"):
             pass
@@ -322,6 +322,6 @@ class TestConsumers:
 
     @pytest.mark.parametrize("name", ["", "../x", ".x", "a/b", "a b"])
     def test_names(self, journal, name):
-        """A name that is no plain file name is refused."""
+        """A name that is not a plain file name is refused."""
         with pytest.raises(UsageError, match="is no name for a consumer"):
             advance(journal.directory, name, 1)

@@ -1,4 +1,4 @@
-"""The journal as those see it who write and read it, when nothing goes wrong."""
+"""Writer and reader of a journal while nothing fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def journal(tmp_path, clock):
 
 class TestWriting:
     def test_rows(self, journal, clock):
-        """What was appended is read as it was, each row with its seq, time and kind."""
+        """Appended rows are read unchanged, each with its number, time and kind."""
         journal.append_gap(Kind.START, {"patterns": ["a/"]})
         clock.time += 1_500_000
         journal.append(SOME)
@@ -52,7 +52,7 @@ class TestWriting:
         assert [(row["time"] - started).total_seconds() for row in found] == [0, 1.5, 1.5, 1.5]
 
     def test_unsynced(self, journal):
-        """Readers see nothing before it is synced."""
+        """Readers see no row before it is synced."""
         journal.append(SOME)
         reader = JournalReader(journal.directory)
         assert (reader.end(), journal.next_seq, journal.unsynced_rows) == (0, 3, 3)
@@ -60,7 +60,7 @@ class TestWriting:
         assert (reader.end(), journal.unsynced_rows) == (3, 0)
 
     def test_nothing(self, journal):
-        """Appending no messages appends nothing, and there is nothing to be synced or closed."""
+        """Appending no messages creates no segment, and there is nothing to sync or close."""
         journal.append([])
         journal.sync()
         journal.roll()
@@ -68,7 +68,7 @@ class TestWriting:
         assert (reader.segments(), reader.start(), reader.end(), reader.plan(0, 0)) == ([], 0, 0, [])
 
     def test_times(self, journal, clock):
-        """Each message may have a time of its own, but none goes back."""
+        """Each message may have its own time; a time that goes back is raised."""
         journal.append(SOME, [clock.time + 5, clock.time + 3, clock.time + 8])
         journal.append(SOME, clock.time)
         journal.sync()
@@ -76,18 +76,18 @@ class TestWriting:
         assert times == [5, 5, 8, 8, 8, 8]
 
     def test_clock(self, tmp_path, clock):
-        """That the clock went back by more than a second is said once, and times stand still until it has caught up."""
-        told: list[str] = []
-        journal = JournalWriter.open(tmp_path, clock=clock, warn=told.append)
+        """A clock that goes back by more than a second causes one warning; times stand still until it catches up."""
+        warnings: list[str] = []
+        journal = JournalWriter.open(tmp_path, clock=clock, warn=warnings.append)
         for step in (0, -999_999, -60_000_000, -50_000_000, 1):
             clock.time = 1_700_000_000_000_000 + step
             journal.append(SOME[:1])
         journal.close()
-        assert told == ["the clock went back by 60 s: until it has caught up, rows get the time of the row before"]
+        assert warnings == ["the clock went back by 60 s: until it has caught up, rows get the time of the row before"]
         assert [row["time"].microsecond for row in rows(tmp_path)] == [0, 0, 0, 0, 1]
 
     def test_clock_was_ahead(self, tmp_path, clock, monkeypatch):
-        """A segment that was begun in the future is closed by the time that has passed since, silent bus or not."""
+        """A segment that was begun before the clock was set back is closed by the time that has really passed."""
         passed = 0.0
         monkeypatch.setattr("sbus.journal.writer.monotonic", lambda: passed)
         journal = JournalWriter.open(tmp_path, clock=clock, segment_seconds=10, warn=lambda text: None)
@@ -107,7 +107,7 @@ class TestWriting:
         journal.close()
 
     def test_segments(self, tmp_path, clock):
-        """Segments are closed by size, by age (also of a silent bus), and on demand."""
+        """Segments are closed by size, by age (also without new rows), and on demand."""
         journal = JournalWriter.open(tmp_path, clock=clock, segment_bytes=5000, segment_seconds=10)
         reader = JournalReader(tmp_path)
         for _ in range(2):
@@ -134,15 +134,15 @@ class TestWriting:
         journal.close()
 
     def test_summary(self, journal, clock):
-        """The summary of a closed segment tells its rows, times, kinds and keys."""
+        """The summary of a closed segment has its rows, times, kinds and keys."""
         journal.append_gap(Kind.START, {})
         clock.time += 7
         journal.append([*SOME, (b"a\\", b"")])
         journal.close()
         (segment,) = JournalReader(journal.directory).segments()
         with open(segment.path(".json")) as file:
-            told = json.load(file)
-        assert told == {
+            summary = json.load(file)
+        assert summary == {
             "first_seq": 0,
             "last_seq": 4,
             "rows": 5,
@@ -156,7 +156,7 @@ class TestWriting:
         }
 
     def test_ended(self, tmp_path):
-        """Whether the last recording ended in an orderly way shows when the journal is opened again."""
+        """An opened journal states whether the last recording was new, stopped, or ended by a crash."""
         for how, ended in (([Kind.START], "new"), ([Kind.START, Kind.STOP], "crash"), ([Kind.START], "stop")):
             journal = JournalWriter.open(tmp_path)
             assert journal.ended == ended
@@ -167,7 +167,7 @@ class TestWriting:
 
     @pytest.mark.parametrize("umask", [0, 0o077])
     def test_modes(self, tmp_path, umask):
-        """Nobody else may read a journal, unless it is told otherwise, whatever the umask is."""
+        """Other users may not read a journal unless the modes permit it, whatever the umask is."""
         before = os.umask(umask)
         try:
             for name, of_directory, of_file in (("a", 0o700, 0o600), ("b", 0o750, 0o640)):
@@ -186,7 +186,7 @@ class TestWriting:
             assert found == {of_file}
 
     def test_locked(self, journal):
-        """A journal has one writer; another is told which process that is. Who is gone holds nothing."""
+        """A second writer is refused with the ID of the process that writes; a closed journal has no writer."""
         with pytest.raises(JournalLocked, match=f"process {os.getpid()} writes this journal"):
             JournalWriter.open(journal.directory)
         journal.close()
@@ -195,7 +195,7 @@ class TestWriting:
 
 class TestReading:
     def test_any_arrow(self, journal):
-        """A closed segment is a stream that Arrow reads without knowing anything of journals."""
+        """A closed segment is a stream that Arrow reads without the code of the journal."""
         journal.append(SOME)
         journal.append_gap(Kind.STOP, {})
         journal.close()
@@ -206,7 +206,7 @@ class TestReading:
         assert table.to_pylist() == rows(journal.directory)
 
     def test_by_the_book(self, journal, clock):
-        """With nothing but the documentation, an open segment can be read and checked."""
+        """An open segment can be read and checked by the documentation alone."""
         journal.append_gap(Kind.START, {})
         journal.append(SOME)
         journal.sync()
@@ -246,7 +246,7 @@ class TestReading:
                 assert [row["seq"] for row in rows(journal.directory, start, end)] == list(range(start, end))
 
     def test_slices(self, journal):
-        """A slice can be sent elsewhere, and gives the columns that are asked for."""
+        """A slice can be pickled, and is read with the requested columns in the requested order."""
         journal.append(SOME)
         journal.sync()
         (part,) = JournalReader(journal.directory).plan(1, 3)
@@ -254,7 +254,7 @@ class TestReading:
         assert batch.to_pydict() == {"payload": [b"2", b"\0\1"], "seq": [1, 2]}
 
     def test_split(self, journal):
-        """Segments can be cut into slices of whole batches and about some size, which leave nothing out."""
+        """Segments are split into slices of whole batches and about the requested size, without leaving rows out."""
         for _ in range(10):
             journal.append([(b"k", bytes(1000))] * 3)
         journal.sync()
@@ -262,7 +262,7 @@ class TestReading:
         assert [(part.start_seq, part.end_seq) for part in slices] == [(1, 6), (6, 12), (12, 18), (18, 24), (24, 29)]
 
     def test_skips(self, journal, clock):
-        """Segments and batches that have none of the times, kinds or keys that are wanted are skipped."""
+        """Segments and batches without any of the requested times, kinds or keys are skipped."""
         for n in range(4):
             clock.time += 1_000_000
             journal.append_gap(Kind.START, {})
@@ -276,8 +276,8 @@ class TestReading:
         found = rows(journal.directory, wanted=lambda summary: summary.keys is None or b"3" in summary.keys)
         assert [row["seq"] for row in found] == [4, 5, 6, 7]
 
-    def test_seq_at(self, journal, clock):
-        """The first row of a time or later is found, within batches and across segments."""
+    def test_seq_at_time(self, journal, clock):
+        """The first row at or after a time is found, within batches and across segments."""
         begin = clock.time
         for n in range(4):
             journal.append(SOME, [begin + 10 * n, begin + 10 * n + 1, begin + 10 * n + 9])
@@ -288,7 +288,7 @@ class TestReading:
         assert {time: reader.seq_at_time(begin + time) for time in times} == times
 
     def test_limit(self, journal):
-        """Reading can be limited by rows exactly, by bytes to whole batches, and gets on in any case."""
+        """A read is limited to rows exactly, to bytes by whole batches, and always has one row at least."""
         for n in range(6):
             journal.append([(b"k", bytes(1000))] * 2)
             if n == 2:
@@ -303,7 +303,7 @@ class TestReading:
         assert reader.limit(0, max_rows=3, max_bytes=5500) == 3
 
     def test_new_segments(self, journal, monkeypatch):
-        """The directory is not listed again while it is as it was, and is as soon as it is not."""
+        """The directory is listed again only after it has changed."""
         listed = []
 
         def noting(path):
@@ -327,13 +327,13 @@ class TestReading:
         assert len(reader.segments()) == 4
 
     def test_not_there(self, journal):
-        """Rows that readers may not see yet are refused."""
+        """A plan of rows that readers may not see yet is refused."""
         journal.append(SOME)
         with pytest.raises(JournalError, match="row 2 is not there yet: the last one is -1"):
             JournalReader(journal.directory).plan(0, 3)
 
     def test_damage(self, journal):
-        """Rows that are not what was written are never given out; the error names the segment and the rows."""
+        """Damaged rows are never returned; the error names the segment and the rows."""
         journal.append(SOME)
         journal.append(SOME)
         journal.sync()
@@ -355,7 +355,7 @@ class TestReading:
             list(read(Slice(segment, "0" * 32, 0, 3)))
 
     def test_find(self, tmp_path):
-        """Journals are found by paths and globs; what is none is named."""
+        """Journals are found by paths and globs; the error names a path that is no journal."""
         for name in ("a", "b"):
             JournalWriter.open(tmp_path / name).close()
         (tmp_path / "c").mkdir()
@@ -366,7 +366,7 @@ class TestReading:
             find_journals([f"{tmp_path}/x*"])
 
     def test_another_format(self, journal):
-        """A journal of a later format is refused."""
+        """A journal of a newer format is refused, with the remedy."""
         journal.close()
         with open(f"{journal.directory}/journal.json", "w") as file:
             file.write('{"format": 2}')

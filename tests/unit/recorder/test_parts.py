@@ -1,4 +1,4 @@
-"""The parts of the recorder by themselves: settings, batches, the thread of the disk, and a recording without a bus."""
+"""The parts of the recorder: settings, batches, the writer thread, and a recording without a bus."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TIMEOUT = 10.0
 
 @pytest.mark.parametrize("pattern", [b"!/cred////inbox", b"!/cred/1/2/3/", b"!/", b"!"])
 def test_secrets_are_not_recorded(pattern: bytes) -> None:
-    """A pattern that reaches secret messages is refused, without its end in the message."""
+    """A pattern that matches secret messages is refused; the error does not quote the secret part."""
     with pytest.raises(UsageError, match="secret messages are never recorded") as refused:
         Settings(patterns=(b"a", pattern))
     assert "inbox" not in str(refused.value)
@@ -49,7 +49,7 @@ def test_secrets_are_not_recorded(pattern: bytes) -> None:
 
 @pytest.mark.parametrize(("mode", "directory"), [(0o600, 0o700), (0o640, 0o750), (0o644, 0o755), (0o660, 0o770)])
 def test_who_may_read_the_files_may_enter_the_directory(mode: int, directory: int) -> None:
-    """The mode of the journal's directory follows from that of its files."""
+    """The mode of the directory follows from the mode of the files."""
     assert Settings(mode=mode).directory_mode == directory
 
 
@@ -60,7 +60,7 @@ def settings_of(*arguments: str) -> Settings:
 
 
 def test_options_become_settings() -> None:
-    """Each option sets what it names; without options the settings are the defaults."""
+    """Each option sets the setting of its name; without options the settings are the defaults."""
     assert settings_of() == Settings()
     assert settings_of(
         *("--pattern=a/", "-p", "b/*", "--pattern=a/", "--soft=block", "--hard=block", "--order=stack"),
@@ -112,7 +112,7 @@ def test_options_become_settings() -> None:
     ],
 )
 def test_wrong_options(argument: str, remedy: str) -> None:
-    """A wrong option is told in one line, with what would be right."""
+    """A wrong option ends the program with one line that has the remedy."""
     with pytest.raises(SystemExit) as end:
         settings_of(argument)
     line = str(end.value)
@@ -123,20 +123,20 @@ def test_wrong_options(argument: str, remedy: str) -> None:
 
 
 def test_early_dialect_has_no_settings() -> None:
-    """A server of the early dialect cannot be told what to do with a slow recorder."""
+    """Flood control cannot be chosen in the early dialect."""
     with pytest.raises(SystemExit, match="the early dialect does not have"):
         settings_of("--dialect=early", "--hard=block")
     assert settings_of("--dialect=early").dialect == "early"
 
 
 def test_without_arrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where pyarrow is not installed, the error names the extra that brings it."""
+    """If PyArrow is not installed, the error names the extra that installs it."""
     import sys
 
     for name in sorted(sys.modules, reverse=True):
         if name.startswith(("sbus.recorder.service", "sbus.recorder.pipeline", "sbus.recorder.ret", "sbus.journal")):
             package, _, child = name.rpartition(".")
-            monkeypatch.setattr(sys.modules[package], child, sys.modules[name])  # so that it is put back, too
+            monkeypatch.setattr(sys.modules[package], child, sys.modules[name])  # so that monkeypatch restores it
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     options = Options()
@@ -159,7 +159,7 @@ def make(clock: Clock, sent: list[Batch], **limits: Any) -> BatchBuffer:
 
 
 def test_batch_by_number(sent: list[Batch]) -> None:
-    """So many messages are a batch, with the time at which each came."""
+    """The maximum number of messages completes a batch; each message has the time of its arrival."""
     clock = Clock()
     batches = make(clock, sent)
     batches.add([(b"a", b"1"), (b"b", b"2")])
@@ -178,7 +178,7 @@ def test_batch_by_number(sent: list[Batch]) -> None:
 
 
 def test_batch_by_size(sent: list[Batch]) -> None:
-    """So many bytes in keys and payloads are a batch."""
+    """The maximum number of bytes in keys and payloads completes a batch."""
     batches = make(Clock(), sent)
     batches.add([(b"k" * 50, b"p" * 49)])
     assert sent == []
@@ -187,7 +187,7 @@ def test_batch_by_size(sent: list[Batch]) -> None:
 
 
 def test_lone_message(sent: list[Batch]) -> None:
-    """A message that no other follows is a batch when the time is up, and the clock rests then."""
+    """A message that no other follows is sent when the time is up; after that no timer runs."""
     clock = Clock()
     batches = make(clock, sent)
     batches.add([(b"alone", b"")])
@@ -213,7 +213,7 @@ steps = st.lists(
 
 @given(steps)
 def test_batches_keep_everything_in_order(plan: list[tuple[str, Any]]) -> None:
-    """Whatever comes when: nothing is lost or reordered, no batch is empty, and nothing waits past its time."""
+    """For any arrivals: no message is lost, reordered or held too long, and no batch is empty."""
     clock, sent = Clock(), list[Batch]()
     batches = make(clock, sent)
     added: list[tuple[bytes, bytes]] = []
@@ -241,7 +241,7 @@ def test_batches_keep_everything_in_order(plan: list[tuple[str, Any]]) -> None:
 
 
 class Loop(Clock):
-    """A reactor without I/O, whose time a test turns by hand; calls from threads wait for `until`."""
+    """A reactor without I/O: the test advances the time, and `until` runs the calls from threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,33 +251,33 @@ class Loop(Clock):
         self._calls.put(lambda: call(*args))
 
     def until(self, condition: Callable[[], Any]) -> None:
-        """Do what threads ask for until this is so."""
+        """Run the calls of threads until the condition holds."""
         deadline = time.monotonic() + TIMEOUT
         while not condition():
             self._calls.get(timeout=max(0.0, deadline - time.monotonic()))()
 
 
-class ThreadListener:
-    """Writes down what it is told."""
+class Listener:
+    """Records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def job_done(self, job: Job) -> None:
-        self.told.append(job.do)
+        self.calls.append(job.do)
 
     def disk_failed(self, error: OSError) -> None:
-        self.told.append(error.errno)
+        self.calls.append(error.errno)
 
     def disk_recovered(self) -> None:
-        self.told.append("recovered")
+        self.calls.append("recovered")
 
     def thread_ended(self, lost: int, failure: Failure | None) -> None:
-        self.told.append(("ended", lost, failure and failure.type))
+        self.calls.append(("ended", lost, failure and failure.type))
 
 
 class FakeJournal:
-    """Is rolled and closed."""
+    """A journal that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -290,14 +290,14 @@ class FakeJournal:
 
 
 class BrokenJournal(FakeJournal):
-    """Has a bug that shows when it is rolled."""
+    """A journal with a bug in `roll`."""
 
     def roll(self) -> None:
         raise ValueError
 
 
 class Work:
-    """A job that fails in these ways before it succeeds."""
+    """A job that raises these errors before it succeeds."""
 
     def __init__(self, *errors: BaseException) -> None:
         self.errors = list(errors)
@@ -314,14 +314,14 @@ def full() -> OSError:
 def run_jobs(
     jobs: list[Job], journal: FakeJournal | None = None, **options: Any
 ) -> tuple[list[Any], FakeJournal, list[bool]]:
-    loop, owner, journal, after = Loop(), ThreadListener(), journal or FakeJournal(), list[bool]()
-    thread = JournalThread(journal, owner, loop.callFromThread, after_job=after.append, retry=0.0, **options)  # type: ignore[arg-type]
+    loop, listener, journal, after = Loop(), Listener(), journal or FakeJournal(), list[bool]()
+    thread = JournalThread(journal, listener, loop.callFromThread, after_job=after.append, retry=0.0, **options)  # type: ignore[arg-type]
     for job in jobs:
         thread.submit(job)
     thread.finish()
     thread.start()
-    loop.until(lambda: owner.told and isinstance(owner.told[-1], tuple))
-    return owner.told, journal, after
+    loop.until(lambda: listener.calls and isinstance(listener.calls[-1], tuple))
+    return listener.calls, journal, after
 
 
 def batch(count: int) -> Batch:
@@ -329,54 +329,54 @@ def batch(count: int) -> Batch:
 
 
 def test_jobs_keep_their_order() -> None:
-    """What fails for the disk's sake is done again before anything else; its owner is told, and when it is over."""
+    """A job that the disk refuses is repeated before later jobs; the listener learns of failure and recovery."""
     first, second, third = Work(), Work(full(), full(), full()), Work(OSError(errno.EIO, "input/output error"))
-    told, journal, after = run_jobs([Job(first), Job(second), Job(third)])
-    assert told[:-2] == [first, errno.ENOSPC, "recovered", second, errno.EIO, "recovered", third]
-    assert told[-1] == ("ended", 0, None)
+    calls, journal, after = run_jobs([Job(first), Job(second), Job(third)])
+    assert calls[:-2] == [first, errno.ENOSPC, "recovered", second, errno.EIO, "recovered", third]
+    assert calls[-1] == ("ended", 0, None)
     assert journal.calls == ["roll", "close"]
     assert after == [False, True, True, True, False, True, False, False]
 
 
-def test_trouble_is_told_again() -> None:
-    """Trouble that lasts is told again at intervals."""
-    told, _, _ = run_jobs([Job(Work(full(), full(), full()))], report_interval=0.0)
-    assert told[:4] == [errno.ENOSPC] * 3 + ["recovered"]
+def test_lasting_failure_is_reported_again() -> None:
+    """A failure that lasts is reported again at intervals."""
+    calls, _, _ = run_jobs([Job(Work(full(), full(), full()))], report_interval=0.0)
+    assert calls[:4] == [errno.ENOSPC] * 3 + ["recovered"]
 
 
 def test_a_bug_ends_the_thread() -> None:
-    """What is no error of the disk's ends it: the journal is closed, and what it had still to do is counted as lost."""
-    told, journal, _ = run_jobs([Job(Work(), batch(1)), Job(Work(ValueError()), batch(2)), Job(Work(), batch(4))])
-    assert told[-1] == ("ended", 6, ValueError)
+    """Any other exception ends the thread: the journal is closed, and the remaining messages count as lost."""
+    calls, journal, _ = run_jobs([Job(Work(), batch(1)), Job(Work(ValueError()), batch(2)), Job(Work(), batch(4))])
+    assert calls[-1] == ("ended", 6, ValueError)
     assert journal.calls == ["close"]
 
 
 def test_a_bug_at_the_end() -> None:
-    """A bug that shows when the last segment is closed is told as well: nobody waits for it for ever."""
-    told, journal, _ = run_jobs([Job(Work(), batch(1))], BrokenJournal())
-    assert told[-1] == ("ended", 0, ValueError)
+    """A bug at closing the last segment is reported too, so that the listener does not wait for ever."""
+    calls, journal, _ = run_jobs([Job(Work(), batch(1))], BrokenJournal())
+    assert calls[-1] == ("ended", 0, ValueError)
     assert journal.calls == ["close"]
 
 
 def test_giving_up() -> None:
-    """Who gives up loses what fails, and no more."""
-    loop, owner, journal = Loop(), ThreadListener(), FakeJournal()
-    thread = JournalThread(journal, owner, loop.callFromThread, retry=60.0)  # type: ignore[arg-type]
+    """After `give_up` only the messages of jobs that fail are lost."""
+    loop, listener, journal = Loop(), Listener(), FakeJournal()
+    thread = JournalThread(journal, listener, loop.callFromThread, retry=60.0)  # type: ignore[arg-type]
     for job in (Job(Work(), batch(1)), Job(Work(full(), full()), batch(2)), Job(Work(), batch(4))):
         thread.submit(job)
     thread.finish()
     thread.start()
-    loop.until(lambda: errno.ENOSPC in owner.told)
+    loop.until(lambda: errno.ENOSPC in listener.calls)
     thread.give_up()
-    loop.until(lambda: isinstance(owner.told[-1], tuple))
-    assert owner.told[-1] == ("ended", 2, None)
+    loop.until(lambda: isinstance(listener.calls[-1], tuple))
+    assert listener.calls[-1] == ("ended", 2, None)
 
 
 # --- a recording ----------------------------------------------------------------------------------
 
 
 class FakeConnection:
-    """A connection whose messages a test gives to the recording itself."""
+    """A connection in whose place the test adds messages."""
 
     newest: FakeConnection
 
@@ -398,7 +398,7 @@ class FakeConnection:
 
 
 class Recorder:
-    """A recording of a journal, with nothing but the bus left out."""
+    """A recording with a real journal and thread, but without a bus."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.loop = Loop()
@@ -414,11 +414,11 @@ class Recorder:
         self.recording.recording_started(None)
 
     def appended(self, count: int) -> None:
-        """Wait until so many messages are in the journal."""
+        """Wait until `count` messages are in the journal."""
         self.loop.until(lambda: self.recording.counters.rows >= count)
 
     def stop(self) -> list[dict[str, Any]]:
-        """Stop it; what is in the journal then."""
+        """Stop the recording; return the rows of the journal."""
         stopped = defer.Deferred.fromCoroutine(self.recording.stop())
         self.loop.until(lambda: stopped.called)
         assert stopped.result is None
@@ -432,7 +432,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rec
 
 
 def shown(found: list[dict[str, Any]]) -> list[str]:
-    """Rows in short: the payloads of messages, the kinds of others."""
+    """Return rows in short: payloads of messages, kinds of gaps."""
     return [row["payload"].decode() if row["kind"] == "message" else f"<{row['kind']}>" for row in found]
 
 
@@ -441,7 +441,7 @@ def numbered(start: int, stop: int) -> list[tuple[bytes, bytes]]:
 
 
 def test_time_of_batches_and_of_syncs(record: Callable[..., Recorder]) -> None:
-    """A message is appended when the time of its batch is up, and seen by readers when that of the sync is."""
+    """A message is written after `batch_time`, and visible to readers after `sync`."""
     recorder = record()
     recorder.recording.add(numbered(0, 1))
     recorder.loop.advance(0.1)
@@ -454,7 +454,7 @@ def test_time_of_batches_and_of_syncs(record: Callable[..., Recorder]) -> None:
 
 
 def test_sync_after_every_batch(record: Callable[..., Recorder]) -> None:
-    """With a sync interval of 0, readers see each batch at once."""
+    """With `sync` 0, readers see each batch at once."""
     recorder = record(sync=0.0, batch_rows=2)
     recorder.recording.add(numbered(0, 2))
     recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0", "1"])
@@ -462,24 +462,24 @@ def test_sync_after_every_batch(record: Callable[..., Recorder]) -> None:
 
 
 def test_messages_have_the_time_at_which_they_came(record: Callable[..., Recorder]) -> None:
-    """A row tells when its message came, and not when it was written."""
+    """The time of a row is when the message arrived, not when it was written."""
     recorder = record()
     before = time.time()
     recorder.recording.add(numbered(0, 1))
     after = time.time()
-    while time.time() < after + 0.05:  # the clock must have moved on, by more than its steps
+    while time.time() < after + 0.05:  # the clock must have advanced by more than its resolution
         pass
     [_, row, stop] = recorder.stop()
     assert before - 1e-6 <= row["time"].timestamp() <= after < stop["time"].timestamp()
 
 
 def test_silent_bus(record: Callable[..., Recorder]) -> None:
-    """A segment that is old enough is closed also when nothing comes any more."""
+    """A segment that is old enough is closed even if no message follows."""
     recorder = record(batch_rows=1, sync=3600.0, segment_age=0.01)
     recorder.recording.add(numbered(0, 1))
     recorder.appended(1)
     began = time.time()
-    while time.time() < began + 0.02:  # the journal goes by the real clock
+    while time.time() < began + 0.02:  # the journal uses the real clock
         pass
     recorder.loop.advance(60)
     recorder.loop.until(lambda: all(segment.closed for segment in list_segments(str(recorder.directory))))
@@ -488,7 +488,7 @@ def test_silent_bus(record: Callable[..., Recorder]) -> None:
 
 
 class Disk:
-    """Stands in for the functions that write; fails as long as it is told to."""
+    """Wraps the functions that write, and makes them fail while `errors` has an entry."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.errors: dict[str, int] = {}
@@ -511,7 +511,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
 def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -> None:
-    """While the disk takes nothing, nothing more is read; then all goes on, and a row tells where and since when."""
+    """While the disk fails, the bus is not read; afterwards a gap marks the place and the time."""
     recorder = record(batch_rows=2)
     recorder.recording.add(numbered(0, 2))
     recorder.appended(2)
@@ -520,7 +520,7 @@ def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -
     before = time.time_ns() // 1000
     recorder.recording.add(numbered(2, 4))
     recorder.loop.until(recorder.recording.wait_for_capacity)
-    recorder.recording.add(numbered(4, 5))  # what was on its way
+    recorder.recording.add(numbered(4, 5))  # a packet that was read before
     recorder.connection.unread = numbered(5, 7)
     room = recorder.recording.wait_for_capacity()
     assert room is not None
@@ -537,7 +537,7 @@ def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -
 
 
 def test_failed_sync(record: Callable[..., Recorder], faulty: Disk) -> None:
-    """After a sync that failed nothing is missing or there twice, and a row tells of it."""
+    """After a failed sync no row is missing or duplicated, and a gap reports it."""
     recorder = record(sync=0.0, batch_rows=2)
     recorder.recording.add(numbered(0, 2))
     recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0", "1"])
@@ -552,7 +552,7 @@ def test_failed_sync(record: Callable[..., Recorder], faulty: Disk) -> None:
 
 
 def test_disk_that_stays_full(record: Callable[..., Recorder], faulty: Disk) -> None:
-    """A recorder that is stopped while the disk is full gives up after a time, and says what is lost."""
+    """A recorder that is stopped while the disk is full gives up in time, and counts the lost messages."""
     recorder = record(batch_rows=2)
     recorder.recording.add(numbered(0, 2))
     recorder.appended(2)
@@ -571,7 +571,7 @@ def test_disk_that_stays_full(record: Callable[..., Recorder], faulty: Disk) -> 
 
 
 def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
-    """When too much waits for the disk there is no room, until half of that is written."""
+    """At the memory limit there is no capacity until half of it is written."""
     may_write, real = threading.Event(), disk.write
 
     def write(*args: Any) -> None:
@@ -594,8 +594,8 @@ def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.
     assert len(recorder.stop()) == 82
 
 
-def test_a_bug_is_told(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is nobody's trouble but the program's is told, and no more is read."""
+def test_a_bug_is_reported(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug is reported, and the bus is not read any more."""
 
     def write(*args: Any) -> None:
         raise ZeroDivisionError
@@ -610,7 +610,7 @@ def test_a_bug_is_told(record: Callable[..., Recorder], monkeypatch: pytest.Monk
 
 
 def test_gaps_between_connections(record: Callable[..., Recorder]) -> None:
-    """A connection that was lost and is back is a row between the messages of the two; one that is not, of the stop."""
+    """A reconnect is a row between the messages of both connections; a lost one at the end is part of `stop`."""
     recorder = record()
     recorder.recording.add(numbered(0, 1))
     recorder.recording.recording_started({"since": 5, "reason": "the server closed the connection"})
@@ -625,7 +625,7 @@ def test_gaps_between_connections(record: Callable[..., Recorder]) -> None:
 
 
 def test_one_recorder(tmp_path: Path, record: Callable[..., Recorder]) -> None:
-    """A second one on the same journal is refused; a directory that nobody can write is told with the remedy."""
+    """A second recorder of a journal is refused; so is a directory that cannot be written, with the remedy."""
     recorder = record()
     with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
         open_journal(str(recorder.directory), recorder.settings)
@@ -638,7 +638,7 @@ def test_one_recorder(tmp_path: Path, record: Callable[..., Recorder]) -> None:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 def test_no_space_to_begin(tmp_path: Path, faulty: Disk, error: int) -> None:
-    """Where there is no space for a journal, the remedy is to make some, and not another directory."""
+    """If there is no space for a journal, the remedy is to free some, not another directory."""
     faulty.errors["write"] = error
     with pytest.raises(JournalError, match=r"free space on that file system, then start again$"):
         open_journal(str(tmp_path / "journal"), Settings())
@@ -652,7 +652,7 @@ def test_no_space_to_begin(tmp_path: Path, faulty: Disk, error: int) -> None:
 def test_no_space_to_go_on_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, left: list[str] | None
 ) -> None:
-    """What need not be kept any more makes room for putting right what a crash has left; nothing else does."""
+    """Deleting segments that need not be kept frees the space to repair a journal; others are not deleted."""
     directory = str(tmp_path / "journal")
     journal = open_journal(directory, settings)
     for number in range(3):
@@ -679,7 +679,7 @@ def test_no_space_to_go_on_after_a_crash(
 
 
 def test_old_segments_are_deleted_when_one_is_closed(tmp_path: Path) -> None:
-    """A journal is kept within its limits whenever a segment is closed, and while there is no space."""
+    """Retention runs when a segment is closed, and while the disk is full."""
     settings = Settings(keep_bytes=1, force=True)
     journal = open_journal(str(tmp_path / "journal"), settings)
     keeper = RetentionTrigger(journal, settings)

@@ -1,4 +1,4 @@
-"""The recorder of a bus without processes: who counts as a client, how it is started again, and what it is told."""
+"""The recorder beside a bus, without processes: counting of clients, restarts, and the order of the stop."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.support.buses import Bus
 
 @pytest.mark.parametrize("text", ["@name", "/dev/unix/abstract/00616263", "/run/sbus.sock"])
 def test_address_for_a_child(text: str) -> None:
-    """What a child is told is the same address."""
+    """The address that the child gets means the same socket."""
     assert parse(connectable_text(parse(text))).name == parse(text).name
 
 
 def test_address_of_what_was_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A socket that was passed goes by the name that it is bound to, seen from wherever the child is."""
+    """A passed socket is addressed by the name that it is bound to, independent of the working directory."""
     monkeypatch.chdir(tmp_path)
     assert connectable_text(Address("systemd", b"\0bus\xff", 3)) == "@bus\udcff"
     assert connectable_text(Address("/dev/fd/3", b"/run/bus", 3)) == "/run/bus"
@@ -47,7 +47,7 @@ def test_address_of_what_was_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_command() -> None:
-    """The recorder is told where the bus is, what it speaks, and what its user wants besides."""
+    """The command has the address, the dialect, the packet length, and the options of the operator."""
     command = recorder_command(
         parse("@bus"), "there", dialect="early", max_packet=99, options=["--sync=0", "-p", "a b"]
     )
@@ -60,7 +60,7 @@ def test_command() -> None:
 
 
 def test_options_of_the_recorder() -> None:
-    """They are quoted as in a shell."""
+    """The value of --record-options is split as in a shell."""
     assert split_options("--sync=0 --pattern='a b'") == ["--sync=0", "--pattern=a b"]
     with pytest.raises(UsageError, match="quote as in a shell"):
         split_options("--pattern='")
@@ -73,13 +73,13 @@ def refusal(*arguments: str) -> str:
 
 
 def test_wrong_options() -> None:
-    """Options of a recorder that there is not to be are refused."""
+    """Options for a recorder without --record are refused."""
     assert "say --record=DIRECTORY too" in refusal("--record-options=--sync=0")
     assert "quote as in a shell" in refusal("--record=there", "--record-options='")
 
 
 def test_without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pyarrow is not installed, a bus that is to be recorded does not start, and the error names the extra."""
+    """Without PyArrow, a bus with --record does not start, and the error names the extra."""
     monkeypatch.setattr(recording, "find_spec", lambda name: None)
     assert refusal("--record=there") == (
         "sbus: this needs pyarrow, which is not installed: pip install 'sbus[recorder]' (see twistd sbus --help)"
@@ -91,22 +91,22 @@ def test_without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     [("0", 0), ("250ms", 0.25), ("1", 1), ("1.5s", 1.5), ("15m", 900), ("1h", 3600), ("7d", 604_800)],
 )
 def test_times(text: str, seconds: float) -> None:
-    """A time has a unit, or is in seconds."""
+    """A time is in seconds unless it has a unit."""
     assert duration("sync")(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "1 s", "1e3", "nan", "inf", "1w", "1ss", "9" * 10])
 def test_no_times(text: str) -> None:
-    """Anything else is quoted, with what would be right."""
+    """Any other text is refused with an example."""
     with pytest.raises(UsageError, match="give a time, as 500ms"):
         duration("sync")(text)
 
 
-# --- who counts as a client -----------------------------------------------------------------------
+# --- the recorder is not counted as a client ------------------------------------------------------
 
 
-def test_attendants_do_not_count() -> None:
-    """A bus is empty when its last client has left, whether its recorder is there or comes and goes."""
+def test_recorders_do_not_count() -> None:
+    """A bus is empty when the last client leaves, whether its recorder is connected or not."""
     bus = Bus(limits=Limits(max_clients=1))
     bus.registry.sidecar = 77
     recorder = bus.connect(pid=77)
@@ -125,7 +125,7 @@ def test_attendants_do_not_count() -> None:
     assert recorder.is_connected
 
 
-def test_attendant_alone_is_nobody() -> None:
+def test_a_recorder_is_not_the_last_client() -> None:
     """A recorder that leaves is not the last client."""
     bus = Bus()
     bus.registry.sidecar = 77
@@ -135,8 +135,8 @@ def test_attendant_alone_is_nobody() -> None:
     assert not empty.called
 
 
-def test_attendants_are_dismissed_last() -> None:
-    """Everyone else can be disconnected before the recorder; a bus that stops waits for all."""
+def test_recorders_are_disconnected_last() -> None:
+    """All other clients can be disconnected before the recorder; a bus that stops waits for all."""
     bus = Bus()
     bus.registry.sidecar = 77
     recorder, client = bus.connect(pid=77), bus.connect(pid=1)
@@ -154,19 +154,19 @@ def test_attendants_are_dismissed_last() -> None:
 
 
 class Child:
-    """A process that is none (`IProcessTransport`)."""
+    """A fake process (`IProcessTransport`)."""
 
     def __init__(self, pid: int, protocol: Any) -> None:
         self.pid = pid
         self.protocol = protocol
-        self.told: list[str] = []
+        self.calls: list[str] = []
         protocol.makeConnection(self)
 
     def closeStdin(self) -> None:
-        self.told.append("end")
+        self.calls.append("end")
 
     def signalProcess(self, name: str) -> None:
-        self.told.append(name)
+        self.calls.append(name)
 
     def end(self, status: int | None = 0, signal: int | None = None) -> None:
         value = ProcessDone(0) if status == 0 else ProcessTerminated(status, signal)
@@ -174,7 +174,7 @@ class Child:
 
 
 class Reactor(Clock):
-    """Starts children that are none."""
+    """A reactor that starts fake processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,22 +191,22 @@ class Reactor(Clock):
 
 
 class FakeBus(MultiService):
-    """What `RecordedBus` needs of a bus."""
+    """The part of a bus that `RecordedBus` uses."""
 
     def __init__(self) -> None:
         super().__init__()
         self.registry = self
         self.sidecar: int | None = None
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     async def stopListening(self) -> None:
-        self.told.append("deaf")
+        self.calls.append("stop listening")
 
     def disconnect_all(self, *, sidecars: bool) -> None:
-        self.told.append(("dismiss", sidecars))
+        self.calls.append(("disconnect", sidecars))
 
     def stopService(self) -> Any:
-        self.told.append("stop")
+        self.calls.append("stop")
         return super().stopService()
 
 
@@ -231,18 +231,18 @@ def recorded(reactor: Reactor, bus: FakeBus) -> RecordedBus:
 
 @pytest.mark.usefixtures("recorded")
 def test_started_again_and_again(reactor: Reactor, bus: FakeBus) -> None:
-    """A recorder that dies is started again, each time after twice as long, until one has lasted."""
-    pauses: list[float] = []
+    """A recorder that exits is started again after delays that double, and start over after one that lasted."""
+    delays: list[float] = []
     for _ in range(9):
         child = reactor.children[-1]
         assert bus.sidecar == child.pid
         child.end(None, 9)
         assert bus.sidecar is None
         [call] = reactor.getDelayedCalls()
-        pauses.append(call.getTime() - reactor.seconds())
-        reactor.advance(pauses[-1])
+        delays.append(call.getTime() - reactor.seconds())
+        reactor.advance(delays[-1])
         assert reactor.children[-1] is not child
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     reactor.advance(60)
     reactor.children[-1].end(1)
     [call] = reactor.getDelayedCalls()
@@ -250,7 +250,7 @@ def test_started_again_and_again(reactor: Reactor, bus: FakeBus) -> None:
 
 
 def test_cannot_be_spawned(reactor: Reactor, bus: FakeBus, recorded: RecordedBus) -> None:
-    """Where no process can be started just now, that is tried again too."""
+    """If a process cannot be started, that is tried again too."""
     reactor.children[-1].end(1)
     reactor.error = OSError(11, "Resource temporarily unavailable")
     reactor.advance(0.5)
@@ -268,43 +268,43 @@ def stopping(service: RecordedBus, reactor: Reactor) -> defer.Deferred[None]:
 
 
 def test_order_of_the_end(reactor: Reactor, bus: FakeBus, recorded: RecordedBus) -> None:
-    """Nobody comes any more, everyone else is disconnected, the recorder ends, and only then the bus stops."""
+    """The bus stops listening, disconnects the other clients, waits for the recorder, and only then stops."""
     stopped = stopping(recorded, reactor)
     [child] = reactor.children
-    assert bus.told == ["deaf", ("dismiss", False)]
-    assert child.told == ["end"]
+    assert bus.calls == ["stop listening", ("disconnect", False)]
+    assert child.calls == ["end"]
     assert not stopped.called
     child.end()
     assert stopped.called
-    assert bus.told[2:] == ["stop"]
+    assert bus.calls[2:] == ["stop"]
     assert reactor.getDelayedCalls() == []
 
 
 def test_recorder_that_does_not_end(reactor: Reactor, recorded: RecordedBus) -> None:
-    """One that takes too long is killed."""
+    """A recorder that takes too long is killed."""
     stopped = stopping(recorded, reactor)
     [child] = reactor.children
     reactor.advance(30)
-    assert child.told == ["end", "KILL"]
+    assert child.calls == ["end", "KILL"]
     child.end(None, 9)
     assert stopped.called
 
 
 def test_stopped_between_two_recorders(reactor: Reactor, bus: FakeBus, recorded: RecordedBus) -> None:
-    """A bus that stops while its recorder is gone starts none any more."""
+    """A bus that stops between two recorders does not start another one."""
     reactor.children[-1].end(1)
     assert stopping(recorded, reactor).called
     assert reactor.getDelayedCalls() == []
-    assert bus.told[-1] == "stop"
+    assert bus.calls[-1] == "stop"
     assert len(reactor.children) == 1
 
 
 @pytest.mark.usefixtures("recorded")
-def test_what_it_says(reactor: Reactor) -> None:
-    """A line of the recorder's is logged with the level that it has given; another is an error."""
-    told: list[tuple[Any, str]] = []
+def test_output_is_logged(reactor: Reactor) -> None:
+    """A line with a level is logged with that level; any other line is an error."""
+    logged: list[tuple[Any, str]] = []
 
-    observe: Any = lambda event: told.append((event["log_level"], event["text"]))  # noqa: E731
+    observe: Any = lambda event: logged.append((event["log_level"], event["text"]))  # noqa: E731
 
     globalLogPublisher.addObserver(observe)
     try:
@@ -313,7 +313,7 @@ def test_what_it_says(reactor: Reactor) -> None:
         child.protocol.errReceived(b"ot\nTraceback: oh\n" + b"x" * 5000)
     finally:
         globalLogPublisher.removeObserver(observe)
-    assert told == [
+    assert logged == [
         (LogLevel.info, "it goes well"),
         (LogLevel.warn, "it does not"),
         (LogLevel.error, "Traceback: oh"),
