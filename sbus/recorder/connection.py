@@ -25,7 +25,7 @@ confirmed and lasted `_MIN_LIFETIME`. So a bus that accepts and disconnects at o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.task import deferLater
@@ -40,6 +40,8 @@ from sbus.journal import clock
 from sbus.recorder.settings import Settings
 
 __all__ = ["Connection", "GapDetails", "RecordSink"]
+
+T = TypeVar("T")
 
 _CONFIRM_TIMEOUT = 30.0
 """Seconds that the bus may take to confirm the subscriptions."""
@@ -170,7 +172,7 @@ class Connection:
         settings = self._settings
         return connect(self._reactor, self._address, dialect=settings.dialect, max_packet=settings.max_packet)
 
-    async def _wait(self, deferred: defer.Deferred[Any]) -> Any:
+    async def _wait(self, deferred: defer.Deferred[T]) -> T:
         """Wait for a Deferred, so that `_abort` can cancel it."""
         self._waiting = deferred
         try:

@@ -11,19 +11,20 @@
 * *Order.* Messages and gaps reach the journal in the order in which they happened: before a gap is submitted, the
   buffer is flushed, and the thread keeps the order of its jobs.
 * *Bounded memory.* The messages that are not in the journal yet take at most ``buffer_bytes``, and one read of the
-  socket. At that limit the connection is not read; it is read again when half of them are written. `_MESSAGE_OVERHEAD`
-  estimates what Python needs for a message besides its bytes.
-* *A full disk is a gap only if the bus drops messages.* From the first failed job until the disk recovers, the
-  connection is not read. Then the messages received in the meantime are written, a ``full`` row after them, and reading
-  goes on. What the bus did with the messages that it could not send is flood control; if it disconnected the recorder,
-  `Connection` reports a gap of its own.
-* *Syncs.* One sync is in progress at a time. New rows start a timer of ``sync`` seconds when there is none; the sync
-  covers everything submitted before it. On a silent bus a sync every `_IDLE_SYNC_INTERVAL` closes segments that are old
-  enough.
+  socket. At that limit the connection is not read; it is read again when half of them are written. The limit does not
+  apply to the messages that arrive before the bus has confirmed the patterns. `_MESSAGE_OVERHEAD` estimates what Python
+  needs for a message besides its key and payload.
+* *A full disk costs no message by itself.* From the first failed job until the disk recovers, the connection is not
+  read. Then the messages received in the meantime are written, a ``full`` row after them, and reading goes on. What the
+  bus did with the messages that it could not send is flood control; if it disconnected the recorder, `Connection`
+  reports a gap of its own.
+* *Syncs.* New rows start a timer of ``sync`` seconds, unless it runs or a sync is in progress; the sync covers
+  everything submitted before it. With ``sync`` 0 every batch and every gap is followed by a sync. On a silent bus a
+  sync every `_IDLE_SYNC_INTERVAL` closes segments that are old enough.
 
-What a crash costs: the messages in the buffer (``batch_time``) and those not synced yet (``sync``), as for a power cut;
-after a crash of the process alone only the former, because the kernel has the rest. The next ``start`` row says
-``crash``.
+What a crash costs: after a power cut, the messages received since the last sync (``sync``); after a crash of the
+process alone, those that were not written yet (``batch_time``, longer if the disk is slow), because the kernel has the
+rest. The next ``start`` row says ``crash``.
 """
 
 from __future__ import annotations

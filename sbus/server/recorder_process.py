@@ -43,7 +43,7 @@ __all__ = ["RecordedBus", "recorder_command", "require_recorder", "split_options
 
 _TWISTD = "from twisted.scripts.twistd import run; run()"
 _STOP_TIMEOUT = 30.0
-"""Seconds that the recorder may take to exit before it is killed. It gives up on a full disk after 20 seconds."""
+"""Seconds that the recorder may take to exit before it is killed. It gives up by itself after 20 seconds at most."""
 _FIRST_RESTART_DELAY, _MAX_RESTART_DELAY = 0.5, 30.0
 """Seconds before the recorder is started again: the first delay, and the one that no delay exceeds."""
 _MIN_LIFETIME = 60.0

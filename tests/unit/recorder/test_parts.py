@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.internet import defer
 from twisted.internet.task import Clock
@@ -255,6 +256,11 @@ class Loop(Clock):
         deadline = time.monotonic() + TIMEOUT
         while not condition():
             self._calls.get(timeout=max(0.0, deadline - time.monotonic()))()
+
+    def run_pending(self) -> None:
+        """Run the calls that threads have made so far."""
+        while not self._calls.empty():
+            self._calls.get()()
 
 
 class Listener:
@@ -622,6 +628,50 @@ def test_gaps_between_connections(record: Callable[..., Recorder]) -> None:
         b'{"since": 5, "reason": "the server closed the connection"}',
         b'{"since": 7, "reason": "it went away"}',
     ]
+
+
+actions = st.lists(
+    st.one_of(
+        st.integers(1, 5).map(lambda count: ("add", count)),
+        st.sampled_from([("reconnect", 0), ("break", 0), ("heal", 0)]),
+        st.sampled_from([0.05, 0.1, 1.0, 60.0]).map(lambda seconds: ("wait", seconds)),
+    ),
+    max_size=15,
+)
+
+
+@given(actions)
+@example([("add", 3), ("break", 0), ("add", 4), ("wait", 0.1), ("reconnect", 0), ("heal", 0), ("add", 1)])
+@settings(max_examples=40, deadline=None)
+def test_rows_are_complete_and_in_order(plan: list[tuple[str, Any]]) -> None:
+    """For any sequence of messages, reconnects and failures of the disk: every row is there once, and in order."""
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "Connection", FakeConnection)
+        faulty = Disk(patch)
+        recorder = Recorder(Path(directory) / "journal", batch_rows=3)
+        expected, count = ["<start>"], 0
+        for action, amount in plan:
+            if action == "add":
+                recorder.recording.add(numbered(count, count + amount))
+                expected += map(str, range(count, count + amount))
+                count += amount
+            elif action == "reconnect":
+                recorder.recording.recording_started({"since": 5, "reason": "the server closed the connection"})
+                expected.append("<reconnect>")
+            elif action == "break":
+                faulty.errors["write"] = errno.ENOSPC
+            elif action == "heal":
+                faulty.errors.clear()
+            else:
+                recorder.loop.advance(amount)
+            recorder.loop.run_pending()
+        faulty.errors.clear()
+        found = shown(recorder.stop())
+        assert [row for row in found if row != "<full>"] == [*expected, "<stop>"]
+        assert found.count("<full>") <= sum(action == "break" for action, _ in plan)
+        assert recorder.recording.counters.lost == 0
+        assert recorder.recording.counters.rows == count
+        assert recorder.failures == []
 
 
 def test_one_recorder(tmp_path: Path, record: Callable[..., Recorder]) -> None:
