@@ -1,4 +1,4 @@
-"""The journal: the messages of a bus, kept on disk as Arrow files that any program can read.
+"""The journal: the messages of a bus on disk, as Arrow files.
 
 ==================================  ==================================================================
 `JournalWriter`                     writes a journal, as the recorder does

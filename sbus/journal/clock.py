@@ -48,7 +48,7 @@ def now() -> int:
 
 
 def from_seconds(seconds: float) -> int:
-    """Convert seconds, since the epoch or of a duration, to µs; round to the nearest one."""
+    """Convert seconds, of a time or of a duration, to µs, rounding to the nearest."""
     return round(seconds * SECOND)
 
 
@@ -74,7 +74,7 @@ def to_datetime(micros: int) -> datetime:
 
 
 def as_utc(time: datetime) -> datetime:
-    """Return the same moment in UTC; a `datetime` without a zone counts as UTC already.
+    """Return the same moment in UTC; without a zone it counts as UTC already.
 
     :raises OverflowError: if the moment is not in the years 1 to 9999 of UTC.
     """
@@ -99,7 +99,9 @@ def format_utc(micros: int, timespec: str = "milliseconds") -> str:
 
 
 def format_local(micros: int, timespec: str = "milliseconds") -> str:
-    """Format µs since the epoch in the zone of this machine, such as ``2026-01-31T13:00:00.000+01:00``.
+    """Format µs since the epoch in the zone of this machine.
+
+    The result is such as ``2026-01-31T13:00:00.000+01:00``.
 
     :param timespec: the precision, as for `datetime.datetime.isoformat`.
     """

@@ -1,4 +1,6 @@
-"""The consumers of a journal: how far each has read, so that retention deletes nothing that one still needs.
+"""The consumers of a journal: how far each one has read.
+
+Retention deletes no row that a consumer still needs.
 
 A *consumer* is a program that moves rows elsewhere, such as ``sbus spark archive``. It has a name, and a file
 ``consumers/NAME.json`` in the directory of the journal, with the number of the first row that it still needs.
@@ -35,7 +37,7 @@ _FILE_MODE = 0o644
 
 
 def consumers(directory: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the consumers of a journal by name, each with the number of the first row that it still needs.
+    """Return the consumers of a journal: by name, the first row that each still needs.
 
     :raises JournalError: if the file of a consumer is damaged.
     """
@@ -59,7 +61,9 @@ def _read_next_seq(path: str) -> int:
 
 
 def advance(directory: str | os.PathLike[str], name: str, next_seq: int) -> None:
-    """Record that a consumer needs no row before `next_seq`. A number that is not larger than before changes nothing.
+    """Record that a consumer needs no row before `next_seq`.
+
+    A number that is not larger than the recorded one changes nothing.
 
     If the consumer's file exists, this works on a full disk too.
 
@@ -93,7 +97,9 @@ def advance(directory: str | os.PathLike[str], name: str, next_seq: int) -> None
 
 
 def _give_to_owner(home: str, name: str, journal: os.stat_result) -> None:
-    """Give a file that root has written to the owner of the journal, who must be able to replace and remove it.
+    """Give a file that root has written to the owner of the journal.
+
+    The owner must be able to replace and remove it.
 
     Links are not followed: the owner of the journal could make one that points to a file of another user.
     """
@@ -113,7 +119,7 @@ def _has_length(path: str, length: int) -> bool:
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """Write a larger number over the one in a file, in place, without needing space on the disk.
+    """Write a larger number over the one in a file, without needing space on the disk.
 
     The last digit is written first. A concurrent reader, or a reader after a crash, then finds the first digits of the
     old number and the last ones of the new number. That is never more than the new number; if it is no number at all,

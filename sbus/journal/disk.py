@@ -12,8 +12,9 @@ __all__ = ["create", "remove", "replace", "sync", "sync_directory", "truncate", 
 
 
 def create(path: str, mode: int) -> int:
-    """Create a file with exactly this mode, whatever the umask; return its descriptor, for reading and writing.
+    """Create a file with exactly this mode, whatever the umask.
 
+    :returns: its descriptor, for reading and writing.
     :raises FileExistsError: if there is such a file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -69,7 +70,9 @@ def remove(path: str) -> None:
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
-    """Write a small file atomically: at any moment it has its old content or the new one; then sync its name.
+    """Replace the content of a small file atomically, and sync it.
+
+    At any moment, also after a power cut, the file has its old content or the new one.
 
     :raises OSError: if that fails; the file then has its old content, or the new one with a name that is not synced.
     """

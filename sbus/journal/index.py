@@ -85,7 +85,10 @@ def _unpack(data: bytes, at: int) -> Record | None:
 
 
 def parse_records(data: bytes) -> list[Record | None]:
-    """Parse the content of an index; a damaged record gives None. An incomplete record at the end is left out."""
+    """Parse the content of an index.
+
+    :returns: the records; None for a damaged one. An incomplete record at the end is left out.
+    """
     return [_unpack(data, at) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
 
 
@@ -127,7 +130,9 @@ def read_index(segment: Segment) -> Index:
 
 
 def last_sync(segment: Segment) -> Record | None:
-    """Return the last sync record of a segment, read from the end of its index; None if there is none yet.
+    """Return the last sync record of a segment; None if there is none yet.
+
+    Only the end of the index is read.
 
     :raises FileNotFoundError: if the segment is gone.
     """

@@ -1,4 +1,6 @@
-r"""Keys as unambiguous text: UTF-8 stands as it is; every other byte, and the backslash, is written ``\xNN``.
+r"""Keys as unambiguous text.
+
+UTF-8 stands as it is; every other byte, and the backslash, is written ``\xNN``.
 
 A key is bytes; the summaries of segments, Spark and the reports need text. The mapping is one to one: `as_text` never
 gives two keys the same text, and `from_text` restores every byte. Its result may hold control characters, because UTF-8
@@ -46,7 +48,10 @@ def from_text(text: str) -> bytes:
 
 
 def as_text_array(keys: pa.Array) -> pa.Array:
-    """Apply `as_text` to an array: binary in, string out, nulls kept. Keys without a byte to escape are not copied."""
+    """Apply `as_text` to an array: binary in, string out, nulls kept.
+
+    If no key has a byte to escape, nothing is copied.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 

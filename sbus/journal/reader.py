@@ -1,4 +1,4 @@
-"""The reader of a journal: which rows there are, which slices of segments hold them, and the rows themselves.
+"""The reader of a journal: finds rows, and returns them as Arrow batches.
 
 Reading has two steps. `JournalReader.plan` chooses slices from names, and if asked from summaries; a `Slice` is plain
 data that may be pickled and sent to another process. `read` then maps the segment of a slice into memory and yields its
@@ -16,9 +16,9 @@ read the files. Invariants:
   rows; it is never skipped.
 * A segment that retention deletes in the meantime is an error that says so, unless it was mapped already.
 
-Listing a directory with thousands of segments for each of many reads would dominate them, so `JournalReader.segments`
-keeps the list while the directory's mtime is unchanged. An mtime of the last second is not trusted, because a second
-change in the same tick of the clock would not show.
+A program that follows a journal asks for its segments again and again, so `JournalReader.segments` lists the directory
+only when its mtime has changed. An mtime of the last second is not trusted, because a second change in the same tick of
+the clock would not show.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class JournalReader:
         self._listed_at = -1  # the mtime of the directory when it was listed, in ns; -1: not to be trusted
 
     def segments(self) -> list[Segment]:
-        """List the segments, the oldest first. Only the directory is read, and only if it has changed."""
+        """List the segments, the oldest first.
+
+        Only the directory is read, and only if it has changed.
+        """
         try:
             changed = os.stat(self.directory).st_mtime_ns
         except FileNotFoundError:
@@ -131,7 +134,10 @@ class JournalReader:
         return segments[0].first_seq if segments else 0
 
     def end(self) -> int:
-        """Return the number behind the last row that readers may see. Every row before it is there or was deleted."""
+        """Return the number behind the last row that readers may see.
+
+        Every row before it is there, or was deleted by retention.
+        """
         return self._visible()[1]
 
     def _visible(self) -> tuple[list[Segment], int]:
@@ -163,7 +169,7 @@ class JournalReader:
         return segments, end
 
     def seq_at_time(self, moment: int) -> int:
-        """Return the number of the first row at or after a time, or `end` if every row is earlier.
+        """Return the number of the first row at or after a time; else `end`.
 
         :param moment: the time, in µs since the epoch.
         """
@@ -193,7 +199,9 @@ class JournalReader:
         wanted: Callable[[Summary], bool] | None = None,
         split_bytes: int | None = None,
     ) -> list[Slice]:
-        """Return the slices that hold a range of rows, in order; at least one for each segment concerned.
+        """Return the slices that hold a range of rows, in order.
+
+        There is at least one slice for each segment concerned.
 
         Without `wanted` and `split_bytes` this reads only names and the end of the newest index, whatever the size of
         the journal.
@@ -250,7 +258,9 @@ class JournalReader:
             yield replace(part, start_seq=start_seq)
 
     def limit(self, start_seq: int, max_rows: int | None = None, max_bytes: int | None = None) -> int:
-        """Return how far a read of limited size gets: the number behind its last row; it has one row at least.
+        """Return the number behind the last row of a read of limited size.
+
+        Such a read has one row at least.
 
         :param start_seq: the number of the first row.
         :param max_rows: the limit on rows; None: no limit.

@@ -1,4 +1,4 @@
-"""Retention: deletes old segments, whole ones and oldest first, once every consumer has taken them.
+"""Retention: deletes old segments that every consumer has taken, the oldest first.
 
 Retention takes no locks; it runs beside the writer and the readers. Invariants:
 
@@ -76,7 +76,7 @@ def retain(
 
 
 def _count_removable(segments: list[Segment]) -> int:
-    """Count the segments that are not needed to know the last row of the journal, even after a power cut."""
+    """Count the segments that are not needed to know the last row of the journal."""
     for at in range(len(segments) - 1, 0, -1):
         try:
             # A power cut may leave nothing of a segment that was never synced, and numbering would start again at 0.
@@ -118,7 +118,10 @@ def _size(segment: Segment) -> int:
 
 
 def _first_needed(directory: str) -> tuple[int, str]:
-    """Return the number of the first row that a consumer needs, and the warning if that keeps a segment."""
+    """Return the first row that a consumer needs, and the warning about it.
+
+    The warning is for a segment that this keeps beyond a limit.
+    """
     known = consumers(directory)
     exceeds = "the journal exceeds its limits, but"
     if not known:

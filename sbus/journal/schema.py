@@ -1,4 +1,4 @@
-"""What a row of a journal is: its columns, its kinds, the formats on disk, and how rows become bytes and come back.
+"""Rows of a journal: columns, kinds, formats on disk, encoding and decoding.
 
 Columns
     `COLUMNS` is the only list of the columns. Readers, the command line, Spark and the documentation take the names
@@ -136,7 +136,10 @@ class Format:
         return pa.schema([pa.field(column.name, column.stored, nullable=False) for column in self.columns])
 
     def schema(self, journal_id: str) -> pa.Schema:
-        """Return the schema of the segments of a journal; its metadata names the format and the journal."""
+        """Return the schema of the segments of a journal.
+
+        Its metadata names the format and the journal.
+        """
         fields = [pa.field(column.name, column.type, nullable=False) for column in self.columns]
         return pa.schema(fields, metadata={"sbus.format": str(self.version), "sbus.journal": journal_id})
 
@@ -199,7 +202,7 @@ def find_format(version: object, where: str) -> Format:
 
 
 def schema(journal_id: str) -> pa.Schema:
-    """Return the schema of the rows of a journal, as readers get them and new segments have it."""
+    """Return the schema of the rows that readers get, and of new segments."""
     return FORMATS[FORMAT].schema(journal_id)
 
 
@@ -255,7 +258,9 @@ def _constant(index: int, rows: int) -> pa.Array:
 def decode(
     data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None, format_: Format | None = None
 ) -> pa.RecordBatch:
-    """Decode the message of a batch into rows of the newest format; of that format nothing is copied.
+    """Decode the message of a batch into rows of the newest format.
+
+    Rows that were written in that format are not copied.
 
     :param columns: the names of the columns to return, in this order; None: all.
     :param format_: the format of the segment; None: the newest.

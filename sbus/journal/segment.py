@@ -1,4 +1,4 @@
-"""The writing end of one segment: appends batches, syncs them, closes the segment, and repairs it after an accident.
+"""The writer of one segment: appends, syncs, closes, and repairs it.
 
 A segment is two files that grow together (`sbus.journal.index` describes the second). What `SegmentWriter` guarantees:
 
@@ -204,7 +204,9 @@ class SegmentWriter:
         self._synced_seq = self.next_seq
 
     def finish(self) -> None:
-        """Close the segment: sync it, write its summary, close its files. A segment without rows is removed.
+        """Close the segment: sync it, write its summary, close its files.
+
+        A segment without rows is removed.
 
         :raises OSError: if that fails; the segment is then suspect.
         """
@@ -259,7 +261,10 @@ class SegmentWriter:
         )
 
     def _read_format(self, records: list[Record]) -> Format | None:
-        """Return the format of the segment: it may be older than this package. None if the header is damaged."""
+        """Return the format of the segment; None if the header is damaged.
+
+        A segment that was reopened may have an older format.
+        """
         if not records or records[0].type != HEAD or (body := self._read_body(records[0])) is None:
             return None
         try:
@@ -277,7 +282,7 @@ class SegmentWriter:
                 yield body and decode(pa.py_buffer(body), self._journal_id, ["key"], format_).column(0)
 
     def _read_body(self, record: Record) -> bytes | None:
-        """Return the bytes that a record stands for, or None if they are missing or differ."""
+        """Return the bytes that a record stands for; None if they are missing or differ."""
         body = os.pread(self._arrows, record.end - record.start, record.start)
         return body if len(body) == record.end - record.start and zlib.crc32(body) == record.crc else None
 
@@ -286,6 +291,6 @@ class SegmentWriter:
 
 
 def remove_segment(segment: Segment) -> None:
-    """Remove the files of a segment; first the ``.arrows``, by which the segment is listed."""
+    """Remove the files of a segment, the ``.arrows`` first: by it a segment is listed."""
     for suffix in (ARROWS, INDEX, SUMMARY):
         disk.remove(segment.path(suffix))

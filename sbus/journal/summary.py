@@ -1,4 +1,7 @@
-"""The summary of a closed segment, its ``.json``: what a reader needs to skip the segment without opening it."""
+"""The summary of a closed segment, its ``.json``.
+
+From it a reader knows whether it can skip the segment, without opening the rows.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class Summary(NamedTuple):
 
 
 def key_range(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, bytes | None, bytes | None]:
-    """Return `Summary.keys`, `Summary.min_key` and `Summary.max_key` for arrays of keys.
+    """Return the `keys`, `min_key` and `max_key` of a `Summary` for arrays of keys.
 
     :param arrays: the keys, batch by batch; None for a batch that cannot be read, which makes all three unknown.
     """

@@ -1,4 +1,4 @@
-"""The writer of a journal: appends rows, syncs them, rolls segments, and repairs what a crash has left.
+"""The writer of a journal: appends, syncs, rolls segments, repairs after a crash.
 
 What it promises, after a crash of the process as well as after a power cut:
 
@@ -65,7 +65,9 @@ _CLOCK_TOLERANCE = 1 * SECOND
 
 
 class JournalWriter:
-    """A journal that is open for writing; made by `open`. One thread at a time may use it.
+    """A journal that is open for writing; made by `open`.
+
+    One thread at a time may use it.
 
     :ivar directory: the absolute path of the journal.
     :ivar id: the ID of the journal, 32 hexadecimal digits.
@@ -116,7 +118,9 @@ class JournalWriter:
         clock: Callable[[], int] = now,
         warn: Callable[[str], object] = _log.warning,
     ) -> JournalWriter:
-        """Open a journal for writing. Create it if there is none; repair what a crash has left.
+        """Open a journal for writing.
+
+        It is created if there is none, and repaired after a crash.
 
         :param segment_bytes: the length in bytes at which a segment is closed; a single batch may be longer.
         :param segment_seconds: the age of the first row at which a segment is closed, even if the clock was set back.
@@ -148,7 +152,7 @@ class JournalWriter:
         return journal
 
     def _recover(self) -> None:
-        """Find the number of the next row, and close the segments that the last writer left open."""
+        """Find the next row, and close the segments that the last writer left open."""
         if not is_journal(self.directory):
             if list_segments(self.directory):
                 raise JournalError(f"{self.directory}: {IDENTITY} is missing: restore it from a copy")
@@ -175,7 +179,10 @@ class JournalWriter:
         disk.replace(os.path.join(self.directory, IDENTITY), json.dumps(fields).encode() + b"\n", self._file_mode)
 
     def _remove_leftovers(self) -> None:
-        """Remove what an interrupted deletion or creation has left: temporary files, and an index or summary alone."""
+        """Remove the remains of an interrupted deletion or creation.
+
+        These are temporary files, and an index or a summary without an ``.arrows``.
+        """
         names = set(os.listdir(self.directory))
         for name in names:
             base, suffix = os.path.splitext(name)
@@ -184,7 +191,10 @@ class JournalWriter:
                 disk.remove(os.path.join(self.directory, name))
 
     def _continue_at(self, segment: Segment) -> None:
-        """Continue at the first row of a segment without rows; a later `_continue_after` overrides this."""
+        """Continue at the first row of a segment without rows.
+
+        A later `_continue_after` overrides this.
+        """
         self.next_seq = segment.first_seq
         if segment.first_seq:
             self._last_time = segment.first_time
@@ -279,7 +289,9 @@ class JournalWriter:
         return age >= self._max_age
 
     def sync(self) -> None:
-        """Sync what was appended, and make it visible to readers. Close the segment if it is too old.
+        """Sync the appended rows, and make them visible to readers.
+
+        A segment that is too old is closed.
 
         To be called at intervals even without new rows, so that a segment of a silent bus is closed too.
 
@@ -293,7 +305,9 @@ class JournalWriter:
             self.roll()
 
     def roll(self) -> None:
-        """Close the segment; the next row begins a new one. What was appended is then safe and visible.
+        """Close the segment; the next row begins a new one.
+
+        The appended rows are then safe and visible.
 
         :raises OSError: if that fails; nothing is lost, and the next call of any method tries again.
         """
@@ -308,7 +322,10 @@ class JournalWriter:
         self.segments_closed += 1
 
     def _repair(self) -> None:
-        """Reopen and close a segment that an error has left in doubt; append the gap of the rows that it has lost."""
+        """Reopen and close a segment that an error has left in doubt.
+
+        If it has lost rows, append the gap that says so.
+        """
         if self._segment and self._segment.suspect:
             self._segment.close_files()
             writer = self._reopen(self._segment.segment)
@@ -384,8 +401,9 @@ def _make_directory(directory: str, mode: int) -> None:
 
 
 def _lock(directory: str, mode: int) -> int:
-    """Lock a journal for writing; return a descriptor that holds the lock until it is closed.
+    """Lock a journal for writing.
 
+    :returns: a descriptor that holds the lock until it is closed.
     :raises JournalLocked: if another process holds it.
     """
     path = os.path.join(directory, LOCK)

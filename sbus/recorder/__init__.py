@@ -1,4 +1,4 @@
-"""The recorder: a client of the bus that writes the messages it receives to a journal (`sbus.journal`).
+"""The recorder: a client that writes the messages of a bus to a journal.
 
 ===================  =================================================================================
 `RecorderService`    the recorder as a Twisted service, for any application

@@ -1,4 +1,4 @@
-"""The recorder's connection to the bus: connects, subscribes, reads, and after a loss starts over.
+"""The recorder's connection to the bus: subscribes, reads, reconnects.
 
 The invariant that this module is for: *between two messages in the journal, messages may be missing only where a row
 says so.* Three decisions follow from it:
@@ -67,10 +67,10 @@ class RecordSink(Protocol):
         """Take messages that have just arrived."""
 
     def wait_for_capacity(self) -> defer.Deferred[None] | None:
-        """Return None if the sink can take more messages, else a Deferred that fires when it can."""
+        """Return None if the sink has capacity, else a Deferred that fires when it has."""
 
     def failed(self, failure: Failure) -> None:
-        """Handle an error after which the connection cannot continue: a bug, not a loss of the connection."""
+        """Handle a bug after which the connection cannot continue."""
 
 
 class Connection:
@@ -111,7 +111,10 @@ class Connection:
         self._finished = defer.Deferred.fromCoroutine(self._run()).addErrback(self._sink.failed)
 
     def take_ready(self) -> list[Message]:
-        """Return the messages that were received while the connection is paused. No further packets are read."""
+        """Return the messages that were received while the connection is paused.
+
+        No further packets are read.
+        """
         if not self._is_paused or self._bus is None or self._subscription is None:
             return []
         messages = self._subscription.get_ready()

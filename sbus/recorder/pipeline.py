@@ -1,4 +1,4 @@
-"""One recording: messages from the bus go to the disk, and what happened between them becomes rows of gaps.
+"""One recording: messages of the bus become rows, and interruptions become gaps.
 
 ::
 
@@ -143,7 +143,10 @@ class Recording:
         self._idle_timer = self._reactor.callLater(_IDLE_SYNC_INTERVAL, self._sync_idle)
 
     async def stop(self) -> None:
-        """Write all that the bus has queued for the recorder, and close the journal; takes up to 20 seconds."""
+        """Write all that the bus has queued for the recorder, and close the journal.
+
+        This takes up to 20 seconds.
+        """
         await self._connection.stop(0.0 if self._disk_failure else _STOP_TIMEOUT)
         if self._has_started:
             self._submit_gap(Kind.STOP, self._disk_failure or self._connection.gap or {})
@@ -223,7 +226,7 @@ class Recording:
         self._sync_soon()
 
     def _sync_soon(self) -> None:
-        """Start the timer of the next sync, unless a sync is in progress or the timer runs."""
+        """Start the timer of the next sync, unless it runs or a sync is in progress."""
         self._has_unsynced = True
         if not self._settings.sync:
             self._sync()

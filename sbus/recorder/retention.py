@@ -1,4 +1,6 @@
-"""When the recorder deletes old segments: at the start, when a segment is closed, at intervals, and on a full disk.
+"""When the recorder deletes old segments.
+
+It does so at the start, when a segment is closed, at intervals, and on a full disk.
 
 What may be deleted is decided by `sbus.journal.retention`.
 """
@@ -26,7 +28,9 @@ _INTERVAL = 60.0
 
 
 class RetentionTrigger:
-    """Runs retention when there is a reason to; called by the journal's thread after each job.
+    """Runs retention when there is a reason to.
+
+    The journal's thread calls it after each job.
 
     :param interval: the seconds between two runs while no segment is closed.
     """
@@ -54,7 +58,7 @@ class RetentionTrigger:
 
 
 def delete_old_segments(directory: str, settings: Settings) -> bool:
-    """Delete the segments that a journal need not keep; log which, and what keeps others.
+    """Delete the segments that a journal need not keep; log which ones.
 
     :returns: whether a segment was deleted.
     """

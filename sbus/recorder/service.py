@@ -1,4 +1,7 @@
-"""The recorder as a Twisted service: ``RecorderService(reactor, directory).setServiceParent(application)``."""
+"""The recorder as a Twisted service.
+
+Use it with ``RecorderService(reactor, directory).setServiceParent(application)``.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,10 @@ class RecorderService(Service):
         self._recording.start()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Write all that the bus has queued for the recorder, and close the journal; fires when that is done."""
+        """Write all that the bus has queued for the recorder, and close the journal.
+
+        :returns: fires when that is done.
+        """
         super().stopService()
         return defer.Deferred.fromCoroutine(self._stop())
 

@@ -83,7 +83,7 @@ class Settings:
 
     @property
     def directory_mode(self) -> int:
-        """The permissions of the journal's directory: a user who may read its files may list and enter it."""
+        """The permissions of the directory: users who may read the files may enter it."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2
 
 

@@ -1,8 +1,8 @@
-"""The recorder as a child process of a bus: it stops when its standard input ends, and logs for its parent.
+"""The recorder as a child process: stops when its standard input ends.
 
 The parent holds the other end of the pipe. The recorder therefore stops in order when the parent closes the pipe, and
-also when the parent is killed. It ignores SIGTERM and SIGINT, so that a signal to the whole process group (Ctrl-C,
-systemd) cannot end it before the bus.
+also when the parent is killed. Its log goes to standard error, for the parent to read. It ignores SIGTERM and SIGINT,
+so that a signal to the whole process group (Ctrl-C, systemd) cannot end it before the bus.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ directlyProvides(_write, ILogObserver)
 
 
 def observer() -> Callable[[LogEvent], None]:
-    """Return the observer for ``twistd --logger``: each line on standard error begins with its level."""
+    """Return the observer for ``twistd --logger``.
+
+    Each line on standard error begins with its level.
+    """
     return _write
 
 
 @implementer(IReadDescriptor)
 class StdinWatcher(Service):
-    """Calls a function when standard input ends, and ignores SIGTERM and SIGINT from the start.
+    """Calls a function when standard input ends; ignores SIGTERM and SIGINT.
 
     :param reactor: watches standard input.
     :param on_end: called when it ends.

@@ -220,7 +220,9 @@ class Options(CommandLine):
 
 
 def makeService(options: Options) -> IService:
-    """Make the service that the options configure (`twisted.application.service.IServiceMaker`).
+    """Make the service that the options configure.
+
+    See `twisted.application.service.IServiceMaker`.
 
     The journal is opened and closed once before the process becomes a daemon, so that the operator sees on standard
     error why it cannot be written. With ``twistd --uid`` this is left to the service, which runs as the other user.
@@ -273,7 +275,9 @@ class _Services(MultiService):
 
 
 class RecorderProcess(Process):
-    """The process of a recorder: logs the counters on SIGUSR2, and exits with status 1 after a failure.
+    """The process of a recorder.
+
+    It logs the counters on SIGUSR2, and exits with status 1 after a failure.
 
     :ivar recorder: the service whose counters are logged.
     """
@@ -297,7 +301,10 @@ class RecorderProcess(Process):
 
 
 def _exit_with_failure() -> None:
-    """Exit with status 1. Twisted offers no way to choose the status; at this point everything else has ended."""
+    """Exit with status 1.
+
+    Twisted offers no way to choose the status. At this point everything else has ended.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The thread that writes the journal, so that the event loop never waits for the disk.
+"""The thread that writes the journal: the event loop never waits for the disk.
 
 The thread takes jobs from a queue and does one after the other; it is the only user of the `JournalWriter`.
 
@@ -54,7 +54,10 @@ class ThreadListener(Protocol):
         """A job succeeded."""
 
     def disk_failed(self, error: OSError) -> None:
-        """A job failed and will be repeated; called for the first failure, and at intervals while it lasts."""
+        """A job failed and will be repeated.
+
+        Called for the first failure of a job, and at intervals while it keeps failing.
+        """
 
     def disk_recovered(self) -> None:
         """The job that had failed succeeded."""

@@ -1,4 +1,4 @@
-"""The recorder beside a bus (``twistd sbus --record``): a child process that is supervised, and stopped with the bus.
+"""The recorder beside a bus (``twistd sbus --record``), as a child process.
 
 The recorder is a process of its own, so that waiting for the disk never stops the bus, and it is a client like any
 other, so that the server knows nothing about journals. The server gives it two things: it does not count as a client
@@ -53,7 +53,7 @@ _MAX_LINE_BYTES = 4096
 
 
 def split_options(text: str) -> list[str]:
-    """Split the value of ``--record-options`` into options of the recorder, as a shell would.
+    """Split the value of ``--record-options`` into options, as a shell would.
 
     :raises UsageError: if a quotation mark is missing.
     """
@@ -126,7 +126,10 @@ class _RecorderProcess(ProcessProtocol):
     errReceived = outReceived
 
     def _log_line(self, line: bytes) -> None:
-        """Log a line with the level that it begins with (`sbus.recorder.supervised`); without one, as an error."""
+        """Log a line with the level that it begins with; without one, as an error.
+
+        See `sbus.recorder.supervised`.
+        """
         text = line.decode(errors="backslashreplace")
         match = re.match(r"(debug|info|warn|error|critical): ", text)
         level = LogLevel.levelWithName(match[1]) if match else LogLevel.error
@@ -141,7 +144,7 @@ class _RecorderProcess(ProcessProtocol):
             waiter.callback(None)
 
     async def stop(self) -> None:
-        """Close its standard input, and wait for it to exit; kill it after `_STOP_TIMEOUT`."""
+        """Close the standard input and wait for the exit; kill after `_STOP_TIMEOUT`."""
         exited: defer.Deferred[None] = defer.Deferred()
         self._waiters.append(exited)
         deadline = self._reactor.callLater(_STOP_TIMEOUT, self._kill)
@@ -229,7 +232,7 @@ class RecordedBus(MultiService):
         self._restart = self._reactor.callLater(delay, self._spawn)
 
     def stopService(self) -> defer.Deferred[None]:
-        """Disconnect all clients but the recorder, let the recorder finish, then stop the bus."""
+        """Disconnect all other clients, let the recorder finish, then stop the bus."""
         return defer.Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
