@@ -80,14 +80,14 @@ class Column(NamedTuple):
     """One column of a journal; no column has nulls.
 
     :ivar name: the name of the column.
-    :ivar type: the type that readers get.
-    :ivar stored: the type in the message of a batch: of a dictionary only the indices.
+    :ivar arrow_type: the type that readers get.
+    :ivar stored_type: the type in the message of a batch: of a dictionary only the indices.
     :ivar meaning: what the column holds, in words.
     """
 
     name: str
-    type: pa.DataType
-    stored: pa.DataType
+    arrow_type: pa.DataType
+    stored_type: pa.DataType
     meaning: str
 
 
@@ -133,14 +133,14 @@ class Format:
     @cached_property
     def stored_schema(self) -> pa.Schema:
         """The schema of the messages of batches: indices in place of dictionaries."""
-        return pa.schema([pa.field(column.name, column.stored, nullable=False) for column in self.columns])
+        return pa.schema([pa.field(column.name, column.stored_type, nullable=False) for column in self.columns])
 
     def schema(self, journal_id: str) -> pa.Schema:
         """Return the schema of the segments of a journal.
 
         Its metadata names the format and the journal.
         """
-        fields = [pa.field(column.name, column.type, nullable=False) for column in self.columns]
+        fields = [pa.field(column.name, column.arrow_type, nullable=False) for column in self.columns]
         return pa.schema(fields, metadata={"sbus.format": str(self.version), "sbus.journal": journal_id})
 
     def header(self, journal_id: str) -> bytes:

@@ -94,7 +94,7 @@ WRONG = [
     (ReadOptions, {"journal": "/j", "dialect": "late"}, "option dialect='late': say 'current' or 'early'"),
     (ReadOptions, {"journal": "/j", "pattern": "a/!/b"}, "option pattern='a/!/b': '!' is reserved"),
     (ReadOptions, {"journal": "/j", "pattern": "!/cred////a"}, "secret messages are never recorded"),
-    (ReadOptions, {"journal": "/j", "pattern": "a\\b"}, r"write a backslash in a key \\x5c"),
+    (ReadOptions, {"journal": "/j", "pattern": "a\\b"}, r"write a backslash in a key as \\x5c"),
     (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': say a whole number"),
     (ReadOptions, {"journal": "/j", "startingoffsets": "latest"}, "startingOffsets='latest': this is for streams"),
     (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': say earliest, latest or a"),

@@ -69,7 +69,8 @@ def test_columns() -> None:
     """The page on the journal has the table of columns that the code has: names, types and meanings."""
     types = {"dictionary<values=string, indices=int8, ordered=0>": "dictionary<int8, utf8>"}
     expected = [
-        [f"``{column.name}``", types.get(str(column.type), str(column.type)), column.meaning] for column in COLUMNS
+        [f"``{column.name}``", types.get(str(column.arrow_type), str(column.arrow_type)), column.meaning]
+        for column in COLUMNS
     ]
     found = [
         [cell.replace("timestamp[us, UTC]", "timestamp[us, tz=UTC]") for cell in row] for row in table_of_columns()

@@ -141,7 +141,7 @@ class TestOlder:
 
         def encode(kind: Kind, first_seq: int, times: int, keys: Sequence[bytes], bodies: Sequence[bytes]) -> pa.Buffer:
             indices, seqs = pa.array([0] * len(keys), pa.int8()), pa.arange(first_seq, first_seq + len(keys))
-            stamps = pa.array([times] * len(keys), COLUMNS[2].type)
+            stamps = pa.array([times] * len(keys), COLUMNS[2].arrow_type)
             columns = [indices, seqs, stamps, pa.array(keys, pa.binary()), pa.array(bodies, pa.binary())]
             return pa.RecordBatch.from_arrays(columns, schema=OLD.stored_schema).serialize()
 
