@@ -1,19 +1,17 @@
 """Rows of a journal: columns, kinds, formats on disk, encoding and decoding.
 
-Columns
-    `COLUMNS` is the only list of the columns. Readers, the command line, Spark and the documentation take the names
-    and types from there.
+*Columns.* `COLUMNS` is the only list of the columns. Readers, the command line, Spark and the documentation take the
+names and types from there.
 
-Bytes
-    A segment is an Arrow IPC stream. It begins with a *header*: the schema, the dictionaries of the columns ``journal``
-    and ``kind``, and a batch without rows. The dictionaries never change after the header, so the message of a batch
-    holds only their indices; it can be written, moved and decoded by itself, without the batches before it.
+*Bytes.* A segment is an Arrow IPC stream. It begins with a *header*: the schema, the dictionaries of the columns
+``journal`` and ``kind``, and a batch without rows. The dictionaries never change after the header, so the message of a
+batch holds only their indices; it can be written, moved and decoded by itself, without the batches before it.
 
-Formats A journal and each of its segments name the format that they were written in. The newest format, `FORMAT`, is
-    the only one that is written; all those in `FORMATS` can be read. Rows of an older format pass through the
-    `Format.upcast` of that format and of each one after it, and arrive with the columns of today. So the code that
-    handles rows knows a single format, and the cost of an old one is paid only where it is read. A format that is newer
-    than this code is refused: its rows might mean something else.
+*Formats.* A journal and each of its segments name the format that they were written in. The newest format, `FORMAT`, is
+the only one that is written; all those in `FORMATS` can be read. Rows of an older format pass through the
+`Format.upcast` of that format and of each one after it, and arrive with the columns of today. So the code that handles
+rows knows a single format, and only a reader of old rows pays for them. A format that is newer than this code is
+refused, because its rows might mean something else.
 
 To change the columns: add the new `Format` to `FORMATS`, raise `FORMAT`, keep the columns of the old format as its
 `Format.columns`, and give the old format an `Format.upcast`. Commit a small journal of the old format beside

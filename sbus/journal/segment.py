@@ -14,9 +14,9 @@ for one whose disk has failed:
 1. Everything up to the last sync record stays. Its records are written again, byte for byte, because the last sync
    record itself was not synced.
 2. Of what follows, each batch stays whose record and bytes agree. Both are written again in place. After a failed
-   fsync(2), a kernel takes pages that it could not write for clean: to sync again would report success without writing
-   them. Writing the same bytes makes the pages dirty again, and if this attempt fails in the middle, the next one finds
-   the same bytes.
+   fsync(2), the kernel may mark pages as clean that it could not write, and another sync would report success without
+   writing them. Writing the same bytes makes the pages dirty again; and if this attempt fails in the middle, the next
+   one finds the same bytes.
 3. The rest is cut off.
 
 Nothing that `reopen` keeps is safe before the next sync; `SegmentWriter.finish` makes it so.

@@ -11,8 +11,8 @@ What it promises, after a crash of the process as well as after a power cut:
   itself; the recorder does (`sbus.recorder.writer_thread`).
 
 What drives it: the caller appends, and calls `JournalWriter.sync` as often as it can afford; what was appended since
-the last sync is what a power cut costs. `append` and `sync` close a segment that is too long or too old. A crash of the
-process alone costs nothing that `append` has returned for, because the kernel has those bytes.
+the last sync is what a power cut costs. `append` closes a segment that is too long, and both close one that is too old.
+A crash of the process alone costs nothing that `append` has returned for, because the kernel has those bytes.
 
 Accidents are repaired in two places. `JournalWriter.open` closes each segment that the last writer left open. And when
 the disk has failed in a way that leaves the current segment in doubt (`SegmentWriter.suspect`), the next call reopens

@@ -7,9 +7,9 @@ says so.* Three decisions follow from it:
   messages of the old and the new connection into one queue, and the recorder could not tell where the gap is.
 * One subscription has all the patterns, so that a message that several patterns match arrives once, and the messages of
   all patterns arrive in the order in which the bus sent them.
-* After subscribing, the recorder sends a *fence*, an echo that returns when the bus has handled everything before it.
-  Messages that arrive earlier are kept in `_unconfirmed`, because some of the patterns may not be in force yet. When
-  the fence returns, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the kept
+* After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
+  it. Messages that arrive earlier are kept in `_unconfirmed`, because some of the patterns may not be in force yet.
+  When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the kept
   messages follow it.
 
 Back-pressure: when the sink has no capacity, the subscription is paused and the socket is not read. Messages then queue
