@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.application.service import IService
 from twisted.internet.interfaces import IReactorFromThreads
@@ -255,7 +255,7 @@ def makeService(options: Options) -> IService:
     return services
 
 
-def _twistd(options: Options, name: str) -> Any:
+def _twistd(options: Options, name: str) -> object:
     """Return an option of ``twistd`` itself."""
     return None if options.parent is None else options.parent.get(name)
 
