@@ -19,7 +19,7 @@ from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
 from sbus.server.limits import Limits
-from sbus.server.observers import LogObserver
+from sbus.server.log_observer import LogObserver
 from sbus.server.protocol import BusProtocol
 from sbus.server.registry import SubscriptionRegistry
 from sbus.syscalls.batch import COMPILED

@@ -15,7 +15,8 @@ from sbus.protocol.keys import EARLY
 from sbus.server import protocol
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
-from sbus.server.observers import LogObserver, Observer
+from sbus.server.log_observer import LogObserver
+from sbus.server.observers import Observer
 from tests.support.buses import Bus
 from tests.support.costs import calls
 
@@ -272,8 +273,7 @@ def test_messages_for_who_may_hold_back_cost_by_the_batch():
         reader.send(b"SUB k", b"CMSG blocking/hard/block")
         reader.stall()
         publisher.send(message("k"))
-        bus.registry.publisher = publisher.protocol
-        costs.append(calls(bus.registry.deliver, [message("k")] * count, bus.registry.route(b"k")))
+        costs.append(calls(bus.registry.deliver, [message("k")] * count, bus.registry.route(b"k"), publisher.protocol))
         assert reader.protocol.queue.messages == 1 + count
     assert costs[0] == costs[1]
 
@@ -558,7 +558,7 @@ def test_counters_balance():
     a.transport.breakDown()
     bus.settle()
     assert counters.dropped == 10
-    assert bus.registry.budget.bytes == 0
+    assert bus.registry.users.budget.bytes == 0
 
 
 def test_the_program_around_the_bus_can_publish():
@@ -586,7 +586,7 @@ def test_stopping_disconnects_everyone_and_can_be_repeated():
         bus.settle()
         assert done.called
         assert not any(client.is_connected for client in clients)
-        assert bus.registry._index.is_empty()
+        assert bus.registry._router.is_empty()
         assert not bus.registry.routes
         assert not bus.connect().is_connected
         bus.registry.startService()
@@ -598,9 +598,9 @@ def test_drops_are_logged_in_sums_without_payloads():
     observer: Any = events.append
     globalLogPublisher.addObserver(observer)
     try:
-        bus = Bus(limits=Limits(queue_messages=1))
-        log = LogObserver(bus.clock)
-        bus.registry._on_dropped = (log.dropped,)
+        clock = Clock()
+        log = LogObserver(clock)
+        bus = Bus(limits=Limits(queue_messages=1), observers=(log,))
         reader, publisher = bus.connect(), bus.connect()
         reader.send(b"SUB k")
         reader.stall()
@@ -608,7 +608,7 @@ def test_drops_are_logged_in_sums_without_payloads():
             publisher.send(message("k", b"sensitive"))
         lines = [e for e in events if "messages" in e]
         assert [e["messages"] for e in lines] == [1]
-        bus.clock.advance(10)
+        clock.advance(10)
         lines = [e for e in events if "messages" in e]
         assert [e["messages"] for e in lines] == [1, 48]
         assert lines[1]["uid"] == 1000
@@ -727,7 +727,7 @@ def test_publishing_when_something_was_delivered(by, capacity):
     assert [packet for packet in got if packet != b"MSG told\0"] == packets
     assert got.count(b"MSG told\0") == 3
     assert (reader.protocol.queue.messages, reader.protocol.queue.size) == (0, 0)
-    assert (bus.registry.budget.bytes, bus.registry.counters.dropped) == (0, 0)
+    assert (bus.registry.users.budget.bytes, bus.registry.counters.dropped) == (0, 0)
 
 
 def test_publishing_when_something_was_dropped():
@@ -775,7 +775,7 @@ def bundle(*packets: bytes) -> bytes:
 
 def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
     """However much is read with the question, what it brings is sent on before it is more than a slice."""
-    monkeypatch.setattr(protocol, "_MAX_RUN", 10)
+    monkeypatch.setattr(protocol, "MAX_RUN", 10)
     bus = Bus(limits=Limits(queue_messages=3))
     reader, publisher = bus.connect(capacity=0), bus.connect()
     reader.send(b"SUB k")
@@ -787,7 +787,7 @@ def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
         return deliver(packets, *more)
 
     deliver = bus.registry.deliver
-    monkeypatch.setattr(bus.registry, "deliver", lambda packets, receivers, at_once=False: watched(packets, receivers))
+    monkeypatch.setattr(bus.registry, "deliver", lambda packets, *more: watched(packets, *more[:2]))
     publisher.send(b"MSG k\0", b"CMSG bundle/on", bundle(*[b"MSG k\0"] * 95))
     assert longest <= 10
     assert (reader.protocol.queue.messages, bus.registry.counters.dropped) == (3, 93)
