@@ -42,7 +42,7 @@ class SharedBudget:
 
 
 class UserShare:
-    """One user's part in a `SharedBudget`; the queues of the user's receivers charge it.
+    """One user's part in a `SharedBudget`; the queues of the user's receivers count in it.
 
     :ivar budget: the budget that all users share.
     :ivar queues: the number of this user's queues that hold something now.
@@ -67,16 +67,6 @@ class UserShare:
         self.queues -= 1
         if not self.queues:
             self.budget.users -= 1
-
-    def charge_bytes(self, size: int) -> None:
-        """Count `size` more bytes in this user's queues."""
-        self.queued_bytes += size
-        self.budget.bytes += size
-
-    def release_bytes(self, size: int) -> None:
-        """Count `size` bytes less."""
-        self.queued_bytes -= size
-        self.budget.bytes -= size
 
     def fair_share(self) -> int:
         """Return the bytes that one queue of this user may hold while the budget is used up."""

@@ -149,6 +149,11 @@ class SendQueue:
         self.settings = settings
         self.can_block = settings.can_block()
 
+    def snapshot(self) -> dict[str, list[tuple[bool, bytes]]]:
+        """Return the packets in the queue in order of arrival, each as (whether it is a reply, packet)."""
+        packets = [*(self._backlog or ()), *self.pending]
+        return {"packets": [(type(packet) is Reply, bytes(packet)) for packet in packets]}
+
     # --- in ----------------------------------------------------------------------------------
 
     def write(self, packet: bytes) -> None:
@@ -179,6 +184,10 @@ class SendQueue:
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK_UNTIL_EMPTY if blocks else None
+            if soft is Verdict.DROP:
+                self._dropped += len(packets)
+                self._dropped_bytes += size
+                return self._outcome(None, None)
         return self._enqueue_each(packets, may_block)
 
     def settle(self, may_block: bool) -> Outcome | None:
@@ -223,7 +232,7 @@ class SendQueue:
                     self._backlog.push([packet])
                 continue
             verdict = _DROP if self._backlog is None else self._judge(packet, may_block)
-            if verdict.dropped or verdict.close:
+            if verdict is _DROP or verdict.close:
                 self._dropped += 1
                 self._dropped_bytes += len(packet)
                 if verdict.close:
@@ -234,6 +243,10 @@ class SendQueue:
                 self._backlog.push([packet])
                 self._count(1, len(packet))
                 block = Until.EMPTY if Until.EMPTY in (block, verdict.block) else block or verdict.block
+        return self._outcome(close, block)
+
+    def _outcome(self, close: CloseReason | None, block: Until | None) -> Outcome | None:
+        """Sum up the messages that came together; relax if nothing is left."""
         if not self._backlog:
             block = None
             if self._backlog is not None:  # nothing was kept, and a strategy has dropped the rest
@@ -272,9 +285,11 @@ class SendQueue:
         )
 
     def _count(self, messages: int, size: int) -> None:
+        user = self._user
         self.messages += messages
         self.size += size
-        self._user.charge_bytes(size)
+        user.queued_bytes += size
+        user.budget.bytes += size
 
     # --- out ---------------------------------------------------------------------------------
 

@@ -115,9 +115,13 @@ class Delivery:
             queue = receiver.queue
             if queue is None:
                 self._offer(receiver, packets, publisher)
-                self.touch(receiver, publisher)
             elif queue.is_congested:
-                self._offer(receiver, packets, publisher)
+                try:
+                    outcome = queue.enqueue(packets, queue.can_block and self._may_block(receiver, publisher))
+                    if outcome is not None:
+                        self._act(receiver, outcome, publisher)
+                except Exception:
+                    self._failed(receiver)
             elif queue.pending:
                 queue.pending += packets
             else:
@@ -187,13 +191,14 @@ class Delivery:
             notify(receiver, messages, size)
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
+        """Give a run to a receiver that has no queue of ours."""
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
-        except Exception:
-            self._failed(receiver)
-        else:
             if outcome is not None:
                 self._act(receiver, outcome, publisher)
+        except Exception:
+            self._failed(receiver)
+        self.touch(receiver, publisher)
 
     def _may_block(self, receiver: Receiver, publisher: Publisher | None) -> bool:
         return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
