@@ -37,9 +37,10 @@ from __future__ import annotations
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
-from sbus.flood import Outcome
+from sbus.flood import Outcome, SendQueue
 from sbus.protocol.bundles import BundleCache
 from sbus.routing.runs import total_size
+from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.backpressure import Backpressure
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
@@ -151,14 +152,14 @@ class Delivery:
                 touched, self._touched = self._touched, []
                 publisher, self._publisher = self._publisher, None
                 for receiver in touched:
-                    queue = receiver.queue
+                    queue, transport = receiver.queue, receiver.transport
                     try:
-                        receiver.flush()
-                        if queue is not None and queue.is_congested and queue.pending:
-                            outcome = queue.settle(queue.can_block and self._may_block(receiver, publisher))
-                            self.reconsider(receiver)
-                            if outcome is not None:
-                                self._act(receiver, outcome, publisher)
+                        if queue is None or transport is None:
+                            receiver.flush()
+                            continue
+                        transport.flush()
+                        if queue.pending:
+                            self._settle(receiver, queue, transport, publisher)
                     except Exception:
                         self._failed(receiver)
         finally:
@@ -189,6 +190,18 @@ class Delivery:
         self._counters.dropped += messages
         for notify in self._events.dropped:
             notify(receiver, messages, size)
+
+    def _settle(
+        self, receiver: Receiver, queue: SendQueue, transport: IPacketTransport, publisher: Publisher | None
+    ) -> None:
+        """Decide about what a flush has left."""
+        while queue.pending and not queue.is_congested:
+            transport.flush()  # the socket takes more than a transport sends in one turn
+        if queue.pending:
+            outcome = queue.settle(queue.can_block and self._may_block(receiver, publisher))
+            self.reconsider(receiver)
+            if outcome is not None:
+                self._act(receiver, outcome, publisher)
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Give a run to a receiver that has no queue of ours."""

@@ -354,14 +354,10 @@ class BusProtocol:
 
     def flush(self) -> None:
         """See `sbus.server.interfaces.Receiver`."""
-        transport, queue = self.transport, self.queue
-        if transport is None:
-            queue.discard_all()
-            return
-        transport.flush()
-        # If a socket takes more than is sent in one turn, flood control must still hear of what it does not take.
-        while queue.pending and not queue.is_congested:
-            transport.flush()
+        if self.transport is not None:
+            self.transport.flush()
+        else:
+            self.queue.discard_all()
 
     def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
         """See `sbus.flood.QueueOwner`."""
