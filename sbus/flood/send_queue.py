@@ -1,7 +1,6 @@
 """The queue of packets on their way to one receiver; flood control happens here.
 
-Theory of operation
-===================
+.. rubric:: Theory of operation
 
 There is no separate state "blocked" that could go stale. Packets gather in `pending`, a plain list; the transport
 flushes them, and *what a flush leaves is the blocked state*. Only then the queue is *congested*: the leftovers go
@@ -22,16 +21,14 @@ What drives a queue, in this order:
 the queue calls nobody but its strategies (and `on_drained`, if a strategy has emptied the queue). So no caller finds
 that the world has changed in the middle of its loop.
 
-Invariants
-----------
+.. rubric:: Invariants
 
 * A message was delivered, is counted as dropped, or is in the queue. Never two of these.
 * A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
 * On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it.
 * An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
 
-Costs
------
+.. rubric:: Costs
 
 Whole runs are kept with one call if the strategies need not be asked about each message and there is room for all. The
 work then depends on the number of runs, not of messages: with counts and hand-overs by the batch, a queue that waits

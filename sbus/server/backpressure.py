@@ -1,7 +1,6 @@
 """Back-pressure: which receivers block which publishers, and for how long they may.
 
-Theory of operation
-===================
+.. rubric:: Theory of operation
 
 A receiver that has chosen to block, and cannot take a message, blocks its publisher: the server stops reading the
 publisher's socket. The kernel's buffer then fills up, and the publisher's ``send()`` waits. That is all the
@@ -20,8 +19,7 @@ The way from a full socket to a publisher that is read again, call by call:
 7. which calls ``Delivery.drained``, 8. which calls `Backpressure.drained`, 9. which calls
    ``publisher.resume_publishing``, 10. which resumes the transport.
 
-The block time-out
-------------------
+.. rubric:: The block time-out
 
 Each receiver that blocks has one timer. It starts with the first publisher that is blocked. When it ends, the receiver
 must have taken a packet within the time-out, else the receiver is the one that misbehaves: it is disconnected, and its

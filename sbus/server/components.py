@@ -82,7 +82,7 @@ class FloodControls:
             {order.selector: order for order in ORDERS},
         )
 
-    def choose(self, settings: ClientSettings, key: bytes) -> ClientSettings | None:
+    def apply(self, settings: ClientSettings, key: bytes) -> ClientSettings | None:
         """Return a client's settings after a control message, or None if it names no strategy or order."""
         if key in self.soft:
             return replace(settings, soft=self.soft[key])

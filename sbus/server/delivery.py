@@ -1,7 +1,6 @@
 """Delivery: messages into the queues of their receivers, and from there to the sockets.
 
-Theory of operation
-===================
+.. rubric:: Theory of operation
 
 A batch that was read from one publisher is handled run by run. A run is a list of consecutive messages with the same
 receivers; `Delivery.deliver` adds the list to the queue of each receiver that has one. When the batch ends,
@@ -13,16 +12,14 @@ queues, and only what a socket did not accept goes through its queue. Where seve
 is made once and each gets the same bytes. (Observers of deliveries are called by the queue; if there is one,
 everything goes through the queues.)
 
-Whose messages they are
------------------------
+.. rubric:: Whose messages they are
 
 The publisher is an argument of `deliver`; None stands for the program around the bus, which no receiver can block. The
 messages between two flushes are of one publisher: if another one delivers before the flush, the first one's messages
 are flushed in its name first. An observer that publishes in the middle of a client's batch makes that happen.
 What a first flush leaves is settled with the publisher of its batch; see `sbus.flood.send_queue`.
 
-Where a batch stops
--------------------
+.. rubric:: Where a batch stops
 
 A receiver that can block may do so at any message of a run, and handling must stop right there, so that a queue
 overruns its limit by one message. As long as each such receiver certainly has room for the whole run, which is nearly

@@ -1,7 +1,6 @@
 """One client's connection to the bus, as publisher and as receiver.
 
-Theory of operation
-===================
+.. rubric:: Theory of operation
 
 A connection has two sides that share little. As a *publisher* it gets batches of packets from its transport, and hands
 them to the registry: runs of messages whole, any other packet one by one. As a *receiver*
@@ -10,27 +9,25 @@ them to the registry: runs of messages whole, any other packet one by one. As a 
 The state of a connection is in a few objects, each of which can be written down with its ``snapshot()``: the
 connection (`BusProtocol.snapshot`), with the choices of the client (`sbus.flood.ClientSettings`), and the queue.
 
-Batches
--------
+.. rubric:: Batches
 
 The hot path is a batch of at most 64 packets that is one run with a known route (`sbus.routing.runs.next_run`): it is
 delivered at once, and nothing is parsed. It is closed to a client that has chosen ``echo/off``, and on a bus whose
 policy or observers want to see each message (`BusProtocol._fast_path`).
 
-Everything else goes through the loop below it: runs by `deliver`, other packets through the parser. It stops at
+Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. It stops at
 the packet at which the client is paused or closed; the transport keeps the rest and hands it over again on resuming.
-A batch can hold any number of packets, as bundles are taken apart by the transport: after `MAX_RUN` packets the
-queues are flushed, so that flood control hears of a full socket before the whole batch is queued.
+A batch can hold any number of packets, as the transport takes bundles apart: after `MAX_RUN` packets the
+queues are flushed, so that flood control learns of a full socket before the whole batch is queued.
 
-Fairness
---------
+.. rubric:: Fairness
 
 While other clients wait to be read too, a publisher is read in smaller batches, the smaller the more receivers its
-messages have: about `FANOUT_BUDGET` copies for each read, but at least `MIN_READ` packets. Others then wait for 48
-copies instead of 64 batches' worth of them; docs/performance.rst has the price and the gain.
+messages have: about `FANOUT_BUDGET` copies for each read, but at least `MIN_READ` packets. Another client then
+waits for about 48 copies, and not for 64 packets times all their receivers. docs/performance.rst has the price and the
+gain.
 
-Replies
--------
+.. rubric:: Replies
 
 Replies are never dropped, so a client that asks and does not read could fill the server's memory with them. Past
 `sbus.server.limits.MAX_REPLIES` waiting replies the client is not read from until it takes some.
@@ -292,7 +289,7 @@ class BusProtocol:
         registry = self._registry
         if not registry.dialect.control:
             raise Violation(ViolationReason.UNKNOWN_VERB)
-        if (chosen := registry.controls.choose(self.settings, key)) is not None:
+        if (chosen := registry.controls.apply(self.settings, key)) is not None:
             self._apply(chosen)
             if key not in registry.controls.orders:
                 registry.strategies_changed(self)

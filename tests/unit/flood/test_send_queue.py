@@ -67,9 +67,9 @@ class Connection:
         self.budget = budget or SharedBudget()
         self.queue = SendQueue(self, QueueLimits(messages, size), share_of(self.budget, user))
         if soft:
-            self.choose(soft=SOFT[soft])
+            self.set_strategies(soft=SOFT[soft])
         if hard:
-            self.choose(hard=HARD[hard])
+            self.set_strategies(hard=HARD[hard])
         if order:
             self.set_order(ORDER[order])
         self.may_block = True
@@ -104,7 +104,7 @@ class Connection:
             assert len(self.queue)
             self.blocks.append(outcome.block is Until.EMPTY)
 
-    def choose(self, **strategies: Any) -> None:
+    def set_strategies(self, **strategies: Any) -> None:
         """Choose other strategies."""
         self.queue.configure(replace(self.queue.settings, **strategies))
 
@@ -372,13 +372,13 @@ def test_choices_hold_for_what_comes():
     """The newest choice wins for new messages; what waits stays, and each kind is chosen apart."""
     connection = Connection(soft="queue", messages=3)
     connection.stall(A, B)
-    connection.choose(soft=SOFT["discard"])
+    connection.set_strategies(soft=SOFT["discard"])
     connection.publish(C)
     assert connection.lost == [1, 3]
-    connection.choose(hard=HARD["error"])
+    connection.set_strategies(hard=HARD["error"])
     connection.publish(C)
     assert connection.lost == [2, 6]
-    connection.choose(soft=SOFT["queue"])
+    connection.set_strategies(soft=SOFT["queue"])
     connection.publish(C)
     assert connection.queue.messages == 3
     connection.publish(D)
@@ -787,15 +787,15 @@ def test_an_outcome_sums_up_a_batch():
     """One outcome tells all that became of a batch: the losses, older messages included, and until when to block."""
     connection = Connection()
     connection.stall(A, B)
-    connection.choose(soft=Asked(Verdict.KEEP, Verdict.BLOCK, Verdict.DROP))
+    connection.set_strategies(soft=Asked(Verdict.KEEP, Verdict.BLOCK, Verdict.DROP))
     assert connection.queue.enqueue([C, D, E], True) == (1, 5, None, Until.EMPTY)
-    connection.choose(soft=SOFT["queue"], hard=DropOldest(12, Verdict.KEEP))
+    connection.set_strategies(soft=SOFT["queue"], hard=DropOldest(12, Verdict.KEEP))
     assert connection.queue.enqueue([A], True) is None
     full = Connection(messages=1)
     full.stall(C)
-    full.choose(hard=DropOldest(0, Verdict.BLOCK))
+    full.set_strategies(hard=DropOldest(0, Verdict.BLOCK))
     assert full.queue.enqueue([D], True) == (1, 3, None, Until.ROOM)
-    full.choose(hard=HARD["error"])
+    full.set_strategies(hard=HARD["error"])
     assert full.queue.enqueue([A, B], True) == (3, 7, CloseReason.QUEUE_FULL, None)
 
 
@@ -809,7 +809,7 @@ def test_nothing_left_to_wait_for_blocks_nobody():
 
     connection = Connection()
     connection.stall(A)
-    connection.choose(soft=Fickle(0))
+    connection.set_strategies(soft=Fickle(0))
     assert connection.queue.enqueue([B, C], True) == (3, 6, None, None)
     assert connection.moves == [(True, True)]
 
@@ -990,7 +990,7 @@ def test_soft_strategy_of_others():
     """A strategy that has to be asked is asked about each message that waits, and obeyed."""
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection()
-    connection.choose(soft=strategy)
+    connection.set_strategies(soft=strategy)
     assert connection.queue.can_block
     connection.publish(A, B)
     connection.queue.write(b"reply")
@@ -1008,7 +1008,7 @@ def test_hard_strategy_of_others():
     """A hard strategy is asked at the limit only; what it says to keep is kept past it."""
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection(messages=1)
-    connection.choose(hard=strategy)
+    connection.set_strategies(hard=strategy)
     assert connection.queue.can_block
     connection.stall(A, B, C, D)
     assert strategy.asked == [B, C, D]
@@ -1024,7 +1024,7 @@ def test_hard_strategy_is_not_asked_for_nothing():
     """Toward publishers that soft/block may not hold back the hard strategy does not count, so it is not asked."""
     strategy = Asked()
     connection = Connection(soft="block", messages=1)
-    connection.choose(hard=strategy)
+    connection.set_strategies(hard=strategy)
     connection.may_block = False
     connection.stall(A, B)
     assert connection.lost == [1, 2]
@@ -1035,7 +1035,7 @@ def test_hard_strategy_is_not_asked_for_nothing():
 def test_drop_next(order, kept):
     """A strategy can make room by dropping what would be sent next, in any order; replies stay."""
     connection = Connection(messages=3)
-    connection.choose(hard=DropOldest(7))
+    connection.set_strategies(hard=DropOldest(7))
     connection.stall(A, B, C)
     connection.queue.write(b"reply")
     connection.set_order(ORDER[order])
@@ -1061,7 +1061,7 @@ def test_all_is_dropped(kind):
     """If a strategy drops all that waits and the new message too, the queue waits no more, and nobody for it."""
     connection = Connection(messages=2)
     connection.stall(A, B)
-    connection.choose(**{kind: DropOldest(0, Verdict.DROP)})
+    connection.set_strategies(**{kind: DropOldest(0, Verdict.DROP)})
     connection.publish(C)
     assert connection.lost == [3, 6]
     assert not connection.queue.is_congested
@@ -1262,12 +1262,12 @@ class FloodMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 2), soft=st.sampled_from(list(SOFT)))
     def choose_soft(self, who, soft):
         self.models[who].soft = soft
-        self.models[who].connection.choose(soft=SOFT[soft])
+        self.models[who].connection.set_strategies(soft=SOFT[soft])
 
     @rule(who=st.integers(0, 2), hard=st.sampled_from(list(HARD)))
     def choose_hard(self, who, hard):
         self.models[who].hard = hard
-        self.models[who].connection.choose(hard=HARD[hard])
+        self.models[who].connection.set_strategies(hard=HARD[hard])
 
     @rule(who=st.integers(0, 2), order=st.sampled_from(list(ORDER)))
     def set_order(self, who, order):
