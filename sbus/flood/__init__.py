@@ -1,7 +1,7 @@
 """Flood control: what becomes of messages that a receiver cannot take at once.
 
 A receiver has one `SendQueue`. Packets for it gather there while a batch is handled, and are
-flushed when the batch ends. As long as the socket takes everything nothing else happens. What a
+flushed when the batch ends. If the socket takes everything, nothing else happens. What a
 flush leaves *is* the blocked state, and only then the receiver's strategies and order count: the
 soft strategy decides about a message when the receiver's socket is full, the hard strategy about
 one when the queue is at a limit, and the order chooses the message that is sent first.

@@ -5,7 +5,7 @@
 There is no separate state "blocked" that could go stale. Packets gather in `pending`, a plain list; the transport
 flushes them, and *what a flush leaves is the blocked state*. Only then the queue is *congested*: the leftovers go
 through flood control into a backlog with an order, counts and limits, and so does every later message, until the
-backlog is empty. Then the queue is a plain list again. As long as no receiver is slow, flood control costs one look at
+backlog is empty. Then the queue is a plain list again. While no receiver is slow, flood control costs one look at
 the flag `is_congested` for each receiver of a run.
 
 What drives a queue, in this order:
@@ -18,8 +18,8 @@ What drives a queue, in this order:
 4. Each later `ack` that takes something from the backlog calls `on_drained` of the queue's owner, the only callback.
 
 `enqueue` and `settle` return an `Outcome`, which the caller acts upon, or None if all messages were kept. Inside them
-the queue calls nobody but its strategies (and `on_drained`, if a strategy has emptied the queue). So no caller finds
-that the world has changed in the middle of its loop.
+the queue calls only its strategies (and `on_drained`, if a strategy has emptied the queue). So a caller's loop never
+finds the receivers changed in its middle.
 
 .. rubric:: Invariants
 

@@ -3,14 +3,14 @@
 ================================  ===================================================================
 `BusService`                      the bus as a Twisted service
 `SubscriptionRegistry`            the switch within it, from which the program publishes
-`Counters`                        what has happened on a bus
-`Limits`                          how much clients may ask for
-`AccessSettings`                  who may use a bus, as the command line says it
+`Counters`                        the numbers of events on a bus
+`Limits`                          the limits of a bus
+`AccessSettings`                  the access options of a bus
 `KernelPolicy`, `OwnUserPolicy`   the built-in credentials policies
-`KernelCredentials`               what they make: the kernel's word on the peer decides
+`KernelCredentials`               the credentials that they make
 `Observer`                        the base class of observers
 `FloodControls`                   the strategies and orders that clients may choose
-`Receiver`, `Publisher`           what takes messages from a bus, and what sends them
+`Receiver`, `Publisher`           the interfaces of what takes messages from a bus, and sends them
 ================================  ===================================================================
 
 Importing this package imports none of them before it is used: ``sbusd`` listens before it loads Twisted.

@@ -13,11 +13,16 @@ block nor are blocked.
 
 The way from a full socket to a publisher that is read again, call by call:
 
-1. ``Delivery`` flushes a receiver, or offers messages to a congested one, and gets an ``Outcome`` with a block;
-2. it calls `Backpressure.block`, 3. which calls ``publisher.pause_publishing``, 4. which pauses the transport;
-5. later the receiver's transport reports to ``SendQueue.ack``, 6. which calls ``on_drained`` of the connection,
-7. which calls ``Delivery.drained``, 8. which calls `Backpressure.drained`, 9. which calls
-   ``publisher.resume_publishing``, 10. which resumes the transport.
+1. ``Delivery.flush`` or ``Delivery.deliver`` gets an ``Outcome`` with a block from a receiver's queue,
+2. and calls `Backpressure.block`,
+3. which calls ``publisher.pause_publishing``,
+4. which pauses the publisher's transport.
+5. Later the receiver's transport sends, and calls ``SendQueue.ack``,
+6. which calls ``on_drained`` of the receiver's connection,
+7. which calls ``Delivery.drained`` through the registry,
+8. which calls `Backpressure.drained`,
+9. which calls ``publisher.resume_publishing``,
+10. which resumes the publisher's transport.
 
 .. rubric:: The block time-out
 
@@ -26,7 +31,7 @@ must have taken a packet within the time-out, else the receiver is the one that 
 publishers go on. The timer is not restarted for each packet that leaves, which would cost two calls of the reactor for
 each batch: the time of the last packet is noted, and a timer that ends too early runs again for the rest.
 
-The time-out also ends two clients that block each other, and a client that blocks itself: nobody else can.
+The time-out also ends two clients that block each other, and a client that blocks itself; nothing else would.
 A receiver that chooses other strategies unblocks its publishers, but the time goes on, so that a client cannot win time
 by choosing again and again.
 """

@@ -47,7 +47,7 @@ class KernelCredentials:
         self._allowed = None if allowed is None else frozenset(allowed)
         self._overflow_uid, self._overflow_gid = overflow_ids()
 
-    # Each call asks for the server's own user anew: twistd --uid and --euid change it after the start.
+    # Each call looks up the server's own user again: twistd --uid and --euid change it after the start.
 
     def mayConnect(self, peer: PeerCredentials) -> bool:
         return self._allowed is None or peer.uid in self._allowed or peer.uid == os.geteuid()

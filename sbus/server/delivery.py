@@ -22,7 +22,7 @@ What a first flush leaves is settled with the publisher of its batch; see `sbus.
 .. rubric:: Where a batch stops
 
 A receiver that can block may do so at any message of a run, and handling must stop right there, so that a queue
-overruns its limit by one message. As long as each such receiver certainly has room for the whole run, which is nearly
+overruns its limit by one message. If each such receiver certainly has room for the whole run, as is nearly
 always so, the run goes as one. Otherwise it is halved until a half has room or is a single message. Asking about each
 message instead made every receiver with ``blocking/hard/block`` cost its publishers one pass for each message.
 

@@ -1,4 +1,4 @@
-"""The interfaces of the server: what plugins provide, and what takes messages from the bus."""
+"""The interfaces of the server: those that plugins provide, and those of receivers and publishers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Client(Publisher, Receiver, Protocol):
 
 
 class ICredentials(Interface):
-    """Decides who may do what on one bus. The bus calls these methods for each event, so they must be quick."""
+    """The permissions on one bus. The bus calls these methods for each event, so they must be quick."""
 
     restrictsPublishing: bool = Attribute(
         "Whether the bus calls `mayPublish`. That costs time for every message, so say False if it allows everything."

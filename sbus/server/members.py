@@ -1,4 +1,4 @@
-"""The members of a bus: the clients that are connected, their numbers, and who must be gone before the bus ends."""
+"""The members of a bus: the connected clients, their numbers, and the waiting for the last one to leave."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
 =============================  =============================================================================
 
-The registry itself decides who is admitted, who may subscribe to what (it asks the credentials and checks the limits
-before a pattern reaches the router), and notifies observers.
+The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
+reaches the router), and notifies observers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Counters", "SubscriptionRegistry"]
 class SubscriptionRegistry(Service):
     """The switch of one bus. Nothing in it is shared with any other bus.
 
-    :param credentials: decides who may connect, subscribe, publish and block.
+    :param credentials: the permissions to connect, subscribe, publish and block.
     :param clock: for time-outs.
     :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.

@@ -48,7 +48,7 @@ class BusService(MultiService):
 
     :param endpoint: where to listen, usually a `SeqpacketServerEndpoint`; the service sets its ``max_packet`` to that
         of the limits.
-    :param credentials: decides who may do what; by default `KernelCredentials`.
+    :param credentials: the permissions of clients; by default `KernelCredentials`.
     :param limits: the limits of the bus.
     :param dialect: the revision of the protocol to speak.
     :param ignore_violations: drop packets that break the protocol, instead of disconnecting.

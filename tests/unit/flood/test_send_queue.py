@@ -122,7 +122,7 @@ class Connection:
             self.queue.pending += packets
 
     def flush(self, room: int = 0) -> list[bytes]:
-        """Send, to a socket that takes so many packets and is full then; returns these."""
+        """Send to a socket that is full after `room` packets; return the packets that were sent."""
         before = len(self.delivered)
         while taken := self.queue.take(BATCH):
             sent = min(room, len(taken))
@@ -190,7 +190,7 @@ def test_selectors():
 
 @pytest.mark.parametrize(("soft", "hard", "order"), list(product(SOFT, HARD, ORDER)))
 def test_nothing_happens_when_nobody_is_slow(soft, hard, order):
-    """As long as the socket takes everything no strategy, limit or order counts: all goes in the order of arrival."""
+    """While the socket takes everything no strategy, limit or order counts: all goes in the order of arrival."""
     connection = Connection(messages=1, size=1, budget=SharedBudget(1), soft=soft, hard=hard, order=order)
     for _ in range(3):
         connection.publish(C, A)
@@ -218,7 +218,7 @@ def test_more_than_a_batch():
 
 
 def test_watch():
-    """Who watches is told of exactly the packets that were sent, replies too."""
+    """A watcher gets exactly the packets that were sent, replies included."""
     connection = Connection()
     seen: list[bytes] = []
     connection.queue.watch = seen.extend
@@ -271,7 +271,7 @@ def test_soft_error():
 
 
 def test_soft_block():
-    """block keeps all, past any limit, and holds the publisher back until the queue is empty."""
+    """block keeps all, past any limit, and blocks the publisher until the queue is empty."""
     connection = Connection(soft="block", messages=1, size=1, budget=SharedBudget(1))
     connection.publish(A, B, C)
     connection.flush(1)
@@ -287,7 +287,7 @@ def test_soft_block():
 
 @pytest.mark.parametrize("hard", HARD)
 def test_soft_block_toward_others(hard):
-    """Toward publishers that it may not hold back block acts as queue with hard/discard, whatever hard is."""
+    """Toward publishers that it may not block, block acts as queue with hard/discard, whatever hard is."""
     connection = Connection(soft="block", hard=hard, messages=2)
     connection.may_block = False
     connection.publish(A, B, C, D)
@@ -338,7 +338,7 @@ def test_hard_error():
 
 
 def test_hard_block():
-    """block keeps the message all the same, and holds its publisher back until the low-water mark."""
+    """block keeps the message all the same, and blocks its publisher until the low-water mark."""
     connection = Connection(hard="block", messages=2)
     connection.stall(A, B)
     assert connection.blocks == []
@@ -349,7 +349,7 @@ def test_hard_block():
 
 
 def test_hard_block_toward_others():
-    """Toward publishers that it may not hold back hard/block acts as hard/discard."""
+    """Toward publishers that it may not block, hard/block acts as hard/discard."""
     connection = Connection(hard="block", messages=2)
     connection.may_block = False
     connection.stall(A, B, C)
@@ -387,7 +387,7 @@ def test_choices_hold_for_what_comes():
 
 @pytest.mark.parametrize(("soft", "hard"), list(product(SOFT, HARD)))
 def test_may_hold_back(soft, hard):
-    """A queue says whether what was chosen can hold anybody back."""
+    """A queue says whether its strategies can block a publisher."""
     assert Connection(soft=soft, hard=hard).queue.can_block == ("block" in (soft, hard))
 
 
@@ -397,7 +397,7 @@ def test_may_hold_back(soft, hard):
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("limit", "lost"), [(4, 0), (3, 1)])
 def test_limit_of_messages(limit, lost, together):
-    """So many messages as the limit says wait, and not one more, whether they come together or one by one."""
+    """The queue keeps as many messages as its limit, and not one more, whether they come together or one by one."""
     connection = Connection(messages=limit)
     if together:
         connection.stall(A, B, C, D)
@@ -411,7 +411,7 @@ def test_limit_of_messages(limit, lost, together):
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("limit", "lost"), [(10, 0), (9, 1)])
 def test_limit_of_bytes(limit, lost, together):
-    """So many bytes as the limit says wait, and not one more."""
+    """The queue keeps as many bytes as its limit, and not one more."""
     connection = Connection(size=limit)
     if together:
         connection.stall(A, B, C, D)
@@ -499,7 +499,7 @@ def test_total_limit_of_one(limit, lost):
 
 
 def test_fair_share():
-    """At the total limit who has more than a fair share loses; who has less is not punished, up to that share."""
+    """At the total limit a queue above its fair share loses messages; one below it keeps them, up to that share."""
     budget = SharedBudget(100)
     greedy, modest = (Connection(budget=budget, user=user) for user in "gm")
     greedy.stall(*[b"x" * 10] * 12)
@@ -511,7 +511,7 @@ def test_fair_share():
     assert modest.lost == [1, 10]
     greedy.publish(b"z")
     assert greedy.lost == [3, 21]
-    # Below the limit nobody is asked about shares.
+    # Below the limit shares do not count.
     assert greedy.flush(6)
     assert budget.bytes == 90
     modest.publish(b"y" * 10)
@@ -784,7 +784,7 @@ def test_leftovers_that_were_not_settled():
 
 
 def test_an_outcome_sums_up_a_batch():
-    """One outcome tells all that became of a batch: the losses, older messages included, and until when to block."""
+    """One outcome sums up a batch: the losses, older messages included, and until when to block."""
     connection = Connection()
     connection.stall(A, B)
     connection.set_strategies(soft=Asked(Verdict.KEEP, Verdict.BLOCK, Verdict.DROP))
@@ -800,7 +800,7 @@ def test_an_outcome_sums_up_a_batch():
 
 
 def test_nothing_left_to_wait_for_blocks_nobody():
-    """A message that blocks its publisher, and is dropped by a later one's strategy, blocks nobody after all."""
+    """If a message blocks its publisher and is then dropped by the next one's verdict, no publisher is blocked."""
 
     class Fickle(DropOldest):
         def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
@@ -862,7 +862,7 @@ def test_a_queue_of_replies_is_not_at_its_limit():
 def test_refused(is_congested):
     """A message that the kernel will never take is dropped and counted, a reply is not; the connection goes on.
 
-    Who watches what is sent is told of neither.
+    A watcher gets neither of them.
     """
     connection = Connection()
     seen: list[bytes] = []
@@ -888,7 +888,7 @@ def test_refused(is_congested):
     connection.publish(E)
     taken = connection.queue.take(1)
     connection.queue.reject_oversized(taken[0])
-    connection.queue.watch = lambda packets: pytest.fail(f"told of {packets}")
+    connection.queue.watch = lambda packets: pytest.fail(f"unexpected {packets}")
     connection.queue.ack(taken, 1)
     assert connection.lost == [2, 10]
 
@@ -915,7 +915,7 @@ def test_refused_then_lost(is_congested):
 
 @pytest.mark.parametrize("order", ORDER)
 def test_abandon(order):
-    """What waits for one who is gone is dropped and counted, replies aside; the shared limit gets its bytes back."""
+    """The queue of a lost receiver is dropped and counted, replies aside; the shared limit gets its bytes back."""
     budget = SharedBudget()
     connection = Connection(order=order, budget=budget)
     connection.stall(A, B)
@@ -1021,7 +1021,7 @@ def test_hard_strategy_of_others():
 
 
 def test_hard_strategy_is_not_asked_for_nothing():
-    """Toward publishers that soft/block may not hold back the hard strategy does not count, so it is not asked."""
+    """Toward publishers that soft/block may not block, the hard strategy does not count, so it is not asked."""
     strategy = Asked()
     connection = Connection(soft="block", messages=1)
     connection.set_strategies(hard=strategy)
@@ -1058,7 +1058,7 @@ def test_drop_next_of_nothing_but_replies(order):
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_all_is_dropped(kind):
-    """If a strategy drops all that waits and the new message too, the queue waits no more, and nobody for it."""
+    """If a strategy drops the backlog and the new message too, the queue is no longer congested and blocks nothing."""
     connection = Connection(messages=2)
     connection.stall(A, B)
     connection.set_strategies(**{kind: DropOldest(0, Verdict.DROP)})
@@ -1071,7 +1071,7 @@ def test_all_is_dropped(kind):
 
 
 def test_order_of_others():
-    """An order that was added is told of the arrival, the size and the order chosen before; lowest goes first."""
+    """An order of a plugin gets the arrival, the size and the order chosen before; the lowest rank goes first."""
 
     @implementer(IQueueOrder)
     class Shortest:

@@ -263,7 +263,7 @@ def test_changes_of_mind_do_not_start_the_time_again(receiver):
 
 
 class BackpressureMachine(RuleBasedStateMachine):
-    """Several receivers and publishers of one bus, against a plain account of who waits for what."""
+    """Several receivers and publishers of one bus, against a plain account of the blocked pairs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -149,12 +149,12 @@ def test_a_local_subscriber_that_fails_is_closed_alone():
 
 
 def test_an_observer_publishes_in_the_middle_of_a_batch():
-    """The client's messages are settled in its name and the program's in nobody's, in the order of publishing."""
+    """The client's messages are settled in its name and the program's in none, in the order of publishing."""
 
     class Telling(Observer):
         def published(self, client: Any, key: bytes, payload: bytes | None) -> None:
             if payload == b"1":
-                bus.registry.publish(b"k", b"told")
+                bus.registry.publish(b"k", b"extra")
 
     bus = Bus(observers=(Telling(),), limits=Limits(queue_messages=5))
     reader, publisher = bus.connect(), bus.connect()
@@ -163,7 +163,7 @@ def test_an_observer_publishes_in_the_middle_of_a_batch():
     publisher.send(*messages(3))
     assert publisher.protocol.is_paused
     reader.drain()
-    assert reader.take() == [b"MSG k\x000", b"MSG k\0told", b"MSG k\x001", b"MSG k\x002"]
+    assert reader.take() == [b"MSG k\x000", b"MSG k\0extra", b"MSG k\x001", b"MSG k\x002"]
     assert reader.protocol.lost == 0
 
 
