@@ -5,7 +5,8 @@
 
 Times are the shortest of many, and scaled by a piece of plain Python (the calibration), so that a baseline of one
 machine says something on another. A step that looks slower is measured a second time before it is reported.
-``--save`` makes the measured times the baseline; there is one for the compiled helper and one for plain Python (``SBUS_PURE=1``).
+``--save`` makes the measured times the baseline; there is one for the compiled helper and one for plain Python
+(``SBUS_PURE=1``).
 """
 
 from __future__ import annotations
