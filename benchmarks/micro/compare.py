@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Run the micro-benchmarks and warn of what has become slower than the stored baseline; a slow-down is no failure.
+"""Run the micro-benchmarks and warn of steps that are slower than the stored baseline; a slow-down is no failure.
 
     python benchmarks/micro/compare.py [--save] [-k EXPRESSION]
 
 Times are the shortest of many, and scaled by a piece of plain Python (the calibration), so that a baseline of one
-machine says something on another. What looks slower is measured a second time before anybody is told. ``--save`` makes
-what was measured the baseline; there is one for the compiled helper and one for plain Python (``SBUS_PURE=1``).
+machine says something on another. A step that looks slower is measured a second time before it is reported.
+``--save`` makes the measured times the baseline; there is one for the compiled helper and one for plain Python
+(``SBUS_PURE=1``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 BASELINE = HERE / "baseline.json"
 CALIBRATION = "test_calibration"
 SLOWER = 1.25
-"""A step that takes so many times longer than it did is worth a look; less is within what a machine varies."""
+"""The ratio to the baseline above which a step is reported; smaller ones are within a machine's variation."""
 
 Times = dict[str, float]
 """Nanoseconds that a step takes, by the name of its benchmark."""

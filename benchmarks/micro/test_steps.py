@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sbus.errors import CloseReason
-from sbus.flood import ORDERS, QueueLimits, SendQueue, SharedBudget
+from sbus.flood import DEFAULT_SETTINGS, ORDERS, QueueLimits, SendQueue, SharedBudget, UserShare
 from sbus.protocol.bundles import LARGEST, pack, unbundle
 from sbus.protocol.keys import CURRENT, PeerCredentials, matches
 from sbus.protocol.packets import build, parse
@@ -160,30 +159,15 @@ def test_subscribe(benchmark: Any, pattern: bytes) -> None:
 
 
 class Reader:
-    """A receiver that minds nothing."""
+    """The owner of a queue that loses nothing."""
 
-    def mayBlock(self) -> bool:
-        return False
-
-    def block(self, until_empty: bool) -> None:
-        raise AssertionError("it never blocks")
-
-    def on_drained(self, room: bool, empty: bool) -> None:
-        pass
-
-    def congested(self, now: bool) -> None:
-        pass
-
-    def dropped(self, packets: int, size: int) -> None:
-        raise AssertionError("it has room for all")
-
-    def on_overflow(self, reason: CloseReason) -> None:
-        raise AssertionError("it behaves")
+    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+        assert not dropped
 
 
 def test_queue_free(benchmark: Any) -> None:
     """A batch passes through a queue whose socket takes everything."""
-    queue = SendQueue(Reader(), QueueLimits(), SharedBudget())
+    queue = SendQueue(Reader(), QueueLimits(), UserShare(SharedBudget()))
     packets = [MESSAGE] * BATCH
 
     def pass_through() -> None:
@@ -198,14 +182,15 @@ def test_queue_free(benchmark: Any) -> None:
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.selector.decode().partition("/")[2])
 def test_queue_congested(benchmark: Any, order: Any) -> None:
     """A batch comes and a batch goes while a thousand messages wait."""
-    queue = SendQueue(Reader(), QueueLimits(), SharedBudget())
+    queue = SendQueue(Reader(), QueueLimits(), UserShare(SharedBudget()))
     packets = [MESSAGE] * BATCH
-    queue.set_order(order)
+    queue.configure(DEFAULT_SETTINGS.with_order(order))
     queue.pending += [MESSAGE] * 1000
     queue.ack(queue.take(1), 0)
+    queue.settle(may_block=False)
 
     def pass_through() -> None:
-        queue.enqueue(packets)
+        queue.enqueue(packets, False)
         taken = queue.take(BATCH)
         queue.ack(taken, len(taken))
 

@@ -1,39 +1,73 @@
-"""How much may wait: for one receiver, and for all of them together."""
+"""The limits of queues: of one receiver, and of all receivers together.
+
+All queues share one limit in bytes (`SharedBudget`), so that slow receivers cannot take all of the server's memory. At
+that limit a receiver keeps new messages only up to its *fair share*: the limit, divided by the number of users that
+have a queue, then by the number of queues of the receiver's user. Shares go by user first, because a user can open
+as many connections as it likes: with shares by connection, ten connections would get ten times the memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
-__all__ = ["QueueLimits", "SharedBudget"]
+__all__ = ["QueueLimits", "SharedBudget", "UserShare"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much may wait for one receiver: messages, and bytes in packets."""
+    """The limits of one receiver's queue.
+
+    :ivar messages: messages in the queue.
+    :ivar bytes: bytes of packets in the queue.
+    """
 
     messages: int = 65_536
     bytes: int = 64 << 20
 
 
 class SharedBudget:
-    """The limit of all queues together, in bytes, and each receiver's fair share of it."""
+    """The limit of all queues together.
+
+    :ivar limit: bytes of packets.
+    :ivar bytes: bytes of packets in all queues now.
+    :ivar users: the number of users that have a queue now.
+    """
+
+    __slots__ = ("bytes", "limit", "users")
 
     def __init__(self, limit: int = 256 << 20) -> None:
         self.limit = limit
         self.bytes = 0
-        self._waiting: dict[Hashable, int] = {}
+        self.users = 0
 
-    def enter(self, user: Hashable) -> None:
-        """A receiver of this user's has a queue now."""
-        self._waiting[user] = self._waiting.get(user, 0) + 1
 
-    def leave(self, user: Hashable) -> None:
-        """A receiver of this user's has no queue any more."""
-        self._waiting[user] -= 1
-        if not self._waiting[user]:
-            del self._waiting[user]
+class UserShare:
+    """One user's part in a `SharedBudget`; the queues of the user's receivers count in it.
 
-    def share(self, user: Hashable) -> int:
-        """What a receiver of this user's may hold: the limit, by users with a queue, by their receivers with one."""
-        return self.limit // (max(len(self._waiting), 1) * max(self._waiting.get(user, 1), 1))
+    :ivar budget: the budget that all users share.
+    :ivar queues: the number of this user's queues that hold something now.
+    :ivar queued_bytes: bytes of packets in these queues.
+    """
+
+    __slots__ = ("budget", "queued_bytes", "queues")
+
+    def __init__(self, budget: SharedBudget) -> None:
+        self.budget = budget
+        self.queues = 0
+        self.queued_bytes = 0
+
+    def add_queue(self) -> None:
+        """Count one more queue of this user."""
+        self.queues += 1
+        if self.queues == 1:
+            self.budget.users += 1
+
+    def remove_queue(self) -> None:
+        """Count one queue less."""
+        self.queues -= 1
+        if not self.queues:
+            self.budget.users -= 1
+
+    def fair_share(self) -> int:
+        """Return the bytes that one queue of this user may hold while the budget is used up."""
+        return self.budget.limit // (max(self.budget.users, 1) * max(self.queues, 1))

@@ -1,4 +1,4 @@
-"""The queue of a plain packet transport: first in, first out, without limits, with water marks for a producer."""
+"""The queue of a transport without flood control: first in, first out, with a high-water mark for producers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbus.routing.runs import total_size
 __all__ = ["HIGH_WATER", "FifoQueue"]
 
 HIGH_WATER = 64 << 10
-"""Bytes that wait past which a streaming producer is paused; it is resumed when nothing waits."""
+"""Bytes in the queue above which a streaming producer is paused; it is resumed when the queue is empty."""
 
 
 @implementer(IPacketQueue)
@@ -29,7 +29,7 @@ class FifoQueue:
         return len(self._packets)
 
     def is_high(self) -> bool:
-        """Whether more waits than the high-water mark."""
+        """Return whether the queue is above the high-water mark."""
         return self._size > HIGH_WATER
 
     def write(self, packet: bytes) -> None:
@@ -44,7 +44,7 @@ class FifoQueue:
         self._size -= total_size(taken[:sent])
 
     def reject_oversized(self, packet: bytes) -> bool:
-        """A stream of packets with a hole in it would mislead: have the connection end."""
+        """End the connection: a stream of packets with a hole in it would mislead the protocol."""
         return False
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:

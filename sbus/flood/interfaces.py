@@ -4,81 +4,114 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zope.interface import Attribute, Interface
+
+from sbus.errors import CloseReason
 
 __all__ = [
     "IHardStrategy",
     "IPacketQueue",
     "IQueueOrder",
     "ISoftStrategy",
+    "Outcome",
+    "Until",
     "Verdict",
 ]
 
 
 class Verdict(enum.Enum):
-    """What a strategy says of a message that cannot be sent at once."""
+    """The decision of a strategy about one message that cannot be sent at once."""
 
-    KEEP = "keep it in the queue, as far as there is room"
+    KEEP = "keep it in the queue if there is room"
     DROP = "drop it for this receiver"
-    BLOCK = "keep it in any case, and hold its publisher back"
+    BLOCK = "keep it even past the limits, and block its publisher"
     CLOSE = "disconnect the receiver"
 
 
+class Until(enum.Enum):
+    """The state of a receiver's queue that ends the blocking of a publisher."""
+
+    ROOM = "the queue is at its low-water mark"
+    EMPTY = "the queue is empty"
+
+
+class Outcome(NamedTuple):
+    """What became of messages for one receiver, where not simply all of them were kept.
+
+    :ivar dropped: the number of messages that were dropped for the receiver, older ones included.
+    :ivar dropped_bytes: the bytes of these messages' packets.
+    :ivar close: why the receiver must be disconnected, by its own choice of strategies; else None.
+    :ivar block: the state up to which the publisher must be blocked; else None.
+    """
+
+    dropped: int = 0
+    dropped_bytes: int = 0
+    close: CloseReason | None = None
+    block: Until | None = None
+
+
 class ISoftStrategy(Interface):
-    """What happens to a message whose receiver's socket is full."""
+    """Decides about a message when its receiver's socket is full."""
 
     selector: bytes = Attribute("The control message that selects it, as ``b'blocking/soft/queue'``.")
     always: Verdict | None = Attribute("The verdict if it is always the same one, which is quick; else None.")
 
     def decide(queue: Any, packet: bytes) -> Verdict:
-        """The verdict on this packet, which waits for this queue's receiver (asked only if `always` is None)."""
+        """Return the verdict on `packet`, a message for the receiver of `queue` (called only if `always` is None)."""
 
 
 class IHardStrategy(Interface):
-    """What happens to a message whose receiver's queue is at its limit."""
+    """Decides about a message when its receiver's queue is at its limit."""
 
     selector: bytes = Attribute("The control message that selects it, as ``b'blocking/hard/discard'``.")
     always: Verdict | None = Attribute("The verdict if it is always the same one, which is quick; else None.")
 
     def decide(queue: Any, packet: bytes) -> Verdict:
-        """The verdict on this packet, for which there is no room (asked only if `always` is None)."""
+        """Return the verdict on `packet`, for which there is no room (called only if `always` is None)."""
 
 
 class IQueueOrder(Interface):
-    """In which order a queue is sent."""
+    """The order in which a queue is sent."""
 
     selector: bytes = Attribute("The control message that selects it, as ``b'order/queue'``.")
-    newestFirst: bool | None = Attribute("What `rank` is told from now on; None leaves what was chosen before.")
-    arrival: bool = Attribute("Whether this is the order of arrival, replies included; then `rank` is not asked.")
+    newestFirst: bool | None = Attribute(
+        "The `newest_first` that `rank` gets from now on; None keeps the earlier choice."
+    )
+    arrival: bool = Attribute("Whether this is the order of arrival, replies included; `rank` is not called then.")
 
     def rank(arrival: int, size: int, newest_first: bool) -> Any:
-        """A sort key for a packet of `size` bytes that arrived as number `arrival`: the lowest is sent first."""
+        """Return the sort key of a packet: the packet with the lowest key is sent first.
+
+        :param arrival: counts the packets as they arrive.
+        :param size: bytes of the packet.
+        :param newest_first: whether ``order/stack`` was chosen after ``order/queue``.
+        """
 
 
 class IPacketQueue(Interface):
-    """What a packet transport sends from. `sbus.flood.SendQueue` is one."""
+    """The queue that a packet transport sends from; `sbus.flood.SendQueue` is one."""
 
     def __len__() -> int:
-        """How many packets wait."""
+        """Return the number of packets in the queue."""
 
     def write(packet: bytes) -> None:
         """Add a packet that must be sent."""
 
     def take(count: int) -> list[bytes]:
-        """The next packets to send, at most `count`; they are out of the queue until `ack`."""
+        """Take the next packets to send, at most `count`; they are out of the queue until `ack`."""
 
     def ack(taken: list[bytes], sent: int) -> None:
-        """Of what was taken, so many packets (from the front) were sent; the others are to be kept."""
+        """Report that the first `sent` of the packets `taken` were sent; the queue keeps the others."""
 
     def reject_oversized(packet: bytes) -> bool:
-        """The kernel will never take this packet, as it is too long for the socket's buffer.
+        """Report a packet that the kernel never takes, because it is longer than the socket's buffer.
 
-        If the connection goes on, the packet is reported to `ack` as if it were sent, to be out of the way.
+        If the connection goes on, the transport then reports the packet to `ack` as sent.
 
-        :returns: whether the connection may go on without it.
+        :returns: whether the connection may go on without the packet.
         """
 
     def discard_all(taken: Sequence[bytes] = ()) -> None:
-        """Nothing can be sent any more, neither what waits nor what was taken and not reported to `ack`."""
+        """Drop everything, also the packets `taken` and not yet reported to `ack`: nothing can be sent any more."""

@@ -1,242 +1,297 @@
-"""The queue of packets on their way to one receiver, in which flood control happens."""
+"""The queue of packets on their way to one receiver; flood control happens here.
+
+.. rubric:: Theory of operation
+
+There is no separate state "blocked" that could go stale. Packets gather in `pending`, a plain list; the transport
+flushes them, and *what a flush leaves is the blocked state*. Only then the queue is *congested*: the leftovers go
+through flood control into a backlog with an order, counts and limits, and so does every later message, until the
+backlog is empty. Then the queue is a plain list again. While no receiver is slow, flood control costs one look at
+the flag `is_congested` for each receiver of a run.
+
+What drives a queue, in this order:
+
+1. The server appends a run of messages to `pending`, or, if the queue is congested, calls `enqueue`.
+2. The transport calls `take`, sends, and calls `ack`. If an `ack` leaves something in a queue that was not congested,
+   the leftovers stay in `pending` and the queue is congested from now on.
+3. The server calls `settle` at once: the leftovers go through flood control like new messages. The server knows whose
+   messages they are, the transport does not: that is why `ack` does not decide about them itself.
+4. Each later `ack` that takes something from the backlog calls `on_drained` of the queue's owner, the only callback.
+
+`enqueue` and `settle` return an `Outcome`, which the caller acts upon, or None if all messages were kept. Inside them
+the queue calls only its strategies (and `on_drained`, if a strategy has emptied the queue). So a caller's loop never
+finds the receivers changed in its middle.
+
+.. rubric:: Invariants
+
+* A message was delivered, is counted as dropped, or is in the queue. Never two of these.
+* A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
+* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it.
+* An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
+
+.. rubric:: Costs
+
+Whole runs are kept with one call if the strategies need not be asked about each message and there is room for all. The
+work then depends on the number of runs, not of messages: with counts and hand-overs by the batch, a queue that waits
+is twice as fast as with one call for each message. A change of the order sorts nothing until the next packet is taken:
+a client that only sends control messages cannot keep the server busy with sorting a long backlog.
+
+Low-water mark: a quarter of both limits of the queue, in messages and in bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from zope.interface import implementer
 
 from sbus.errors import CloseReason
-from sbus.flood.budget import QueueLimits, SharedBudget
-from sbus.flood.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy, Verdict
-from sbus.flood.orders import ORDERS, FifoBacklog, PriorityBacklog, Reply
-from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES
+from sbus.flood.budget import QueueLimits, UserShare
+from sbus.flood.interfaces import IPacketQueue, Outcome, Until, Verdict
+from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
+from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.routing.runs import total_size
 
-__all__ = ["Receiver", "SendQueue"]
+__all__ = ["QueueOwner", "SendQueue"]
+
+_LOW_WATER = 4
+"""The low-water mark is this fraction (one over it) of a queue's limits."""
+
+_KEEP = Outcome()
+_DROP = Outcome(dropped=1)
+_SOCKET_FULL = Outcome(close=CloseReason.SOCKET_FULL)
+_QUEUE_FULL = Outcome(close=CloseReason.QUEUE_FULL)
+_BLOCK_UNTIL_EMPTY = Outcome(block=Until.EMPTY)
+_BLOCK_UNTIL_ROOM = Outcome(block=Until.ROOM)
 
 
-class Receiver(Protocol):
-    """What a queue asks of the connection it belongs to, and tells it."""
+class QueueOwner(Protocol):
+    """The object that a queue belongs to: the server's side of a connection."""
 
-    def mayBlock(self) -> bool:
-        """Whether this receiver may hold back the client that is publishing right now."""
+    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+        """Packets have left the queue, by the transport's doing.
 
-    def block(self, until_empty: bool) -> None:
-        """Hold that client back, until the queue is empty or else at its low-water mark."""
-
-    def on_drained(self, room: bool, empty: bool) -> None:
-        """Packets have left a queue that had waited; is it below its low-water mark, is it empty?"""
-
-    def congested(self, now: bool) -> None:
-        """The queue has begun, or ceased, to wait for the socket."""
-
-    def dropped(self, packets: int, size: int) -> None:
-        """So many messages, of so many bytes, were dropped for this receiver."""
-
-    def on_overflow(self, reason: CloseReason) -> None:
-        """By its own choice this receiver is to be disconnected."""
+        :param has_room: the queue is at its low-water mark or below.
+        :param is_empty: the queue is empty, after it was congested.
+        :param dropped: messages that were dropped, because they can never be sent.
+        :param dropped_bytes: the bytes of these.
+        """
 
 
 @implementer(IPacketQueue)
 class SendQueue:
     """The packets on their way to one receiver; an `IPacketQueue` with flood control.
 
-    :ivar pending: packets of the batch in hand, which nobody has tried to send yet; hot loops
-        append to it directly while the queue is not `congested`.
-    :ivar is_congested: a flush has left something behind; everything new goes through `enqueue`.
-    :ivar messages: how many messages wait (replies and `pending` aside).
-    :ivar size: how many bytes these have.
-    :ivar replies: how many replies wait.
-    :ivar watch: called with the packets that were sent, if somebody wants to know.
+    :param owner: the object whose `on_drained` is called.
+    :param limits: the limits of this queue.
+    :param user: the share of the receiver's user in the limit of all queues.
+
+    :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
+        it directly while the queue is not congested.
+    :ivar is_congested: whether a flush has left something; new messages go through `enqueue` then.
+    :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
+    :ivar messages: messages in the backlog (without replies and `pending`).
+    :ivar size: the bytes of these messages' packets.
+    :ivar replies: replies in the backlog.
+    :ivar settings: the receiver's choices; change them with `configure`.
+    :ivar watch: called with the packets that were sent, if it is not None.
     """
 
     __slots__ = (
         "_backlog",
-        "_budget",
-        "_hard",
+        "_dropped",
+        "_dropped_bytes",
         "_is_arranged",
         "_limits",
-        "_newest_first",
-        "_order",
         "_oversized",
-        "_receiver",
+        "_owner",
         "_reply_pending",
-        "_soft",
         "_user",
+        "can_block",
         "is_congested",
         "messages",
         "pending",
         "replies",
+        "settings",
         "size",
         "watch",
     )
 
-    def __init__(self, receiver: Receiver, limits: QueueLimits, budget: SharedBudget, user: Hashable = None) -> None:
+    def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         self.pending: list[bytes] = []
         self.is_congested = False
+        self.can_block = False
         self.messages = 0
         self.size = 0
         self.replies = 0
-        self._receiver = receiver
+        self.settings: ClientSettings = DEFAULT_SETTINGS
+        self.watch: Callable[[list[bytes]], None] | None = None
+        self._owner = owner
         self._limits = limits
-        self._budget = budget
         self._user = user
         self._backlog: FifoBacklog | PriorityBacklog | None = None
-        self._soft: ISoftStrategy = SOFT_STRATEGIES[0]
-        self._hard: IHardStrategy = HARD_STRATEGIES[0]
-        self._order: IQueueOrder = ORDERS[0]
-        self._newest_first = False
         self._is_arranged = True
         self._reply_pending = False
-        self._oversized: list[bytes] = []
-        self.watch: Callable[[list[bytes]], None] | None = None
+        self._oversized: Sequence[bytes] = ()
+        self._dropped = 0
+        self._dropped_bytes = 0
 
     def __len__(self) -> int:
         return len(self.pending) + (len(self._backlog) if self._backlog is not None else 0)
 
-    @property
-    def can_block(self) -> bool:
-        """Whether the strategies in force can hold a publisher back."""
-        return self._soft.always in (Verdict.BLOCK, None) or self._hard.always in (Verdict.BLOCK, None)
+    def configure(self, settings: ClientSettings) -> None:
+        """Use other settings from now on: strategies for new messages, the order also for the backlog."""
+        if settings.order is not self.settings.order:
+            self._is_arranged = False
+        self.settings = settings
+        self.can_block = settings.can_block()
 
-    def set_strategies(self, *, soft: ISoftStrategy | None = None, hard: IHardStrategy | None = None) -> None:
-        """Use other strategies from now on; what waits stays."""
-        self._soft = soft or self._soft
-        self._hard = hard or self._hard
+    def snapshot(self) -> dict[str, list[tuple[bool, bytes]]]:
+        """Return the packets in the queue in order of arrival, each as (whether it is a reply, packet)."""
+        packets = [*(self._backlog or ()), *self.pending]
+        return {"packets": [(type(packet) is Reply, bytes(packet)) for packet in packets]}
 
-    def set_order(self, order: IQueueOrder) -> None:
-        """Use another order from now on, for what waits too.
-
-        What waits is arranged when the next packet is wanted: who only asks, and takes nothing,
-        must not keep the server busy with it.
-        """
-        if order is self._order:
-            return
-        if order.newestFirst is not None:
-            self._newest_first = order.newestFirst
-        self._order = order
-        self._is_arranged = False
-
-    def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
-        if not self._is_arranged:
-            self._is_arranged = True
-            backlog = self._backlog = self._arranged(iter(backlog))
-        return backlog
-
-    def _arranged(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:
-        if self._order.arrival:
-            return FifoBacklog(packets)
-        return PriorityBacklog(packets, self._order, self._newest_first)
+    # --- in ----------------------------------------------------------------------------------
 
     def write(self, packet: bytes) -> None:
-        """Send a reply: it is kept whatever happens, and counted apart."""
+        """Add a reply: it is kept in any case and counted apart."""
         reply = Reply(packet)
-        if self._backlog is None:
+        if self._backlog is None or self.pending:
             self.pending.append(reply)
             self._reply_pending = True
         else:
             self.replies += 1
             self._backlog.push([reply])
 
-    def enqueue(self, packets: list[bytes]) -> None:
-        """Messages have come for a receiver that is congested: keep what the strategies let in."""
+    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        """Take messages for a receiver that is congested, and keep those that flood control lets in.
+
+        :param may_block: whether the receiver may block the publisher of these messages.
+        :returns: None if all were kept and there is nothing to do.
+        """
+        if self.pending:
+            packets = self.pending + packets
+            self.pending = []
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
         if not self._reply_pending:
-            soft, size = self._soft.always, total_size(packets)
-            holds = soft is Verdict.BLOCK and self._receiver.mayBlock()
-            if holds or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
+            soft, size = self.settings.soft.always, total_size(packets)
+            blocks = may_block and soft is Verdict.BLOCK
+            if blocks or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
                 backlog.push(packets)
                 self._count(len(packets), size)
-                if holds:
-                    self._receiver.block(True)
-                return
-        dropped = dropped_size = 0
-        for packet in packets:
-            if type(packet) is Reply:
-                if self._backlog is not None:
-                    self.replies += 1
-                    self._backlog.push([packet])
-            elif self._backlog is None or not self._admit(packet):
-                dropped += 1
-                dropped_size += len(packet)
-        if dropped:
-            self._receiver.dropped(dropped, dropped_size)
-        if self._backlog is not None and not self._backlog:
-            self._relax()  # nothing was kept, and a strategy has dropped what waited before
-            self._receiver.on_drained(True, True)
+                return _BLOCK_UNTIL_EMPTY if blocks else None
+            if soft is Verdict.DROP:
+                self._dropped += len(packets)
+                self._dropped_bytes += size
+                return self._outcome(None, None)
+        return self._enqueue_each(packets, may_block)
+
+    def settle(self, may_block: bool) -> Outcome | None:
+        """Decide about the packets that a first flush has left; see `enqueue`."""
+        left, self.pending = self.pending, []
+        outcome = self.enqueue(left, may_block)
+        self._reply_pending = False
+        return outcome
 
     def has_room(self, messages: int, size: int, copies: int) -> bool:
-        """Whether it is certain that so many messages will be kept without anybody being held back for it.
+        """Return whether the queue certainly keeps that many messages without blocking their publisher.
 
+        :param messages: the number of messages.
         :param size: their bytes.
-        :param copies: the bytes of all their copies, as other receivers' count toward the limit of all too.
+        :param copies: the bytes of their copies for all receivers, which count toward the limit of all queues.
         """
-        limits, budget = self._limits, self._budget
+        limits, budget = self._limits, self._user.budget
         return (
-            self._soft.always is Verdict.KEEP
+            self.settings.soft.always is Verdict.KEEP
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.limit
         )
 
     def drop_next(self) -> bool:
-        """For strategies: drop the message that would be sent next, to make room. Whether there was one."""
+        """For strategies: drop the message that would be sent next. Return whether there was one."""
         packet = self._ordered(self._backlog).pop_message() if self._backlog is not None else None
         if packet is None:
             return False
         self._count(-1, -len(packet))
-        self._receiver.dropped(1, len(packet))
+        self._dropped += 1
+        self._dropped_bytes += len(packet)
         return True
 
-    def _admit(self, packet: bytes) -> bool:
-        """Ask the strategies about one message; whether it was kept (or nobody is left to keep it for)."""
-        receiver, size = self._receiver, len(packet)
-        soft = self._soft.always or self._soft.decide(self, packet)
-        may_block = soft is Verdict.BLOCK and receiver.mayBlock()
+    def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        close: CloseReason | None = None
+        block: Until | None = None
+        for packet in packets:
+            if type(packet) is Reply:
+                if self._backlog is not None:
+                    self.replies += 1
+                    self._backlog.push([packet])
+                continue
+            verdict = _DROP if self._backlog is None else self._judge(packet, may_block)
+            if verdict is _DROP or verdict.close:
+                self._dropped += 1
+                self._dropped_bytes += len(packet)
+                if verdict.close:
+                    close = verdict.close
+                    self._discard(())
+            else:
+                assert self._backlog is not None
+                self._backlog.push([packet])
+                self._count(1, len(packet))
+                block = Until.EMPTY if Until.EMPTY in (block, verdict.block) else block or verdict.block
+        return self._outcome(close, block)
+
+    def _outcome(self, close: CloseReason | None, block: Until | None) -> Outcome | None:
+        """Sum up the messages that came together; relax if nothing is left."""
+        if not self._backlog:
+            block = None
+            if self._backlog is not None:  # nothing was kept, and a strategy has dropped the rest
+                self._relax()
+                self._owner.on_drained(True, True, 0, 0)
+        dropped, size, self._dropped, self._dropped_bytes = self._dropped, self._dropped_bytes, 0, 0
+        return Outcome(dropped, size, close, block) if dropped or close or block else None
+
+    def _judge(self, packet: bytes, may_block: bool) -> Outcome:
+        """Ask the strategies about one message."""
+        settings = self.settings
+        soft = settings.soft.always or settings.soft.decide(self, packet)
         if soft is Verdict.DROP:
-            return False
+            return _DROP
         if soft is Verdict.CLOSE:
-            return self._close(CloseReason.SOCKET_FULL)
-        hold = may_block
-        if not may_block and self._lacks_room(1, size):
-            if soft is Verdict.BLOCK:
-                return False  # toward a publisher that it may not hold back
-            hard = self._hard.always or self._hard.decide(self, packet)
-            if hard is Verdict.CLOSE:
-                return self._close(CloseReason.QUEUE_FULL)
-            hold = hard is Verdict.BLOCK and receiver.mayBlock()
-            if hard is not Verdict.KEEP and not hold:
-                return False
-        assert self._backlog is not None
-        self._backlog.push([packet])
-        self._count(1, size)
-        if hold:
-            receiver.block(may_block)
-        return True
+            return _SOCKET_FULL
+        if soft is Verdict.BLOCK and may_block:
+            return _BLOCK_UNTIL_EMPTY
+        if not self._lacks_room(1, len(packet)):
+            return _KEEP
+        if soft is Verdict.BLOCK:
+            return _DROP  # for a publisher that it may not block, it acts as queue with hard/discard
+        hard = settings.hard.always or settings.hard.decide(self, packet)
+        if hard is Verdict.CLOSE:
+            return _QUEUE_FULL
+        if hard is Verdict.BLOCK:
+            return _BLOCK_UNTIL_ROOM if may_block else _DROP
+        return _KEEP if hard is Verdict.KEEP else _DROP
 
     def _lacks_room(self, messages: int, size: int) -> bool:
-        limits, budget = self._limits, self._budget
+        limits, budget = self._limits, self._user.budget
         return (
             self.messages + messages > limits.messages
             or self.size + size > limits.bytes
-            or (budget.bytes + size > budget.limit and self.size + size > budget.share(self._user))
+            or (budget.bytes + size > budget.limit and self.size + size > self._user.fair_share())
         )
 
     def _count(self, messages: int, size: int) -> None:
+        user = self._user
         self.messages += messages
         self.size += size
-        self._budget.bytes += size
+        user.queued_bytes += size
+        user.budget.bytes += size
 
-    def _close(self, reason: CloseReason) -> bool:
-        self._receiver.on_overflow(reason)
-        self.discard_all()
-        return False
+    # --- out ---------------------------------------------------------------------------------
 
     def take(self, count: int) -> list[bytes]:
-        """The next packets to send, at most `count`; call `ack` before anything else."""
+        """Take the next packets to send, at most `count`; call `ack` before anything else."""
         if self._backlog is not None:
             return self._ordered(self._backlog).take(count)
         taken = self.pending
@@ -247,32 +302,62 @@ class SendQueue:
         return taken[:count]
 
     def ack(self, taken: list[bytes], sent: int) -> None:
-        """Of what was taken so many were sent. What a first flush leaves is offered to flood control."""
+        """Report that the first `sent` of the packets `taken` were sent.
+
+        If this leaves packets in a queue that was not congested, `settle` must follow.
+        """
         if self.watch is not None and sent:
-            refused = set(map(id, self._oversized))
-            packets = [p for p in taken[:sent] if id(p) not in refused] if refused else taken[:sent]
+            rejected = set(map(id, self._oversized))
+            packets = [p for p in taken[:sent] if id(p) not in rejected] if rejected else taken[:sent]
             if packets:
                 self.watch(packets)
-        if self._oversized:
-            self._oversized = []
+        self._oversized = ()
         if self._backlog is not None:
             self._backlog.ack(sent)
             if sent:
                 self._sent(taken[:sent] if sent < len(taken) else taken)
-            return
-        if sent == len(taken):
-            if not self.pending:
-                self._reply_pending = False
-            return
-        left = taken[sent:] + self.pending
+        elif sent < len(taken):
+            self.pending = taken[sent:] + self.pending
+            self._backlog = self._new_backlog(iter(()))
+            self._is_arranged = True
+            self.is_congested = True
+            self._user.add_queue()
+        elif not self.pending:
+            self._reply_pending = False
+
+    def reject_oversized(self, packet: bytes) -> bool:
+        """Drop a packet that the socket never takes; the receiver is not to blame, so the connection goes on."""
+        self._oversized = (*self._oversized, packet)
+        if type(packet) is not Reply:
+            self._owner.on_drained(False, False, 1, len(packet))
+        return True
+
+    def discard_all(self, taken: Sequence[bytes] = ()) -> None:
+        """Drop everything, also the packets `taken` and not yet reported to `ack`, and count the messages."""
+        self._discard(taken)
+        dropped, size, self._dropped, self._dropped_bytes = self._dropped, self._dropped_bytes, 0, 0
+        if dropped:
+            self._owner.on_drained(False, False, dropped, size)
+
+    def _discard(self, taken: Sequence[bytes]) -> None:
+        self._dropped += self.messages
+        self._dropped_bytes += self.size
+        # What was taken from a backlog is counted there.
+        for packet in (*taken, *self.pending) if self._backlog is None else self.pending:
+            if type(packet) is not Reply:
+                self._dropped += 1
+                self._dropped_bytes += len(packet)
+        for packet in self._oversized:  # among the packets taken; counted already
+            if type(packet) is not Reply:
+                self._dropped -= 1
+                self._dropped_bytes -= len(packet)
         self.pending = []
-        self._backlog = self._arranged(iter(()))
-        self._is_arranged = True
-        self.is_congested = True
-        self._budget.enter(self._user)
-        self._receiver.congested(True)
-        self.enqueue(left)
+        self._oversized = ()
         self._reply_pending = False
+        if self._backlog is not None:
+            self._count(-self.messages, -self.size)
+            self.replies = 0
+            self._relax()
 
     def _sent(self, packets: list[bytes]) -> None:
         messages = len(packets)
@@ -283,43 +368,26 @@ class SendQueue:
             messages -= len(replies)
             size -= sum(map(len, replies))
         self._count(-messages, -size)
-        empty = not self._backlog
-        room = self.messages <= self._limits.messages // 4 and self.size <= self._limits.bytes // 4
-        if empty:
+        is_empty = not self._backlog
+        limits = self._limits
+        has_room = self.messages <= limits.messages // _LOW_WATER and self.size <= limits.bytes // _LOW_WATER
+        if is_empty:
             self._relax()
-        self._receiver.on_drained(room, empty)
+        self._owner.on_drained(has_room, is_empty, 0, 0)
 
     def _relax(self) -> None:
         self._backlog = None
         self.is_congested = False
-        self._budget.leave(self._user)
-        self._receiver.congested(False)
+        self._user.remove_queue()
 
-    def reject_oversized(self, packet: bytes) -> bool:
-        """A packet of what was taken that the socket will never take: drop it, as its receiver is not to blame."""
-        self._oversized.append(packet)
-        if type(packet) is not Reply:
-            self._receiver.dropped(1, len(packet))
-        return True
+    def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
+        if not self._is_arranged:
+            self._is_arranged = True
+            backlog = self._backlog = self._new_backlog(iter(backlog))
+        return backlog
 
-    def discard_all(self, taken: Sequence[bytes] = ()) -> None:
-        """Nobody will get what waits, nor what was taken and is not `ack`: drop and count it."""
-        messages = self.messages
-        size = self.size
-        for packet in (*taken, *self.pending) if self._backlog is None else ():
-            if type(packet) is not Reply:
-                messages += 1
-                size += len(packet)
-        for packet in self._oversized:  # of what was taken; counted already
-            if type(packet) is not Reply:
-                messages -= 1
-                size -= len(packet)
-        self.pending = []
-        self._oversized = []
-        self._reply_pending = False
-        if self._backlog is not None:
-            self._count(-self.messages, -self.size)
-            self.replies = 0
-            self._relax()
-        if messages:
-            self._receiver.dropped(messages, size)
+    def _new_backlog(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:
+        settings = self.settings
+        if settings.order.arrival:
+            return FifoBacklog(packets)
+        return PriorityBacklog(packets, settings.order, settings.newest_first)

@@ -1,4 +1,4 @@
-"""What can be said of a message that cannot be sent at once, and the strategies of the protocol that say it."""
+"""The strategies of the protocol: what a receiver can choose for messages that cannot be sent at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HARD_STRATEGIES", "SOFT_STRATEGIES", "Strategy"]
 
 @implementer(ISoftStrategy, IHardStrategy)
 class Strategy:
-    """A strategy that always says the same; soft or hard, by its selector."""
+    """A strategy that always gives the same verdict; its selector says whether it is soft or hard."""
 
     def __init__(self, selector: bytes, always: Verdict) -> None:
         self.selector = selector

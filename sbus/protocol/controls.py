@@ -14,11 +14,16 @@ import enum
 from dataclasses import dataclass
 
 __all__ = [
+    "BUNDLE",
     "BUNDLE_OFF",
     "BUNDLE_ON",
     "CONTROLS",
+    "ECHO",
     "ECHO_OFF",
     "ECHO_ON",
+    "HARD",
+    "ORDER",
+    "SOFT",
     "WHOAMI",
     "Answer",
     "Control",
@@ -62,26 +67,27 @@ WHOAMI = b"!/cred/whoami"
 ECHO_ON, ECHO_OFF = b"echo/on", b"echo/off"
 BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
 
-_SOFT, _HARD, _ORDER, _ECHO, _BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
+SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
+"""The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
 
 CONTROLS = (
     Control(key=WHOAMI, group=WHOAMI, answer=Answer.VALUE, repeated=False, meaning="say which credentials I have"),
-    Control(key=b"blocking/soft/queue", group=_SOFT, default=True, meaning="socket full: queue the message"),
-    Control(key=b"blocking/soft/discard", group=_SOFT, meaning="socket full: drop the message"),
-    Control(key=b"blocking/soft/block", group=_SOFT, meaning="socket full: queue it and block its publisher"),
-    Control(key=b"blocking/soft/error", group=_SOFT, meaning="socket full: disconnect me"),
-    Control(key=b"blocking/hard/discard", group=_HARD, default=True, meaning="queue full: drop the message"),
-    Control(key=b"blocking/hard/block", group=_HARD, meaning="queue full: queue it and block its publisher"),
-    Control(key=b"blocking/hard/error", group=_HARD, meaning="queue full: disconnect me"),
-    Control(key=b"order/queue", group=_ORDER, default=True, meaning="send the oldest message first"),
-    Control(key=b"order/stack", group=_ORDER, meaning="send the newest message first"),
-    Control(key=b"order/random", group=_ORDER, refines=True, meaning="send the largest message first"),
-    Control(key=ECHO_ON, group=_ECHO, default=True, meaning="send me my own messages, if I subscribed to them"),
-    Control(key=ECHO_OFF, group=_ECHO, meaning="do not send me my own messages"),
-    Control(key=BUNDLE_ON, group=_BUNDLE, answer=Answer.VALUE, meaning="take bundles from me, and send me bundles"),
+    Control(key=b"blocking/soft/queue", group=SOFT, default=True, meaning="socket full: queue the message"),
+    Control(key=b"blocking/soft/discard", group=SOFT, meaning="socket full: drop the message"),
+    Control(key=b"blocking/soft/block", group=SOFT, meaning="socket full: queue it and block its publisher"),
+    Control(key=b"blocking/soft/error", group=SOFT, meaning="socket full: disconnect me"),
+    Control(key=b"blocking/hard/discard", group=HARD, default=True, meaning="queue full: drop the message"),
+    Control(key=b"blocking/hard/block", group=HARD, meaning="queue full: queue it and block its publisher"),
+    Control(key=b"blocking/hard/error", group=HARD, meaning="queue full: disconnect me"),
+    Control(key=b"order/queue", group=ORDER, default=True, meaning="send the oldest message first"),
+    Control(key=b"order/stack", group=ORDER, meaning="send the newest message first"),
+    Control(key=b"order/random", group=ORDER, refines=True, meaning="send the largest message first"),
+    Control(key=ECHO_ON, group=ECHO, default=True, meaning="send me my own messages, if I subscribed to them"),
+    Control(key=ECHO_OFF, group=ECHO, meaning="do not send me my own messages"),
+    Control(key=BUNDLE_ON, group=BUNDLE, answer=Answer.VALUE, meaning="take bundles from me, and send me bundles"),
     Control(
         key=BUNDLE_OFF,
-        group=_BUNDLE,
+        group=BUNDLE,
         default=True,
         answer=Answer.EMPTY,
         repeated=False,

@@ -1,1 +1,68 @@
-"""The bus itself: protocol, registry of subscriptions, credentials, limits, and the service that holds them."""
+"""The bus itself, for programs that contain one, and for plugins.
+
+================================  ===================================================================
+`BusService`                      the bus as a Twisted service
+`SubscriptionRegistry`            the switch within it, from which the program publishes
+`Counters`                        the numbers of events on a bus
+`Limits`                          the limits of a bus
+`AccessSettings`                  the access options of a bus
+`KernelPolicy`, `OwnUserPolicy`   the built-in credentials policies
+`KernelCredentials`               the credentials that they make
+`Observer`                        the base class of observers
+`FloodControls`                   the strategies and orders that clients may choose
+`Receiver`, `Publisher`           the interfaces of what takes messages from a bus, and sends them
+================================  ===================================================================
+
+Importing this package imports none of them before it is used: ``sbusd`` listens before it loads Twisted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sbus.server.components import FloodControls
+    from sbus.server.counters import Counters
+    from sbus.server.credentials import AccessSettings, KernelCredentials, KernelPolicy, OwnUserPolicy
+    from sbus.server.interfaces import Publisher, Receiver
+    from sbus.server.limits import Limits
+    from sbus.server.observers import Observer
+    from sbus.server.registry import SubscriptionRegistry
+    from sbus.server.service import BusService
+
+__all__ = [
+    "AccessSettings",
+    "BusService",
+    "Counters",
+    "FloodControls",
+    "KernelCredentials",
+    "KernelPolicy",
+    "Limits",
+    "Observer",
+    "OwnUserPolicy",
+    "Publisher",
+    "Receiver",
+    "SubscriptionRegistry",
+]
+
+_HOMES = {
+    "AccessSettings": "credentials",
+    "BusService": "service",
+    "Counters": "counters",
+    "FloodControls": "components",
+    "KernelCredentials": "credentials",
+    "KernelPolicy": "credentials",
+    "Limits": "limits",
+    "Observer": "observers",
+    "OwnUserPolicy": "credentials",
+    "Publisher": "interfaces",
+    "Receiver": "interfaces",
+    "SubscriptionRegistry": "registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

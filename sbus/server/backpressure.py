@@ -1,93 +1,163 @@
-"""Back-pressure: the publishers that one receiver holds back, and the clock that says for how long it may.
+"""Back-pressure: which receivers block which publishers, and for how long they may.
 
-A receiver that chose to block stops publishers from being read while it cannot take more. They go
-on when its queue has emptied far enough. If nothing leaves the queue for the whole block time-out,
-the receiver is the one that misbehaves: it is disconnected and they go on. That also ends two
-clients that block each other, and one that blocks itself.
+.. rubric:: Theory of operation
+
+A receiver that has chosen to block, and cannot take a message, blocks its publisher: the server stops reading the
+publisher's socket. The kernel's buffer then fills up, and the publisher's ``send()`` waits. That is all the
+back-pressure there is; the protocol has no message for it, and the publisher needs to know nothing.
+
+One object owns the matter for a whole bus, in both directions: the publishers that a receiver blocks, each until the
+receiver's queue is empty or until it has room, and the receivers that block a publisher. A publisher is paused when the
+first receiver blocks it, and resumed when the last one unblocks it. Nothing is kept for clients that neither
+block nor are blocked.
+
+The way from a full socket to a publisher that is read again, call by call:
+
+1. ``Delivery.flush`` or ``Delivery.deliver`` gets an ``Outcome`` with a block from a receiver's queue,
+2. and calls `Backpressure.block`,
+3. which calls ``publisher.pause_publishing``,
+4. which pauses the publisher's transport.
+5. Later the receiver's transport sends, and calls ``SendQueue.ack``,
+6. which calls ``on_drained`` of the receiver's connection,
+7. which calls ``Delivery.drained`` through the registry,
+8. which calls `Backpressure.drained`,
+9. which calls ``publisher.resume_publishing``,
+10. which resumes the publisher's transport.
+
+.. rubric:: The block time-out
+
+Each receiver that blocks has one timer. It starts with the first publisher that is blocked. When it ends, the receiver
+must have taken a packet within the time-out, else the receiver is the one that misbehaves: it is disconnected, and its
+publishers go on. The timer is not restarted for each packet that leaves, which would cost two calls of the reactor for
+each batch: the time of the last packet is noted, and a timer that ends too early runs again for the rest.
+
+The time-out also ends two clients that block each other, and a client that blocks itself; nothing else would.
+A receiver that chooses other strategies unblocks its publishers, but the time goes on, so that a client cannot win time
+by choosing again and again.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-__all__ = ["Backpressure", "Publisher"]
+from sbus.errors import CloseReason
+from sbus.flood import Until
+
+__all__ = ["Backpressure"]
 
 
-class Publisher(Protocol):
-    """A client that can be held back."""
+class _Publisher(Protocol):
+    def pause_publishing(self) -> None: ...
+    def resume_publishing(self) -> None: ...
 
-    def block_on(self, receiver: Any) -> None:
-        """Publish no more, for this receiver's sake."""
 
-    def unblock(self, receiver: Any) -> None:
-        """Go on, as far as this receiver is concerned."""
+class _Receiver(Protocol):
+    def close(self, reason: CloseReason) -> None: ...
+
+
+class _Blocking:
+    """The publishers that one receiver blocks.
+
+    :ivar until: the state of the receiver's queue that each of them waits for.
+    :ivar drained_at: when the last packet left the queue, or the first publisher was blocked (seconds).
+    :ivar timer: the running time-out.
+    """
+
+    __slots__ = ("drained_at", "timer", "until")
+
+    def __init__(self, now: float) -> None:
+        self.until: dict[_Publisher, Until] = {}
+        self.drained_at = now
+        self.timer: IDelayedCall | None = None
 
 
 class Backpressure:
-    """Whom one receiver holds back.
+    """The blocked publishers of one bus, and the receivers that block them.
 
-    :param receiver: passed to the publishers; its ``block_timed_out()`` is called at the time-out.
-    :param timeout: seconds.
+    :param clock: for the time-outs.
+    :param timeout: seconds that a receiver may block without taking a packet.
     """
 
-    __slots__ = ("_clock", "_moved", "_receiver", "_timeout", "_timer", "_until_empty", "_until_room")
-
-    def __init__(self, receiver: Any, clock: IReactorTime, timeout: float) -> None:
-        self._receiver = receiver
+    def __init__(self, clock: IReactorTime, timeout: float) -> None:
         self._clock = clock
         self._timeout = timeout
-        self._until_empty: set[Publisher] = set()
-        self._until_room: set[Publisher] = set()
-        self._timer: Any = None
-        self._moved = 0.0
+        self._blocking: dict[_Receiver, _Blocking] = {}
+        self._blocked: dict[_Publisher, set[_Receiver]] = {}
 
-    def block_on(self, publisher: Publisher, until_empty: bool) -> None:
-        """Hold a publisher back, until the receiver's queue is empty or else has room."""
-        (self._until_empty if until_empty else self._until_room).add(publisher)
-        publisher.block_on(self._receiver)
-        if self._timer is None:
-            self._moved = self._clock.seconds()
-            self._timer = self._clock.callLater(self._timeout, self._time_is_up)
-
-    def on_drained(self, room: bool, empty: bool) -> None:
-        """Packets have left the queue."""
-        self._moved = self._clock.seconds()
-        if empty:
-            self.release()
-        elif room:
-            roomy, self._until_room = self._until_room - self._until_empty, set()
-            self._let_go(roomy)
-
-    def release(self) -> None:
-        """Let everyone go."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.reconsider()
-
-    def reconsider(self) -> None:
-        """Let everyone go, as it may be that they need not wait; if they must after all, no time was won by it."""
-        publishers = self._until_empty | self._until_room
-        self._until_empty, self._until_room = set(), set()
-        self._let_go(publishers)
-
-    def discard(self, publisher: Publisher) -> None:
-        """A publisher is gone."""
-        self._until_empty.discard(publisher)
-        self._until_room.discard(publisher)
-
-    def _let_go(self, publishers: set[Publisher]) -> None:
-        for publisher in publishers:
-            publisher.unblock(self._receiver)
-
-    def _time_is_up(self) -> None:
-        self._timer = None
-        if not self._until_empty and not self._until_room:
-            return
-        left = self._moved + self._timeout - self._clock.seconds()
-        if left > 0:
-            self._timer = self._clock.callLater(left, self._time_is_up)
+    def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
+        """Block a publisher until the receiver's queue has room or is empty; *empty* outlasts *room*."""
+        blocking = self._blocking.get(receiver)
+        if blocking is None:
+            blocking = self._blocking[receiver] = _Blocking(self._clock.seconds())
+            blocking.timer = self._clock.callLater(self._timeout, self._time_is_up, receiver)
+        if blocking.until.get(publisher) is not Until.EMPTY:
+            blocking.until[publisher] = until
+        receivers = self._blocked.get(publisher)
+        if receivers is None:
+            self._blocked[publisher] = {receiver}
+            publisher.pause_publishing()
         else:
-            self._receiver.block_timed_out()
+            receivers.add(receiver)
+
+    def drained(self, receiver: _Receiver, has_room: bool, is_empty: bool) -> None:
+        """Packets have left the queue of a receiver; unblock the publishers that waited for this state."""
+        blocking = self._blocking.get(receiver)
+        if blocking is None:
+            return
+        blocking.drained_at = self._clock.seconds()
+        if is_empty:
+            self.release(receiver)
+        elif has_room:
+            self._unblock(receiver, [p for p, until in blocking.until.items() if until is Until.ROOM])
+
+    def release(self, receiver: _Receiver) -> None:
+        """Unblock all publishers of a receiver and stop its time-out."""
+        blocking = self._blocking.pop(receiver, None)
+        if blocking is not None:
+            if blocking.timer is not None:
+                blocking.timer.cancel()
+            self._resume(receiver, blocking.until)
+
+    def reconsider(self, receiver: _Receiver) -> None:
+        """Unblock all publishers of a receiver that has chosen other strategies; the time-out goes on."""
+        blocking = self._blocking.get(receiver)
+        if blocking is not None:
+            self._unblock(receiver, list(blocking.until))
+
+    def forget(self, publisher: _Publisher) -> None:
+        """Forget a publisher that has disconnected."""
+        for receiver in self._blocked.pop(publisher, ()):
+            del self._blocking[receiver].until[publisher]
+
+    def _unblock(self, receiver: _Receiver, publishers: list[_Publisher]) -> None:
+        until = self._blocking[receiver].until
+        for publisher in publishers:
+            del until[publisher]
+        self._resume(receiver, publishers)
+
+    def _resume(self, receiver: _Receiver, publishers: Iterable[_Publisher]) -> None:
+        unblocked = []
+        for publisher in publishers:
+            receivers = self._blocked[publisher]
+            receivers.discard(receiver)
+            if not receivers:
+                del self._blocked[publisher]
+                unblocked.append(publisher)
+        for publisher in unblocked:
+            if publisher not in self._blocked:  # unless one that went on has had it blocked again
+                publisher.resume_publishing()
+
+    def _time_is_up(self, receiver: _Receiver) -> None:
+        blocking = self._blocking[receiver]
+        blocking.timer = None
+        left = blocking.drained_at + self._timeout - self._clock.seconds()
+        if not blocking.until:
+            del self._blocking[receiver]
+        elif left > 0:
+            blocking.timer = self._clock.callLater(left, self._time_is_up, receiver)
+        else:
+            receiver.close(CloseReason.BLOCKED_TOO_LONG)
+            self.release(receiver)

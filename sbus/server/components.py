@@ -1,9 +1,9 @@
-"""What can be replaced, found by name: the built-in components and those that plugins bring."""
+"""The components that can be replaced, found by name: built-in ones and those of plugins."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,7 @@ from twisted.plugin import getPlugins
 from zope.interface.interface import InterfaceClass
 
 from sbus.errors import PluginError
-from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
+from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES, ClientSettings
 from sbus.flood.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy
 from sbus.server.credentials import KernelPolicy, OwnUserPolicy
 from sbus.server.interfaces import ICredentialsPolicy
@@ -22,7 +22,7 @@ _POLICIES = (KernelPolicy(), OwnUserPolicy())
 
 
 def installed(interface: InterfaceClass, built_in: Iterable[Any]) -> Iterator[Any]:
-    """The built-in components, then those that plugins provide (`twisted.plugin`)."""
+    """Return the built-in components, then those of plugins (`twisted.plugin`)."""
     return chain(built_in, getPlugins(interface))
 
 
@@ -37,14 +37,14 @@ def _by(attribute: str, interface: InterfaceClass, built_in: Iterable[Any]) -> d
 
 
 def credentials_policies() -> dict[str, ICredentialsPolicy]:
-    """What ``--credentials`` can name."""
+    """Return the credentials policies by name, as ``--credentials`` chooses them."""
     return _by("name", ICredentialsPolicy, _POLICIES)
 
 
 def find_policy(name: str) -> ICredentialsPolicy:
-    """The credentials policy of this name.
+    """Return the credentials policy of this name.
 
-    :raises PluginError: if there is none, with those there are.
+    :raises PluginError: if there is none; the text lists the existing ones.
     """
     policies = credentials_policies()
     try:
@@ -67,7 +67,7 @@ def _orders() -> dict[bytes, IQueueOrder]:
 
 @dataclass(frozen=True, slots=True)
 class FloodControls:
-    """The strategies and orders that clients of one bus can choose, by their control message."""
+    """The strategies and orders that clients of one bus can choose, by their control messages."""
 
     soft: dict[bytes, ISoftStrategy] = field(default_factory=_soft)
     hard: dict[bytes, IHardStrategy] = field(default_factory=_hard)
@@ -75,9 +75,19 @@ class FloodControls:
 
     @classmethod
     def built_in(cls) -> FloodControls:
-        """Those of this package only: nothing is searched for, so it is quick."""
+        """Return those of the protocol only; this is quick, as it searches for no plugins."""
         return cls(
             {strategy.selector: strategy for strategy in SOFT_STRATEGIES},
             {strategy.selector: strategy for strategy in HARD_STRATEGIES},
             {order.selector: order for order in ORDERS},
         )
+
+    def apply(self, settings: ClientSettings, key: bytes) -> ClientSettings | None:
+        """Return a client's settings after a control message, or None if it names no strategy or order."""
+        if key in self.soft:
+            return replace(settings, soft=self.soft[key])
+        if key in self.hard:
+            return replace(settings, hard=self.hard[key])
+        if key in self.orders:
+            return settings.with_order(self.orders[key])
+        return None

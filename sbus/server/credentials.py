@@ -1,4 +1,4 @@
-"""Who may do what: the credentials policy that goes by the kernel's word alone."""
+"""The built-in credentials policies, which go by the credentials that the kernel reports (``SO_PEERCRED``, unix(7))."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["AccessSettings", "KernelCredentials", "KernelPolicy", "OwnUserPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """What a bus was told about who may use it.
+    """The access options of a bus.
 
-    :ivar allowed_users: UIDs that may connect besides the server's own; None: whoever can reach the socket.
-    :ivar is_abstract: the address has no file mode that could keep anybody out.
-    :ivar block_across_users: a receiver may hold back publishers of other users too.
+    :ivar allowed_users: UIDs that may connect besides the server's own; None for every user that can reach the socket.
+    :ivar is_abstract: whether the address is an abstract one, which has no file mode to protect it.
+    :ivar block_across_users: whether a receiver may also block publishers of other users.
     """
 
     allowed_users: frozenset[int] | None = None
@@ -32,10 +32,12 @@ class AccessSettings:
 
 @implementer(ICredentials)
 class KernelCredentials:
-    """The kernel's word on the peer (``SO_PEERCRED``) decides, as the protocol's page has it.
+    """Decides by the credentials that the kernel reports for a peer (protocol: "Secret keys", "Flood control").
 
-    IDs that many share prove nothing (PID 0 and the overflow IDs, as containers show them), so who
-    has one gets no secrets.
+    IDs that many processes share prove nothing: PID 0 and the overflow IDs, as containers show them. A client with
+    one of these gets no secrets.
+
+    :param allowed: UIDs that may connect besides the server's own; None for all.
     """
 
     restrictsPublishing = False
@@ -45,7 +47,7 @@ class KernelCredentials:
         self._allowed = None if allowed is None else frozenset(allowed)
         self._overflow_uid, self._overflow_gid = overflow_ids()
 
-    # The server's own user is asked for each time: it is another one after twistd --uid or --euid has given root up.
+    # Each call looks up the server's own user again: twistd --uid and --euid change it after the start.
 
     def mayConnect(self, peer: PeerCredentials) -> bool:
         return self._allowed is None or peer.uid in self._allowed or peer.uid == os.geteuid()
@@ -67,7 +69,7 @@ class KernelCredentials:
 
 @implementer(ICredentialsPolicy)
 class KernelPolicy:
-    """Whoever may write to the socket's path; on an abstract address only the server's user and root."""
+    """Admits every user that may write to the socket's path; on an abstract address, the server's user and root."""
 
     name = "kernel"
     description = "go by the kernel's word on the peer and by --allow-user (the default)"
@@ -81,7 +83,7 @@ class KernelPolicy:
 
 @implementer(ICredentialsPolicy)
 class OwnUserPolicy:
-    """Nobody but the server's own user, whatever the socket's mode is."""
+    """Admits only the server's own user, whatever the socket's mode is."""
 
     name = "own-user"
     description = "as kernel, but nobody connects except the server's own user"

@@ -1,48 +1,130 @@
-"""The interfaces of what a server can be given: a credentials policy, and observers."""
+"""The interfaces of the server: those that plugins provide, and those of receivers and publishers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason, Violation
+from sbus.flood import Outcome, SendQueue
 from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.users import User
 
 __all__ = [
+    "Client",
     "ICredentials",
     "ICredentialsPolicy",
     "IObserver",
+    "Publisher",
+    "Receiver",
 ]
 
 
+class Publisher(Protocol):
+    """A client as the sender of messages, which receivers can block."""
+
+    peer: PeerCredentials
+    """The publisher's credentials, from the kernel."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the server reads nothing from it now."""
+
+    def pause_publishing(self) -> None:
+        """Stop reading: at least one receiver blocks this publisher."""
+
+    def resume_publishing(self) -> None:
+        """Read again: no receiver blocks this publisher any more."""
+
+
+class Receiver(Protocol):
+    """Where the bus delivers messages: a client's connection, or a subscriber inside the program.
+
+    Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `queue`, the hot loop of
+    `sbus.server.delivery` uses its queue and its transport directly, and calls `enqueue` only if the queue is
+    congested. A receiver without a queue gets every run of messages through `enqueue`, and then `flush` when the batch
+    has ended.
+    """
+
+    peer: PeerCredentials
+    """The credentials of the receiver: they decide about secrets, and whom it may block."""
+
+    user: User
+    """The user of the receiver, from `SubscriptionRegistry.users`."""
+
+    patterns: dict[bytes, tuple[int, SecretKey | None]]
+    """Its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern)."""
+
+    pattern_bytes: int
+    """The cost of all patterns together, by `sbus.server.limits.pattern_cost`."""
+
+    lost: int
+    """Messages that were dropped for it."""
+
+    @property
+    def queue(self) -> SendQueue | None:
+        """Its queue of packets, or None."""
+
+    @property
+    def transport(self) -> IPacketTransport | None:
+        """The transport that sends from the queue; None without a queue, or when the connection is lost."""
+
+    @property
+    def can_block(self) -> bool:
+        """Whether `enqueue` can return an outcome that blocks the publisher."""
+
+    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        """Take a run of messages, one packet each.
+
+        :param may_block: whether the receiver may block their publisher.
+        :returns: None if all were kept; else what the bus must count, close or block. A receiver that has blocked
+            publishers calls `SubscriptionRegistry.drained` when it has room again.
+        """
+
+    def flush(self) -> None:
+        """Send the messages of a batch; there may be none."""
+
+    def close(self, reason: CloseReason) -> None:
+        """Disconnect the receiver."""
+
+
+class Client(Publisher, Receiver, Protocol):
+    """A connection to the bus, as the registry sees it: publisher and receiver."""
+
+    number: int
+    """Counts connections, from 1; 0 before the client was admitted."""
+
+
 class ICredentials(Interface):
-    """Who may do what on one bus. All methods are called for each event, so they must be quick."""
+    """The permissions on one bus. The bus calls these methods for each event, so they must be quick."""
 
     restrictsPublishing: bool = Attribute(
-        "Whether `mayPublish` is to be asked. It costs time for every message, so say False if it allows everything."
+        "Whether the bus calls `mayPublish`. That costs time for every message, so say False if it allows everything."
     )
 
     def mayConnect(peer: PeerCredentials) -> bool:
-        """Whether this peer may use the bus."""
+        """Return whether this peer may use the bus."""
 
     def checkSubscription(peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
-        """Whether this peer may subscribe; `secret` is the pattern's parts where it is a secret one.
+        """Check whether this peer may subscribe.
 
-        :raises sbus.errors.Violation: if not.
+        :param secret: the parts of a secret pattern; None for any other.
+        :raises sbus.errors.Violation: if it may not.
         """
 
     def mayPublish(peer: PeerCredentials, key: bytes) -> bool:
-        """Whether this peer may publish with this key (asked only if `restrictsPublishing`)."""
+        """Return whether this peer may publish with this key (called only if `restrictsPublishing`)."""
 
     def mayBlock(receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
-        """Whether a receiver that chose to block may hold this publisher back."""
+        """Return whether a receiver that can block, by its strategies, may block this publisher."""
 
 
 class ICredentialsPolicy(Interface):
     """A kind of `ICredentials` that can be chosen with ``--credentials=NAME``."""
 
-    name: str = Attribute("What ``--credentials`` calls it.")
+    name: str = Attribute("The ``NAME`` in ``--credentials=NAME``.")
     description: str = Attribute("One line for ``--help``.")
 
     def make(settings: Any) -> ICredentials:
@@ -50,16 +132,15 @@ class ICredentialsPolicy(Interface):
 
 
 class IObserver(Interface):
-    """Somebody who is told what happens on a bus: a log, metrics, a dashboard.
+    """Hears what happens on a bus: a log, metrics, a dashboard.
 
-    Derive from `sbus.server.observers.Observer` and override what you need: an event that no
-    observer overrides costs nothing. `client` is what stands for a connection throughout; its
-    ``peer`` is a `PeerCredentials` and its ``number`` counts up from 1. A secret key is cut after
-    ``<pid>``, and its payload is withheld.
+    Derive from `sbus.server.Observer` and override the events that you need: an event that no observer overrides
+    costs nothing. A `client` is the same object from ``connected`` to ``closed``; its ``peer`` is a `PeerCredentials`,
+    and its ``number`` counts connections from 1. A secret key is cut after ``<pid>``, and its payload is withheld.
     """
 
     def connected(client: Any) -> None:
-        """A client is connected."""
+        """A client has connected."""
 
     def subscribed(client: Any, pattern: bytes) -> None:
         """A client has subscribed."""
@@ -71,16 +152,16 @@ class IObserver(Interface):
         """A client has published a message; the payload is None if the key is secret."""
 
     def delivered(client: Any, packets: int, size: int) -> None:
-        """So many packets, of so many bytes together, were handed to the kernel for a client."""
+        """The server has handed packets for a client to the kernel, `size` bytes together."""
 
     def dropped(client: Any, packets: int, size: int) -> None:
-        """So many packets, of so many bytes together, were dropped that a client should have got."""
+        """The server has dropped packets that were meant for a client, `size` bytes together."""
 
     def violated(client: Any, violation: Violation, key: bytes) -> None:
-        """A client broke the protocol (with this key or pattern, as far as there is one)."""
+        """A client broke the protocol; `key` is the key or pattern, or empty if there was none."""
 
     def refused(peer: PeerCredentials, reason: CloseReason) -> None:
-        """A connection was accepted only to be closed."""
+        """The server has accepted a connection only to close it."""
 
     def closed(client: Any, reason: CloseReason) -> None:
-        """A client is gone."""
+        """A client has disconnected, or was disconnected."""

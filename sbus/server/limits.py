@@ -1,4 +1,4 @@
-"""How much one client, and all of them, may ask of a bus."""
+"""The limits of a bus: for one client, and for all clients together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 __all__ = ["MAX_REPLIES", "Limits", "pattern_cost"]
 
 MAX_REPLIES = 64
-"""Replies that may wait for a client before it is not read from."""
+"""Replies in a client's queue past which the server does not read from the client."""
 
 _LARGEST_PACKET = 1 << 30
 _FREE_SEGMENTS = 16
@@ -19,10 +19,10 @@ _SEGMENT_COST = 256
 
 
 def pattern_cost(pattern: bytes, separator: bytes) -> int:
-    """What a pattern counts toward `Limits.max_pattern_bytes`.
+    """Return the cost of a pattern, in bytes, toward `Limits.max_pattern_bytes`.
 
-    Its bytes; and for each segment past the sixteenth 256 more, as that is what such a segment
-    costs the server's memory: a megabyte of separators would otherwise cost it a hundred.
+    It is the pattern's length, and 256 bytes more for each segment after the sixteenth: that is the memory that such
+    a segment takes. Without this, one megabyte of separators would cost the server a hundred.
     """
     return len(pattern) + max(0, pattern.count(separator) + 1 - _FREE_SEGMENTS) * _SEGMENT_COST
 
@@ -33,12 +33,12 @@ class Limits:
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.
-    :ivar max_patterns: different patterns that one client is subscribed to.
-    :ivar max_pattern_bytes: what these count together, by `pattern_cost`.
-    :ivar queue_messages: messages that may wait for one client.
-    :ivar queue_bytes: bytes in packets that may wait for one client.
-    :ivar total_queue_bytes: bytes in packets that may wait for all clients together.
-    :ivar block_timeout: seconds for which a client that holds publishers back may take nothing.
+    :ivar max_patterns: different patterns of one client.
+    :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
+    :ivar queue_messages: messages in one client's queue.
+    :ivar queue_bytes: bytes of packets in one client's queue.
+    :ivar total_queue_bytes: bytes of packets in all queues together.
+    :ivar block_timeout: seconds after which a client that blocks publishers and takes no packet is disconnected.
     """
 
     max_packet: int = DEFAULT_MAX_PACKET
@@ -63,5 +63,5 @@ class Limits:
 
     @property
     def queue(self) -> QueueLimits:
-        """The limits of one client's queue."""
+        """Return the limits of one client's queue."""
         return QueueLimits(self.queue_messages, self.queue_bytes)

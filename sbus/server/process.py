@@ -1,4 +1,4 @@
-"""The process of a bus, which can end with the last client."""
+"""The process of a bus, which can end when the last client has left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["BusProcess"]
 class BusProcess(Process):
     """The process of a bus.
 
-    :param auto_close: stop after the last client has left.
+    :param bus: the bus that it runs.
+    :param auto_close: whether to stop after the last client has left.
     :param signals: as for `Process`.
     """
 

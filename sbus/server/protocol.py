@@ -1,59 +1,93 @@
-"""One client's connection to the bus: takes its packets apart and hands them to the registry."""
+"""One client's connection to the bus, as publisher and as receiver.
+
+.. rubric:: Theory of operation
+
+A connection has two sides that share little. As a *publisher* it gets batches of packets from its transport, and hands
+them to the registry: runs of messages whole, any other packet one by one. As a *receiver*
+(`sbus.server.interfaces.Receiver`) it has a queue, from which its transport sends.
+
+The state of a connection is in a few objects, each of which can be written down with its ``snapshot()``: the
+connection (`BusProtocol.snapshot`), with the choices of the client (`sbus.flood.ClientSettings`), and the queue.
+
+.. rubric:: Batches
+
+The hot path is a batch of at most 64 packets that is one run with a known route (`sbus.routing.runs.next_run`): it is
+delivered at once, and nothing is parsed. It is closed to a client that has chosen ``echo/off``, and on a bus whose
+policy or observers want to see each message (`BusProtocol._fast_path`).
+
+Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. It stops at
+the packet at which the client is paused or closed; the transport keeps the rest and hands it over again on resuming.
+A batch can hold any number of packets, as the transport takes bundles apart: after `MAX_RUN` packets the
+queues are flushed, so that flood control learns of a full socket before the whole batch is queued.
+
+.. rubric:: Fairness
+
+While other clients wait to be read too, a publisher is read in smaller batches, the smaller the more receivers its
+messages have: about `FANOUT_BUDGET` copies for each read, but at least `MIN_READ` packets. Another client then
+waits for about 48 copies, and not for 64 packets times all their receivers. docs/performance.rst has the price and the
+gain.
+
+.. rubric:: Replies
+
+Replies are never dropped, so a client that asks and does not read could fill the server's memory with them. Past
+`sbus.server.limits.MAX_REPLIES` waiting replies the client is not read from until it takes some.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from twisted.internet import error
-from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
+from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import SendQueue
+from sbus.flood import ClientSettings, Outcome, SendQueue
+from sbus.protocol import controls
 from sbus.protocol.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
-from sbus.server.backpressure import Backpressure
+from sbus.server.interfaces import Receiver
 from sbus.server.limits import MAX_REPLIES
+from sbus.server.registry import SubscriptionRegistry
+from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
-if TYPE_CHECKING:
-    from sbus.server.registry import SubscriptionRegistry
+__all__ = ["FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "BusProtocol"]
 
-__all__ = ["BusProtocol"]
-
-_WHOAMI = b"!/cred/whoami"
-_FANOUT_BUDGET = 48
-"""Copies to make in one go, about, while other clients want to be read: they wait for so long."""
-_MIN_READ = 4
-"""Packets to read in one go at least, however many copies of each are to be made."""
-_MAX_RUN = 1024
-"""Packets handled at most before they are sent on; bundles, and what was held, can be more."""
+FANOUT_BUDGET = 48
+"""Copies to make for one read of a publisher, about, while other clients wait to be read."""
+MIN_READ = 4
+"""Packets to read from a publisher in one go at least, however many copies of each are made."""
+MAX_RUN = 1024
+"""Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
 class BusProtocol:
-    """A client, as publisher (what it sends) and as receiver (`sbus.flood.Receiver`: what it is sent).
+    """A client's connection: a `sbus.server.interfaces.Client`.
 
     :ivar number: counts connections, from 1.
-    :ivar peer: who it is, by the kernel's word.
-    :ivar queue: what is on its way to it.
-    :ivar patterns: what it is subscribed to: pattern → (how often, parts of a secret pattern).
-    :ivar pattern_bytes: what these cost together (`sbus.server.limits.pattern_cost`).
-    :ivar lost: messages that were dropped for it.
-    :ivar is_paused: it is not read from, for a receiver's sake or until it takes its replies.
+    :ivar peer: the client's credentials, from the kernel.
+    :ivar user: the user that the client belongs to.
+    :ivar queue: the packets on their way to the client.
+    :ivar settings: the client's choices.
+    :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
+    :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
+    :ivar lost: messages that were dropped for the client.
+    :ivar reason: why the connection is to be closed, or was; else None.
+    :ivar is_paused: whether the client is not read from: a receiver blocks it, or too many of its replies wait.
     """
 
     __slots__ = (
-        "_backpressure",
-        "_blocked_by",
-        "_bundles",
         "_drain_timer",
-        "_echo",
         "_fast_path",
+        "_is_blocked",
         "_registry",
         "_write_closed",
         "is_paused",
@@ -64,40 +98,44 @@ class BusProtocol:
         "peer",
         "queue",
         "reason",
+        "settings",
         "transport",
+        "user",
     )
+
+    queue: SendQueue
+    user: User
+    settings: ClientSettings
 
     def __init__(self, registry: SubscriptionRegistry) -> None:
         self._registry = registry
         self.transport: IPacketTransport | None = None
         self.number = 0
         self.peer = PeerCredentials(0, 0, 0)
-        self.queue: SendQueue
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
         self.lost = 0
         self.reason: CloseReason | None = None
         self.is_paused = False
-        self._bundles = False
-        self._echo = True
+        self._is_blocked = False
         self._fast_path = registry.fast_path
-        self._blocked_by: set[Any] | None = None
-        self._backpressure: Backpressure | None = None
-        self._drain_timer: Any = None
+        self._drain_timer: IDelayedCall | None = None
         self._write_closed = False
 
     # --- the connection ----------------------------------------------------------------------
 
     def makeConnection(self, transport: IPacketTransport) -> None:  # type: ignore[override]
-        """The transport is there (`IProtocol`)."""
+        """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.queue = self._registry.new_queue(self)
+        self.user = self._registry.users.connect(self.peer.uid)
+        self.queue = self._registry.new_queue(self, self, self.user)
+        self.settings = self.queue.settings
         transport.queue = self.queue
         self.connectionMade()
 
     def connectionMade(self) -> None:
-        """Ask to be let in (`IProtocol`)."""
+        """Ask the registry to admit the client (`IProtocol`)."""
         self.reason = self._registry.connected(self)
         if self.reason is not None and self.transport is not None:
             self.transport.abortConnection()
@@ -106,32 +144,29 @@ class BusProtocol:
         """Disconnect this client; the first reason given stands."""
         if self.transport is not None:
             self.reason = self.reason or reason
+            self.queue.can_block = False
             self.transport.abortConnection()
 
     def readConnectionLost(self) -> None:
-        """It sends no more: give it what waits, as long as it takes any, then close (`IHalfCloseableProtocol`)."""
+        """Send the client what is queued, for the block time-out at most, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
+            self.queue.can_block = False
             self._registry.leave(self)
             if len(self.queue):
                 self._drain_timer = self._registry.call_after_block_timeout(self.transport.abortConnection)
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
-        """It receives no more; what it has sent still counts (`IHalfCloseableProtocol`)."""
+        """Drop its subscriptions, but go on with the packets that the client has sent (`IHalfCloseableProtocol`)."""
         self._write_closed = True
-        self._registry.leave(self)
-        self._release()
+        self._registry.stop_receiving(self)
         self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
-        """It is gone (`IProtocol`)."""
+        """Forget the client (`IProtocol`)."""
         if self._drain_timer is not None and self._drain_timer.active():
             self._drain_timer.cancel()
-        self._release()
-        for receiver in self._blocked_by or ():
-            receiver.forget(self)
-        self._blocked_by = None
         self.transport = None
         if self.reason is None:
             if reason.check(error.ConnectionDone):
@@ -141,60 +176,88 @@ class BusProtocol:
             else:
                 self.reason = CloseReason.SERVER_ERROR
         self._registry.disconnected(self, self.reason)
+        self._registry.users.disconnect(self.user)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of this connection as plain values, without its queued packets."""
+        return {
+            "number": self.number,
+            "peer": tuple(self.peer),
+            "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
+            "lost": self.lost,
+            "settings": self.settings.snapshot(),
+            "is_write_closed": self._write_closed,
+            "reason": None if self.reason is None else self.reason.name,
+        }
 
     # --- as publisher ------------------------------------------------------------------------
 
     def dataReceived(self, data: bytes) -> None:
-        """One packet (`IProtocol`), from a transport that keeps back what comes while it is paused."""
+        """Handle one packet (`IProtocol`), from a transport that keeps packets back while it is paused."""
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
-        """One batch in (`IPacketReceiver`), and one batch out to each receiver.
-
-        Runs of messages that go the same way by a known route are handed on as one. Most often a batch
-        is one run.
-        """
+        """Handle a batch of packets, and flush the queues of all receivers that it touched (`IPacketReceiver`)."""
         registry = self._registry
         routes = registry.routes
         total = len(packets)
         at = 0
-        registry.publisher = self
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
                 if until == total and receivers is not None:
-                    if total >= _MIN_READ and self.transport is not None:
-                        self.transport.read_limit = max(_MIN_READ, min(BATCH, _FANOUT_BUDGET // (len(receivers) or 1)))
-                    at = registry.deliver(packets, receivers, at_once=True)
+                    if total >= MIN_READ and self.transport is not None:
+                        self.transport.read_limit = max(MIN_READ, min(BATCH, FANOUT_BUDGET // (len(receivers) or 1)))
+                    at = registry.deliver(packets, receivers, self, True)
             while at < total and self._may_continue():
-                start, end = at, min(at + _MAX_RUN, total)
+                start, end = at, min(at + MAX_RUN, total)
                 while at < end and self._may_continue():
                     if self._fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
                             is_all = at == start and until == end
-                            at += registry.deliver(packets[at:until], receivers, at_once=is_all)
+                            at += registry.deliver(packets[at:until], receivers, self, is_all)
                             continue
-                    if self._bundles and packets[at][:4] == MAGIC:  # read before it was asked for
+                    if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
                         parts = unbundle(packets[at : at + 1])
                         if parts[0] is not packets[at]:
                             packets[at : at + 1] = parts
                             total = len(packets)
-                            end = min(start + _MAX_RUN, total)
+                            end = min(start + MAX_RUN, total)
                             continue
                     self._handle(packets[at])
                     at += 1
                 registry.flush()
         finally:
             registry.flush()
-            registry.publisher = None
         return total if self.reason is not None else at
+
+    def pause_publishing(self) -> None:
+        """See `sbus.server.interfaces.Publisher`."""
+        self._is_blocked = True
+        self._pause()
+
+    def resume_publishing(self) -> None:
+        """See `sbus.server.interfaces.Publisher`."""
+        self._is_blocked = False
+        self._maybe_resume()
 
     def _may_continue(self) -> bool:
         return not self.is_paused and self.reason is None
 
+    def _pause(self) -> None:
+        if not self.is_paused and self.transport is not None:
+            self.is_paused = True
+            self.transport.pauseProducing()
+
+    def _maybe_resume(self) -> None:
+        if self.is_paused and not self._is_blocked and self.queue.replies <= MAX_REPLIES:
+            self.is_paused = False
+            if self.transport is not None:
+                self.transport.resumeProducing()
+
     def _handle(self, packet: bytes) -> None:
-        """Deal with one packet of any kind."""
+        """Handle one packet of any kind."""
         key = b""
         try:
             verb, key, payload = parse(packet)
@@ -206,135 +269,103 @@ class BusProtocol:
             elif verb == UNSUB:
                 self._registry.unsubscribe(self, key)
             else:
-                self._control(verb, key)
+                self._control(key)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
                 self.close(CloseReason.VIOLATION)
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
         registry = self._registry
-        receivers = registry.route(key)
+        receivers: tuple[Receiver, ...] = registry.route(key)
         registry.check_publish(self, key, payload)
-        if not self._echo and self in receivers:
+        if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
-        registry.deliver([packet], receivers)
+        registry.deliver([packet], receivers, self)
 
-    def _control(self, verb: bytes, key: bytes) -> None:
+    # --- control messages --------------------------------------------------------------------
+
+    def _control(self, key: bytes) -> None:
+        """Handle a control message: strategies and orders by their selectors, the others by their group."""
         registry = self._registry
         if not registry.dialect.control:
             raise Violation(ViolationReason.UNKNOWN_VERB)
-        controls = registry.controls
-        if key == _WHOAMI:
-            self._reply(build(CMSG, key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid)))
-        elif key in controls.soft:
-            self._choose(soft=controls.soft[key])
-        elif key in controls.hard:
-            self._choose(hard=controls.hard[key])
-        elif key in controls.orders:
-            self.queue.set_order(controls.orders[key])
-        elif key in (b"echo/on", b"echo/off"):
-            self._echo = key == b"echo/on"
-            self._fast_path = self._echo and registry.fast_path
-        elif key == b"bundle/on" and self._can_bundle():
-            self._reply(build(CMSG, key, b"%d" % LARGEST))
-        elif key == b"bundle/off" and self.transport is not None:
-            self._bundles = False
-            self.transport.stop_bundling()
-            self._reply(build(CMSG, key, b""))
-        else:
+        if (chosen := registry.controls.apply(self.settings, key)) is not None:
+            self._apply(chosen)
+            if key not in registry.controls.orders:
+                registry.strategies_changed(self)
+            return
+        control = controls.find(key)
+        handler = _HANDLERS.get(control.group) if control is not None else None
+        if handler is None or not handler(self, key):
             registry.counters.unknown_controls += 1
 
-    def _can_bundle(self) -> bool:
-        """Begin with bundles, if packets may be long enough here."""
-        if self.transport is not None and self._registry.limits.max_packet >= SMALLEST_LIMIT:
-            self._bundles = self.transport.start_bundling(LARGEST) >= SMALLEST_LIMIT
-            if not self._bundles:
-                self.transport.stop_bundling()
-        return self._bundles
+    def _whoami(self, key: bytes) -> bool:
+        self._reply(key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid))
+        return True
 
-    def _reply(self, packet: bytes) -> None:
-        self.queue.write(packet)
-        if not self.queue.is_congested:
+    def _choose_echo(self, key: bytes) -> bool:
+        self._apply(replace(self.settings, echo=key == controls.ECHO_ON))
+        return True
+
+    def _choose_bundles(self, key: bytes) -> bool:
+        """Begin or end bundles; one that is asked for where packets must be shorter counts as unknown."""
+        transport = self.transport
+        if transport is None:
+            return False
+        wanted = key == controls.BUNDLE_ON
+        if wanted and self._registry.limits.max_packet < SMALLEST_LIMIT:
+            return False
+        bundles = wanted and transport.start_bundling(LARGEST) >= SMALLEST_LIMIT
+        if not bundles:
+            transport.stop_bundling()
+        self._apply(replace(self.settings, bundles=bundles))
+        if bundles == wanted:
+            self._reply(key, b"%d" % LARGEST if bundles else b"")
+        return bundles == wanted
+
+    def _apply(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.queue.configure(settings)
+        self._fast_path = settings.echo and self._registry.fast_path
+
+    def _reply(self, key: bytes, payload: bytes) -> None:
+        queue = self.queue
+        queue.write(build(CMSG, key, payload))
+        if not queue.is_congested:
             self._registry.touch(self)
-        if len(self.queue.pending) >= MAX_REPLIES:
+        if len(queue.pending) >= MAX_REPLIES:
             self._registry.flush()
-        if self.queue.replies > MAX_REPLIES:
+        if queue.replies > MAX_REPLIES:
             self._pause()
-
-    def block_on(self, receiver: Any) -> None:
-        """A receiver holds this client back (`sbus.server.backpressure.Publisher`)."""
-        if self._blocked_by is None:
-            self._blocked_by = set()
-        self._blocked_by.add(receiver)
-        self._pause()
-
-    def unblock(self, receiver: Any) -> None:
-        """That receiver no longer does (`sbus.server.backpressure.Publisher`)."""
-        if self._blocked_by is not None:
-            self._blocked_by.discard(receiver)
-        self._maybe_resume()
-
-    def _pause(self) -> None:
-        if not self.is_paused and self.transport is not None:
-            self.is_paused = True
-            self.transport.pauseProducing()
-
-    def _maybe_resume(self) -> None:
-        if self.is_paused and not self._blocked_by and self.queue.replies <= MAX_REPLIES:
-            self.is_paused = False
-            if self.transport is not None:
-                self.transport.resumeProducing()
 
     # --- as receiver -------------------------------------------------------------------------
 
-    def _choose(self, **strategies: Any) -> None:
-        self.queue.set_strategies(**strategies)
-        if self._backpressure is not None:
-            self._backpressure.reconsider()
-        self._registry.congested(self)
+    @property
+    def can_block(self) -> bool:
+        """See `sbus.server.interfaces.Receiver`."""
+        return self.queue.can_block
 
-    def mayBlock(self) -> bool:
-        """See `sbus.flood.Receiver`."""
-        return self.reason is None and self._registry.mayBlock(self)
+    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        """See `sbus.server.interfaces.Receiver`."""
+        return self.queue.enqueue(packets, may_block)
 
-    def block(self, until_empty: bool) -> None:
-        """See `sbus.flood.Receiver`."""
-        publisher = self._registry.publisher
-        if publisher is not None:
-            if self._backpressure is None:
-                self._backpressure = self._registry.new_backpressure(self)
-            self._backpressure.block_on(publisher, until_empty)
+    def flush(self) -> None:
+        """See `sbus.server.interfaces.Receiver`."""
+        if self.transport is not None:
+            self.transport.flush()
+        else:
+            self.queue.discard_all()
 
-    def on_drained(self, room: bool, empty: bool) -> None:
-        """See `sbus.flood.Receiver`."""
-        if self._backpressure is not None:
-            self._backpressure.on_drained(room, empty)
+    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+        """See `sbus.flood.QueueOwner`."""
+        self._registry.drained(self, has_room, is_empty, dropped, dropped_bytes)
         if self.is_paused:
             self._maybe_resume()
 
-    def congested(self, now: bool) -> None:
-        """See `sbus.flood.Receiver`."""
-        self._registry.congested(self)
 
-    def dropped(self, packets: int, size: int) -> None:
-        """See `sbus.flood.Receiver`."""
-        self.lost += packets
-        self._registry.dropped(self, packets, size)
-
-    def on_overflow(self, reason: CloseReason) -> None:
-        """See `sbus.flood.Receiver`."""
-        self.close(reason)
-
-    def block_timed_out(self) -> None:
-        """It has held publishers back and taken nothing for the whole time-out."""
-        self.close(CloseReason.BLOCKED_TOO_LONG)
-        self._release()
-
-    def forget(self, publisher: Any) -> None:
-        """A publisher that it holds back is gone."""
-        if self._backpressure is not None:
-            self._backpressure.discard(publisher)
-
-    def _release(self) -> None:
-        if self._backpressure is not None:
-            self._backpressure.release()
+_HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
+    controls.WHOAMI: BusProtocol._whoami,
+    controls.ECHO: BusProtocol._choose_echo,
+    controls.BUNDLE: BusProtocol._choose_bundles,
+}
+"""What handles a control message, by its group; it returns whether the message was understood."""

@@ -1,68 +1,66 @@
-"""The registry of subscriptions: who is connected, who is subscribed to what, and who gets a message."""
+"""The registry of subscriptions: the switch of one bus, and the face of its parts.
+
+A bus consists of a few parts, each in a module of its own; the registry puts them together, and is the one object that
+connections (`sbus.server.protocol`) and the program around the bus deal with:
+
+=============================  =============================================================================
+`sbus.server.members`          the connected clients: numbers, limit, sidecars, and when all are gone
+`sbus.server.users`            the users of these clients: connections, patterns, bytes in queues
+`sbus.server.router`           subscriptions, and the receivers of a routing key
+`sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
+`sbus.server.backpressure`     which receivers block which publishers, and for how long
+=============================  =============================================================================
+
+The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
+reaches the router), and notifies observers.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import SendQueue, SharedBudget
-from sbus.protocol.bundles import BundleCache
+from sbus.flood import QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.protocol.packets import MSG, build
-from sbus.routing.cache import RouteCache
-from sbus.routing.runs import total_size
-from sbus.routing.trie import PatternIndex
 from sbus.server.backpressure import Backpressure
 from sbus.server.components import FloodControls
-from sbus.server.interfaces import ICredentials
+from sbus.server.counters import Counters
+from sbus.server.delivery import Delivery
+from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.limits import Limits, pattern_cost
-from sbus.server.observers import listeners
-from sbus.server.protocol import BusProtocol
+from sbus.server.members import Members
+from sbus.server.observers import Events, redact
+from sbus.server.router import Router
+from sbus.server.users import User, Users
 
 __all__ = ["Counters", "SubscriptionRegistry"]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened on a bus since it was started; all are numbers of events.
-
-    :ivar published: messages that clients (or the program around the bus) have published.
-    :ivar routed: copies of these that were meant for a receiver.
-    :ivar dropped: of those, copies that flood control or a lost receiver cost.
-    """
-
-    connected: int = 0
-    refused: int = 0
-    published: int = 0
-    routed: int = 0
-    dropped: int = 0
-    violations: int = 0
-    unknown_controls: int = 0
-    unknown_unsubscriptions: int = 0
 
 
 class SubscriptionRegistry(Service):
     """The switch of one bus. Nothing in it is shared with any other bus.
 
-    :param credentials: decides who may connect, subscribe, publish and block.
-    :param clock: an `IReactorTime`, for time-outs.
+    :param credentials: the permissions to connect, subscribe, publish and block.
+    :param clock: for time-outs.
     :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
-    :param observers: `sbus.interfaces.IObserver` s, told of events as they happen.
-    :ivar clients: those who are connected, by their numbers.
-    :ivar sidecar: the PID of a process that attends on the bus, as its recorder does; as a client it does not
-        count, neither toward the limit nor for `when_empty`.
-    :ivar routes: the cache of `route`, to be read in hot loops.
-    :ivar publisher: whose packets are in hand; None outside of a batch.
+    :param controls: the strategies and orders that clients may choose; by default all installed ones.
+    :param observers: `sbus.interfaces.IObserver` s.
+    :ivar clients: the connected clients by their numbers.
+    :ivar counters: what has happened since the start.
+    :ivar users: the users of the connected clients.
+    :ivar routes: the route cache, key → receivers, to be read in hot loops.
+    :ivar route: see `sbus.server.router.Router.route`.
+    :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
+    :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
+        publishing, and no observer follows publications.
     """
 
     name = "registry"
-    log = Logger(namespace="sbus.bus")
 
     def __init__(
         self,
@@ -81,133 +79,112 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        self.clients: dict[int, BusProtocol] = {}
-        self.sidecar: int | None = None
-        self.publisher: BusProtocol | None = None
-        self.budget = SharedBudget(self.limits.total_queue_bytes)
+        self.users = Users(self.limits.total_queue_bytes)
         self._clock = clock
-        self._index: PatternIndex[BusProtocol] = PatternIndex(dialect)
-        self._cache: RouteCache[BusProtocol] = RouteCache(dialect)
-        self.routes = self._cache.routes
         self._queue_limits = self.limits.queue
-        self._touched: list[BusProtocol] = []
-        self._flushing = False
-        self._blocking: set[BusProtocol] = set()
-        self._last_number = 0
-        self._sidecars: set[int] = set()
-        self._when_empty: list[defer.Deferred[None]] = []
-        self._when_gone: list[defer.Deferred[None]] = []
-        self._on_connected = listeners(observers, "connected")
-        self._on_subscribed = listeners(observers, "subscribed")
-        self._on_unsubscribed = listeners(observers, "unsubscribed")
-        self._on_published = listeners(observers, "published")
-        self._on_delivered = listeners(observers, "delivered")
-        self._on_dropped = listeners(observers, "dropped")
-        self._on_violated = listeners(observers, "violated")
-        self._on_refused = listeners(observers, "refused")
-        self._on_closed = listeners(observers, "closed")
-        self.fast_path = not credentials.restrictsPublishing and not self._on_published
+        self._events = Events(observers)
+        self._members = Members(self.limits.max_clients)
+        self._router = Router(dialect)
+        self._backpressure = Backpressure(clock, self.limits.block_timeout)
+        self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
+        self.clients = self._members.clients
+        self.routes = self._router.routes
+        self.route = self._router.route
+        self.deliver = self._delivery.deliver
+        self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
     # --- clients come and go -----------------------------------------------------------------
 
-    def new_queue(self, client: BusProtocol) -> SendQueue:
-        """The queue of packets on their way to a client."""
-        queue = SendQueue(client, self._queue_limits, self.budget, client.peer.uid)
-        if self._on_delivered:
+    @property
+    def sidecar(self) -> int | None:
+        """The PID of a process that serves the bus itself, such as its recorder; see `sbus.server.members`."""
+        return self._members.sidecar
+
+    @sidecar.setter
+    def sidecar(self, pid: int | None) -> None:
+        self._members.sidecar = pid
+
+    def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
+        """Make the queue of packets on their way to a client."""
+        queue = SendQueue(owner, self._queue_limits, user)
+        if self._events.delivered:
             queue.watch = lambda packets: self._delivered(client, packets)
         return queue
 
-    def new_backpressure(self, client: BusProtocol) -> Backpressure:
-        """The back-pressure of a client that has chosen to block."""
-        return Backpressure(client, self._clock, self.limits.block_timeout)
-
-    def call_after_block_timeout(self, call: Any) -> Any:
-        """Call when the block time-out has passed; returns the delayed call."""
+    def call_after_block_timeout(self, call: Callable[[], object]) -> IDelayedCall:
+        """Call `call` when the block time-out has passed; return the delayed call."""
         return self._clock.callLater(self.limits.block_timeout, call)
 
-    def connected(self, client: BusProtocol) -> CloseReason | None:
-        """Let a client in, or say why not."""
+    def connected(self, client: Client) -> CloseReason | None:
+        """Admit a client, or return why not."""
         reason = None
-        attends = client.peer.pid == self.sidecar
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not attends and len(self.clients) - len(self._sidecars) >= self.limits.max_clients:
+        elif not self._members.has_room(client):
             reason = CloseReason.TOO_MANY_CLIENTS
         elif not self.credentials.mayConnect(client.peer):
             reason = CloseReason.NOT_ALLOWED
         if reason is not None:
             self.counters.refused += 1
-            for tell in self._on_refused:
-                tell(client.peer, reason)
+            for notify in self._events.refused:
+                notify(client.peer, reason)
             return reason
-        self._last_number += 1
-        client.number = self._last_number
-        self.clients[client.number] = client
-        if attends:
-            self._sidecars.add(client.number)
+        self._members.add(client)
         self.counters.connected += 1
-        for tell in self._on_connected:
-            tell(client)
+        for notify in self._events.connected:
+            notify(client)
         return None
 
-    def leave(self, client: BusProtocol) -> None:
-        """A client takes no more messages: drop its subscriptions."""
+    def leave(self, client: Receiver) -> None:
+        """Drop the subscriptions of a client that takes no more messages."""
         for pattern, (_, secret) in client.patterns.items():
-            self._index.unsubscribe(client, pattern, secret, client.peer)
-            self._cache.forget(pattern, secret, client.peer)
+            self._router.remove(client, pattern, secret)
+        client.user.release(len(client.patterns), client.pattern_bytes)
         client.patterns.clear()
         client.pattern_bytes = 0
 
-    def disconnected(self, client: BusProtocol, reason: CloseReason) -> None:
-        """A client is gone (also one that was never let in)."""
-        if self.clients.pop(client.number, None) is None:
+    def stop_receiving(self, client: Receiver) -> None:
+        """Drop the subscriptions of a client that can receive nothing any more, and unblock its publishers."""
+        self.leave(client)
+        self._delivery.forget(client)
+
+    def disconnected(self, client: Client, reason: CloseReason) -> None:
+        """Remove a client that has disconnected, or one that was never admitted."""
+        self._delivery.forget(client)
+        self._backpressure.forget(client)
+        if client not in self._members:
             return
         self.leave(client)
-        self._blocking.discard(client)
-        for tell in self._on_closed:
-            tell(client, reason)
-        waiting: list[defer.Deferred[None]] = []
-        if client.number in self._sidecars:
-            self._sidecars.discard(client.number)
-        elif len(self.clients) == len(self._sidecars):
-            waiting, self._when_empty = self._when_empty, []
-        if not self.clients:
-            waiting += self._when_gone
-            self._when_gone = []
-        for deferred in waiting:
+        fired = self._members.remove(client)
+        for notify in self._events.closed:
+            notify(client, reason)
+        for deferred in fired:
             deferred.callback(None)
 
     def when_empty(self) -> defer.Deferred[None]:
-        """Fires when the last client that counts leaves, the next time that happens."""
-        deferred: defer.Deferred[None] = defer.Deferred()
-        self._when_empty.append(deferred)
-        return deferred
+        """Return a Deferred that fires the next time that the last client leaves, sidecars aside."""
+        return self._members.when_empty()
 
     def disconnect_all(self, *, sidecars: bool) -> None:
-        """Disconnect everyone, as the server is stopping.
+        """Disconnect all clients, because the server stops.
 
-        :param sidecars: also who attends on the bus.
+        :param sidecars: the sidecars, too.
         """
-        for client in tuple(self.clients.values()):
-            if sidecars or client.number not in self._sidecars:
-                client.close(CloseReason.SERVER_STOPPED)
+        self._members.disconnect_all(sidecars=sidecars)
 
     def stopService(self) -> defer.Deferred[None]:
-        """Disconnect everyone; fires when they are gone."""
+        """Disconnect all clients; the Deferred fires when they are gone."""
         super().stopService()
-        if not self.clients:
-            return defer.succeed(None)
-        gone: defer.Deferred[None] = defer.Deferred()
-        self._when_gone.append(gone)
-        self.disconnect_all(sidecars=True)
+        gone = self._members.when_gone()
+        self._members.disconnect_all(sidecars=True)
         return gone
 
     # --- subscriptions -----------------------------------------------------------------------
 
-    def subscribe(self, client: BusProtocol, pattern: bytes) -> None:
+    def subscribe(self, client: Receiver, pattern: bytes) -> None:
         """Subscribe a client; identical subscriptions are counted.
 
-        :raises Violation: if it may not, or has too many.
+        :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
@@ -219,14 +196,14 @@ class SubscriptionRegistry(Service):
             if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
             client.pattern_bytes += cost
-            self._index.subscribe(client, pattern, secret, client.peer)
-            self._cache.forget(pattern, secret, client.peer)
+            client.user.charge(1, cost)
+            self._router.add(client, pattern, secret)
         client.patterns[pattern] = (count + 1, secret)
-        for tell in self._on_subscribed:
-            tell(client, self._redact(pattern))
+        for notify in self._events.subscribed:
+            notify(client, redact(self.dialect, pattern))
 
-    def unsubscribe(self, client: BusProtocol, pattern: bytes) -> None:
-        """Take one subscription back; one that is not there is ignored and counted."""
+    def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
+        """Take one subscription back; an unknown one is ignored and counted."""
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
             self.counters.unknown_unsubscriptions += 1
@@ -235,173 +212,66 @@ class SubscriptionRegistry(Service):
             client.patterns[pattern] = (count - 1, secret)
         else:
             del client.patterns[pattern]
-            client.pattern_bytes -= pattern_cost(pattern, self.dialect.separator)
-            self._index.unsubscribe(client, pattern, secret, client.peer)
-            self._cache.forget(pattern, secret, client.peer)
-        for tell in self._on_unsubscribed:
-            tell(client, self._redact(pattern))
+            cost = pattern_cost(pattern, self.dialect.separator)
+            client.pattern_bytes -= cost
+            client.user.release(1, cost)
+            self._router.remove(client, pattern, secret)
+        for notify in self._events.unsubscribed:
+            notify(client, redact(self.dialect, pattern))
 
     # --- messages ----------------------------------------------------------------------------
 
-    def route(self, key: bytes) -> tuple[BusProtocol, ...]:
-        """Who is subscribed to a key.
+    def check_publish(self, client: Client, key: bytes, payload: bytes) -> None:
+        """Ask the credentials policy about a message, and notify observers of it.
 
-        :raises Violation: if it is a key that nobody may publish with.
-        """
-        receivers = self.routes.get(key)
-        if receivers is None:
-            secret = self.dialect.check(key)
-            receivers = self._cache.remember(key, secret, self._index.route(key, secret))
-        return receivers
-
-    def check_publish(self, client: BusProtocol, key: bytes, payload: bytes) -> None:
-        """Ask the credentials policy about a message, and tell observers of it.
-
-        :raises Violation: if the policy refuses it.
+        :raises Violation: if the policy refuses the message.
         """
         if self.credentials.restrictsPublishing and not self.credentials.mayPublish(client.peer, key):
             raise Violation(ViolationReason.REFUSED_PUBLICATION)
-        if self._on_published:
+        if self._events.published:
             secret = self.dialect.is_secret(key)
-            for tell in self._on_published:
-                tell(client, self._redact(key), None if secret else payload)
+            for notify in self._events.published:
+                notify(client, redact(self.dialect, key), None if secret else payload)
 
     def publish(self, key: bytes, payload: bytes) -> None:
         """Publish a message from the program around the bus, on behalf of no client.
 
-        :raises Violation: if it is a key that nobody may publish with.
+        :raises Violation: if the protocol forbids the key.
         """
         receivers = self.route(key)
-        self.flush()  # what a client's batch has brought until now, in that client's name
-        publisher, self.publisher = self.publisher, None
-        try:
-            self.deliver([build(MSG, key, payload)], receivers)
-            self.flush()
-        finally:
-            self.publisher = publisher
+        self.deliver([build(MSG, key, payload)], receivers, None)
+        self._delivery.flush()
 
-    def deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...], at_once: bool = False) -> int:
-        """Queue packets for their receivers; `flush` sends them.
-
-        :param at_once: there is nothing else to be sent with these packets, so what receivers with an
-            empty queue take now need not go through it.
-        :returns: how many packets, from the front, were dealt with: it stops where a receiver
-            begins to hold the publisher back.
-        """
-        if self._blocking and len(packets) > 1 and not self._may_deliver(packets, receivers):
-            # Somewhere in the midst a receiver may begin to hold the publisher back: find out where.
-            half = len(packets) // 2
-            done = self.deliver(packets[:half], receivers)
-            if done < half or (self.publisher is not None and self.publisher.is_paused):
-                return done
-            return done + self.deliver(packets[half:], receivers)
-        count = len(packets)
-        self.counters.published += count
-        self.counters.routed += count * len(receivers)
-        at_once = at_once and not self._on_delivered
-        packed: BundleCache = {}
-        for receiver in receivers:
-            queue = receiver.queue
-            if queue.is_congested:
-                try:
-                    queue.enqueue(packets)
-                except Exception:
-                    self._failed(receiver)
-            elif queue.pending:
-                queue.pending += packets
-            else:
-                transport = receiver.transport
-                sent = transport.try_send(packets, packed) if at_once and transport is not None else 0
-                if sent < count:
-                    self._touched.append(receiver)  # another list if an observer has published meanwhile
-                    queue.pending += packets[sent:] if sent else packets
-        return count
-
-    def _may_deliver(self, packets: list[bytes], receivers: tuple[BusProtocol, ...]) -> bool:
-        """Whether it is certain that nobody holds the publisher back for any of these packets."""
-        holding = self._blocking.intersection(receivers)
-        if not holding:
-            return True
-        messages, size = len(packets), total_size(packets)
-        copies = size * len(receivers)
-        return all(receiver.queue.has_room(messages, size, copies) for receiver in holding)
-
-    def touch(self, client: BusProtocol) -> None:
-        """A client has something in its queue that `flush` is to send."""
-        self._touched.append(client)
+    def touch(self, client: Client) -> None:
+        """Have `flush` send what a client's own packets have brought into its queue."""
+        self._delivery.touch(client, client)
 
     def flush(self) -> None:
-        """Send what the batch in hand has brought, each receiver's share with one call.
-
-        What is published meanwhile, as by an observer of deliveries, is sent before it returns.
-        """
-        if self._flushing or not self._touched:
-            return
-        self._flushing = True
-        try:
-            while self._touched:
-                touched, self._touched = self._touched, []
-                for client in touched:
-                    transport, queue = client.transport, client.queue
-                    if transport is None:
-                        queue.discard_all()
-                        continue
-                    try:
-                        transport.flush()
-                        # Where a socket takes more than goes in one turn, flood control would never hear of the rest.
-                        while queue.pending and not queue.is_congested:
-                            transport.flush()
-                    except Exception:
-                        self._failed(client)
-        finally:
-            self._flushing = False
-
-    def _failed(self, client: BusProtocol) -> None:
-        """A component that a client has chosen failed: its own trouble, not the publisher's or another receiver's."""
-        self.log.failure("Error in sending to client {number}", number=client.number)
-        client.close(CloseReason.SERVER_ERROR)
+        """Send what the current batch has brought; see `sbus.server.delivery.Delivery.flush`."""
+        self._delivery.flush()
 
     # --- flood control -----------------------------------------------------------------------
 
-    def mayBlock(self, receiver: BusProtocol) -> bool:
-        """Whether a receiver may hold back the client that is publishing."""
-        publisher = self.publisher
-        return (
-            publisher is not None
-            and publisher.transport is not None
-            and self.credentials.mayBlock(receiver.peer, publisher.peer)
-        )
+    def drained(
+        self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
+    ) -> None:
+        """Note that messages have left the queue of a client; see `sbus.flood.QueueOwner.on_drained`."""
+        if dropped:
+            self._delivery.dropped(client, dropped, dropped_bytes)
+        self._delivery.drained(client, has_room, is_empty)
 
-    def congested(self, client: BusProtocol) -> None:
-        """A client's queue has begun or ceased to wait, or its strategies have changed."""
-        if client.queue.is_congested and client.queue.can_block:
-            self._blocking.add(client)
-        else:
-            self._blocking.discard(client)
+    def strategies_changed(self, client: Receiver) -> None:
+        """Unblock the publishers of a client that has chosen other strategies."""
+        self._backpressure.reconsider(client)
+        self._delivery.reconsider(client)
 
-    def dropped(self, client: BusProtocol, packets: int, size: int) -> None:
-        """Messages were dropped for a client."""
-        self.counters.dropped += packets
-        for tell in self._on_dropped:
-            tell(client, packets, size)
+    def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
+        for notify in self._events.delivered:
+            notify(client, len(packets), sum(map(len, packets)))
 
-    def _delivered(self, client: BusProtocol, packets: list[bytes]) -> None:
-        for tell in self._on_delivered:
-            tell(client, len(packets), sum(map(len, packets)))
-
-    def violated(self, client: BusProtocol, violation: Violation, key: bytes) -> bool:
-        """A client broke the protocol; whether it is to be disconnected."""
+    def violated(self, client: Client, violation: Violation, key: bytes) -> bool:
+        """Count a violation and notify observers; return whether the client must be disconnected."""
         self.counters.violations += 1
-        for tell in self._on_violated:
-            tell(client, violation, self._redact(key))
+        for notify in self._events.violated:
+            notify(client, violation, redact(self.dialect, key))
         return not self.ignore_violations
-
-    def _redact(self, key: bytes) -> bytes:
-        """A key as observers may see it: a secret one without its ``<rest>``."""
-        if not self.dialect.is_secret(key):
-            return key
-        try:
-            secret = self.dialect.check(key)
-        except Violation:
-            return b"!/..."
-        return b"!/cred/%b/" % secret.ids if secret else key

@@ -1,8 +1,8 @@
 """``sbusd``: the bus with the command line of the original daemon, for programs that start that one.
 
 Such programs allow little time: they start the daemon, wait until its standard output is closed,
-and connect. So it listens before it imports most of what it is made of; who connects meanwhile
-waits in the backlog. For the same reason it looks for no plugins.
+and connect. So ``sbusd`` listens before it imports Twisted and most of its own modules; a client that connects
+meanwhile waits in the backlog. For the same reason it searches for no plugins.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _Settings:
 
 
 class _Failed(SbusError):
-    """It cannot start; the text says why and what to do."""
+    """The daemon cannot start; the text says why and what to do."""
 
 
 def main() -> None:
-    """The command ``sbusd``."""
+    """Run the command ``sbusd``."""
     try:
         settings = _parse(sys.argv[1:])
     except getopt.GetoptError:
@@ -62,10 +62,10 @@ def main() -> None:
 
 
 def _parse(arguments: list[str]) -> _Settings:
-    """Understand the command line.
+    """Parse the command line.
 
-    :raises getopt.GetoptError: if it is wrong.
-    :raises UsageError: if it names a user who does not exist.
+    :raises getopt.GetoptError: if it has an unknown option or an argument.
+    :raises UsageError: if it names a user that does not exist.
     """
     settings = _Settings()
     options, rest = getopt.getopt(arguments, "a:cfgop:ru:")
@@ -102,13 +102,13 @@ def _uid(text: str) -> int:
 
 
 def _in_our_words(text: str) -> str:
-    """A text that names options of ``twistd sbus``, with ours."""
+    """Return an error text with this command's options in place of those of ``twistd sbus``."""
     return text.replace("choose another --socket", "choose another address (-a)").replace("--reuse", "-r")
 
 
 def _run(settings: _Settings) -> None:
     _fill_standard_descriptors()
-    # From now on a signal to stop takes effect when the bus serves, so that it stops in good order.
+    # From now on a signal to stop takes effect when the bus serves, so that the bus stops in good order.
     stopping = [signal.SIGINT, signal.SIGTERM]
     if settings.foreground:
         stopping.append(signal.SIGHUP)
@@ -122,7 +122,7 @@ def _run(settings: _Settings) -> None:
         if not settings.foreground:
             report = _become_daemon(stopping)
             if bound.address.descriptor is None:
-                bound.sock.listen(socket.SOMAXCONN)  # again, so that SO_PEERCRED tells clients of this process
+                bound.sock.listen(socket.SOMAXCONN)  # again, so that SO_PEERCRED shows this process to clients
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if settings.pid_file != _NO_PID_FILE:
                 files.callback(_write_pid_file(settings.pid_file, settings.reuse))
@@ -134,7 +134,7 @@ def _run(settings: _Settings) -> None:
             if report is not None:
                 if os.isatty(2):
                     _to_null(2)
-                with contextlib.suppress(OSError):  # nobody waits any more
+                with contextlib.suppress(OSError):  # the starting process has ended
                     os.write(report, b"\0")
                 os.close(report)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
@@ -156,23 +156,24 @@ def _listen(settings: _Settings) -> addresses.ListeningSocket:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open those that are closed, so that no socket takes their place."""
+    """Open the closed standard descriptors on the null device, so that no socket takes their place."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(null)
 
 
 def _to_null(descriptor: int) -> None:
-    """Close a standard descriptor, but let nothing that is opened later take its place."""
+    """Put the null device in place of a standard descriptor, so that nothing opened later takes its place."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, descriptor)
     os.close(null)
 
 
 def _become_daemon(stopping: list[signal.Signals]) -> int:
-    """Go on in a process of its own, without a terminal. The one that was started waits for word from there.
+    """Go on in a process without a terminal; the process that was started waits for a byte from there.
 
-    :returns: where to write a byte when all is well; if it is closed instead, the start has failed.
+    :returns: the descriptor to write the byte to when the bus serves. Closing it without a byte means that the start
+        has failed.
     """
     reading, writing = os.pipe()
     if os.fork():
@@ -189,15 +190,16 @@ def _wait_for_daemon(reading: int, stopping: list[signal.Signals]) -> NoReturn:
     for number in stopping:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
-    _to_null(1)  # who waits for the end of standard output is not to wait for this process
+    _to_null(1)  # a program that waits for the end of standard output must not wait for this process
     os._exit(0 if os.read(reading, 1) else 1)
 
 
 def _write_pid_file(path: str, replace: bool) -> Callable[[], None]:
-    """Write the number of this process.
+    """Write the PID of this process to a file.
 
-    :param replace: replace a file with the number of a process that is gone.
-    :returns: what removes the file.
+    :param replace: whether to replace a file with the PID of a process that has ended.
+    :returns: the function that removes the file.
+    :raises _Failed: if the file exists or cannot be written.
     """
     path = os.path.abspath(path)
     try:
@@ -223,7 +225,7 @@ def _write_pid_file(path: str, replace: bool) -> Callable[[], None]:
 
 
 def _is_stale(path: str) -> bool:
-    """Whether this is the pid file of a process that is gone."""
+    """Return whether this is the pid file of a process that has ended."""
     try:
         with open(path) as file:
             process = os.pidfd_open(int(file.read(32)))
@@ -232,7 +234,7 @@ def _is_stale(path: str) -> bool:
     except (OSError, ValueError, OverflowError):
         return False
     try:
-        return bool(select.select([process], [], [], 0)[0])  # it has ended, and its parent has not noticed yet
+        return bool(select.select([process], [], [], 0)[0])  # ended, but its parent has not collected it yet
     finally:
         os.close(process)
 
@@ -243,7 +245,10 @@ def _serve(
     stopping: list[signal.Signals],
     is_serving: Callable[[], None],
 ) -> None:
-    """Run the bus until it is stopped."""
+    """Run the bus until it is stopped.
+
+    :param is_serving: called when clients are served.
+    """
     from twisted.internet import epollreactor
 
     epollreactor.install()
@@ -274,7 +279,7 @@ def _serve(
 
 
 def _log_to_standard_error() -> None:
-    """Log what is out of order, as the original does; all else goes nowhere."""
+    """Log warnings and errors to standard error, as the original daemon does, and nothing else."""
     from twisted.logger import (
         FilteringLogObserver,
         LogLevel,

@@ -1,4 +1,4 @@
-"""The bus as a Twisted service: an endpoint to listen on, and the registry behind it."""
+"""The bus as a Twisted service: it listens on an endpoint, and the registry does the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
 from sbus.server.limits import Limits
-from sbus.server.observers import LogObserver
+from sbus.server.log_observer import LogObserver
 from sbus.server.protocol import BusProtocol
 from sbus.server.registry import SubscriptionRegistry
 from sbus.syscalls.batch import COMPILED
@@ -31,7 +31,7 @@ __all__ = ["BusFactory", "BusService"]
 class BusFactory(Factory):
     """Makes a `BusProtocol` for each connection.
 
-    :param registry: the switch that they share.
+    :param registry: the registry that all connections share.
     """
 
     noisy = False
@@ -44,22 +44,21 @@ class BusFactory(Factory):
 
 
 class BusService(MultiService):
-    """A bus, to be made part of any Twisted application: ``BusService(endpoint).setServiceParent(app)``.
+    """A bus for any Twisted application: ``BusService(endpoint).setServiceParent(application)``.
 
-    :param endpoint: where to listen, usually a `SeqpacketServerEndpoint` (``max_packet`` of which is
-        set to that of the limits).
-    :param credentials: who may do what; by default what the kernel says decides.
-    :param limits: how much clients may ask for.
+    :param endpoint: where to listen, usually a `SeqpacketServerEndpoint`; the service sets its ``max_packet`` to that
+        of the limits.
+    :param credentials: the permissions of clients; by default `KernelCredentials`.
+    :param limits: the limits of the bus.
     :param dialect: the revision of the protocol to speak.
     :param ignore_violations: drop packets that break the protocol, instead of disconnecting.
-    :param observers: who else is told what happens, besides the log.
+    :param observers: observers of the bus, besides the log.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param clock: an `IReactorTime`; by default the reactor.
-    :ivar registry: the switch; ``registry.publish(key, payload)`` publishes from within the program,
-        ``registry.counters`` and ``registry.clients`` show what goes on.
+    :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
+        ``registry.counters`` and ``registry.clients`` show the state of the bus.
 
-    Starting fails with `sbus.errors.ListenError` if the address cannot be listened on. It can be
-    started and stopped any number of times.
+    The service can be started and stopped any number of times.
     """
 
     log = Logger(namespace="sbus.server")
@@ -102,17 +101,17 @@ class BusService(MultiService):
         self._listening: defer.Deferred[None] | None = None
 
     def privilegedStartService(self) -> None:
-        """Listen already now, while the process may still be root.
+        """Listen while the process may still be root.
 
-        :raises sbus.errors.ListenError: if that cannot be.
+        :raises sbus.errors.ListenError: if the address cannot be listened on.
         """
         super().privilegedStartService()
         self._listen()
 
     def startService(self) -> None:
-        """Listen, and let clients in.
+        """Listen and admit clients.
 
-        :raises sbus.errors.ListenError: if that cannot be.
+        :raises sbus.errors.ListenError: if the address cannot be listened on.
         """
         super().startService()
         if self._listening is None:
@@ -146,8 +145,8 @@ class BusService(MultiService):
         )
         if not COMPILED:
             self.log.warn(
-                "the compiled helper is not in use: each packet costs a system call of its own, and throughput "
-                "suffers; install with a C compiler at hand, and without SBUS_PURE"
+                "the compiled helper is not in use: each packet costs one system call, so throughput is low; install "
+                "sbus with a C compiler, and run it without SBUS_PURE"
             )
         largest = _largest_packet(limits.max_packet)
         if largest < limits.max_packet:
@@ -159,7 +158,7 @@ class BusService(MultiService):
             )
 
     async def stopListening(self) -> None:
-        """Let nobody in any more; who is connected stays."""
+        """Admit no more clients; those that are connected stay."""
         port, self._port, self._listening = self._port, None, None
         if port is not None:
             await defer.maybeDeferred(port.stopListening)
@@ -170,14 +169,14 @@ class BusService(MultiService):
         self._log_observer.stop()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Stop listening, disconnect everyone; fires when all is closed and removed."""
+        """Stop listening and disconnect all clients; the Deferred fires when the socket is removed."""
         if self._listening is not None and self._port is None:
             self._listening.cancel()
         return defer.Deferred.fromCoroutine(self._stop())
 
 
 def _largest_packet(max_packet: int) -> int:
-    """Bytes in the longest packet that a client's socket will really take."""
+    """Return the bytes of the longest packet that a client's socket really takes."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         return grow_send_buffer(ours, max_packet)

@@ -17,7 +17,7 @@ __all__ = ["Bus", "Peer"]
 
 
 class Peer:
-    """One client: what it is, what it was sent, and what it sends."""
+    """One client of the bus, with its transport and its protocol."""
 
     def __init__(self, bus: Bus, transport: FakePacketTransport, protocol: BusProtocol) -> None:
         self._bus = bus
@@ -25,21 +25,21 @@ class Peer:
         self.protocol = protocol
 
     def send(self, *packets: bytes) -> None:
-        """Packets arrive from this client, in one batch."""
+        """Send packets to the server, in one batch."""
         self.transport.deliver(*packets)
         self._bus.settle()
 
     def take(self) -> list[bytes]:
-        """What it was sent since the last time."""
+        """Return the packets that the server has sent since the last call."""
         written, self.transport.written[:] = list(self.transport.written), []
         return written
 
     def stall(self) -> None:
-        """Read no more: its socket takes nothing from now on."""
+        """Read no more: the socket takes nothing from now on."""
         self.transport.capacity = 0
 
     def drain(self, packets: int | None = None) -> None:
-        """Read so many packets (None: all that come)."""
+        """Read `packets` packets (None: all that come)."""
         self.transport.drain(packets)
         self._bus.settle()
 
@@ -60,12 +60,12 @@ class Bus:
         self.registry.startService()
 
     def settle(self) -> None:
-        """Let happen what happens soon; no time passes."""
+        """Run the calls that are due; no time passes."""
         for _ in range(8):
             self.clock.advance(0)
 
     def connect(self, uid: int = 1000, gid: int = 100, pid: int = 0, **settings: Any) -> Peer:
-        """A new client (with a PID of its own, if none is given)."""
+        """Connect a new client, with a PID of its own if none is given."""
         peer = PeerCredentials(pid or 5000 + len(self.registry.clients), uid, gid)
         transport = FakePacketTransport(peer, clock=self.clock, **settings)
         protocol = BusProtocol(self.registry)

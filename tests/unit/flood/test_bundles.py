@@ -24,7 +24,7 @@ BUNDLES = 3
 
 
 class Socket(FakePacketTransport):
-    """A socket that takes what it is told to, and remembers it.
+    """A socket that takes as many packets as `takes` says.
 
     :ivar takes: how many packets it takes of those that are offered, at each flush.
     """
@@ -48,7 +48,7 @@ class Socket(FakePacketTransport):
 
 
 class Bundled:
-    """A socket that takes so many bundles, and whose peer takes them apart."""
+    """A socket that takes a number of bundles, and whose peer takes them apart."""
 
     def __init__(self, socket: Socket, limit: int, most: int = 1 << 30) -> None:
         self._socket = socket

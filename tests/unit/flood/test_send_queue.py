@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import groupby, product
 from typing import Any
 
@@ -18,9 +19,12 @@ from sbus.flood import (
     HARD_STRATEGIES,
     ORDERS,
     SOFT_STRATEGIES,
+    Outcome,
     QueueLimits,
     SendQueue,
     SharedBudget,
+    Until,
+    UserShare,
     Verdict,
 )
 from sbus.flood.orders import FifoBacklog, Reply
@@ -33,8 +37,21 @@ HARD = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in 
 ORDER = {order.selector.rsplit(b"/", 1)[1].decode(): order for order in ORDERS}
 
 
+def share_of(budget: SharedBudget, user: object) -> UserShare:
+    """The share of a user in a budget; without a user, one of its own."""
+    return UserShare(budget) if user is None else SHARES.setdefault((budget, user), UserShare(budget))
+
+
+def fair_share(budget: SharedBudget, user: str) -> int:
+    return share_of(budget, user).fair_share()
+
+
+SHARES: dict[tuple[SharedBudget, object], UserShare] = {}
+"""The users of the tests, by name."""
+
+
 class Connection:
-    """A receiver with its queue and a socket that takes what the test says; it writes down all that it is told."""
+    """A receiver with its queue, and a socket that takes as much as the test says; it records every outcome."""
 
     def __init__(
         self,
@@ -48,66 +65,79 @@ class Connection:
         order: str | None = None,
     ) -> None:
         self.budget = budget or SharedBudget()
-        self.queue = SendQueue(self, QueueLimits(messages, size), self.budget, user)
+        self.queue = SendQueue(self, QueueLimits(messages, size), share_of(self.budget, user))
         if soft:
-            self.queue.set_strategies(soft=SOFT[soft])
+            self.set_strategies(soft=SOFT[soft])
         if hard:
-            self.queue.set_strategies(hard=HARD[hard])
+            self.set_strategies(hard=HARD[hard])
         if order:
-            self.queue.set_order(ORDER[order])
+            self.set_order(ORDER[order])
         self.may_block = True
         self.delivered: list[bytes] = []
         self.lost = [0, 0]
         self.blocks: list[bool] = []
         self.moves: list[tuple[bool, bool]] = []
         self.closed: CloseReason | None = None
-        self.is_congested = False
 
-    # What the queue asks and tells (`sbus.flood.Receiver`).
+    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+        """See `sbus.flood.QueueOwner`."""
+        if dropped:
+            assert (has_room, is_empty) == (False, False)
+            self.count(dropped, dropped_bytes)
+        else:
+            self.moves.append((has_room, is_empty))
 
-    def mayBlock(self) -> bool:
-        return self.may_block
+    def count(self, dropped: int, dropped_bytes: int) -> None:
+        self.lost[0] += dropped
+        self.lost[1] += dropped_bytes
 
-    def block(self, until_empty: bool) -> None:
-        self.blocks.append(until_empty)
+    def act(self, outcome: Outcome | None) -> None:
+        """Record what became of messages that were not simply kept."""
+        if outcome is None:
+            return
+        assert outcome != Outcome()
+        self.count(outcome.dropped, outcome.dropped_bytes)
+        if outcome.close is not None:
+            assert self.closed is None
+            self.closed = outcome.close
+        if outcome.block is not None:
+            assert len(self.queue)
+            self.blocks.append(outcome.block is Until.EMPTY)
 
-    def on_drained(self, room: bool, empty: bool) -> None:
-        self.moves.append((room, empty))
+    def set_strategies(self, **strategies: Any) -> None:
+        """Choose other strategies."""
+        self.queue.configure(replace(self.queue.settings, **strategies))
 
-    def congested(self, now: bool) -> None:
-        assert now is not self.is_congested
-        assert now is self.queue.is_congested
-        self.is_congested = now
-
-    def dropped(self, packets: int, size: int) -> None:
-        assert packets > 0
-        self.lost[0] += packets
-        self.lost[1] += size
-
-    def on_overflow(self, reason: CloseReason) -> None:
-        assert self.closed is None
-        self.closed = reason
+    def set_order(self, order: IQueueOrder) -> None:
+        """Choose another order."""
+        self.queue.configure(self.queue.settings.with_order(order))
 
     # What a server does.
 
     def publish(self, *packets: bytes) -> None:
         """Messages come for this receiver, all in one batch."""
         if self.queue.is_congested:
-            self.queue.enqueue(list(packets))
+            self.act(self.queue.enqueue(list(packets), self.may_block))
         else:
             self.queue.pending += packets
 
     def flush(self, room: int = 0) -> list[bytes]:
-        """Send, to a socket that takes so many packets and is full then; returns these."""
+        """Send to a socket that is full after `room` packets; return the packets that were sent."""
         before = len(self.delivered)
         while taken := self.queue.take(BATCH):
             sent = min(room, len(taken))
             room -= sent
             self.delivered += taken[:sent]
-            self.queue.ack(taken, sent)
+            self.ack(taken, sent)
             if sent < len(taken):
                 break
         return self.delivered[before:]
+
+    def ack(self, taken: list[bytes], sent: int) -> None:
+        """Report what was sent, and settle what a first flush has left."""
+        self.queue.ack(taken, sent)
+        if self.queue.is_congested and self.queue.pending:
+            self.act(self.queue.settle(self.may_block))
 
     def stall(self, *packets: bytes) -> None:
         """Messages come while the socket is full."""
@@ -160,7 +190,7 @@ def test_selectors():
 
 @pytest.mark.parametrize(("soft", "hard", "order"), list(product(SOFT, HARD, ORDER)))
 def test_nothing_happens_when_nobody_is_slow(soft, hard, order):
-    """As long as the socket takes everything no strategy, limit or order counts: all goes in the order of arrival."""
+    """While the socket takes everything no strategy, limit or order counts: all goes in the order of arrival."""
     connection = Connection(messages=1, size=1, budget=SharedBudget(1), soft=soft, hard=hard, order=order)
     for _ in range(3):
         connection.publish(C, A)
@@ -188,7 +218,7 @@ def test_more_than_a_batch():
 
 
 def test_watch():
-    """Who watches is told of exactly the packets that were sent, replies too."""
+    """A watcher gets exactly the packets that were sent, replies included."""
     connection = Connection()
     seen: list[bytes] = []
     connection.queue.watch = seen.extend
@@ -241,7 +271,7 @@ def test_soft_error():
 
 
 def test_soft_block():
-    """block keeps all, past any limit, and holds the publisher back until the queue is empty."""
+    """block keeps all, past any limit, and blocks the publisher until the queue is empty."""
     connection = Connection(soft="block", messages=1, size=1, budget=SharedBudget(1))
     connection.publish(A, B, C)
     connection.flush(1)
@@ -257,7 +287,7 @@ def test_soft_block():
 
 @pytest.mark.parametrize("hard", HARD)
 def test_soft_block_toward_others(hard):
-    """Toward publishers that it may not hold back block acts as queue with hard/discard, whatever hard is."""
+    """Toward publishers that it may not block, block acts as queue with hard/discard, whatever hard is."""
     connection = Connection(soft="block", hard=hard, messages=2)
     connection.may_block = False
     connection.publish(A, B, C, D)
@@ -308,7 +338,7 @@ def test_hard_error():
 
 
 def test_hard_block():
-    """block keeps the message all the same, and holds its publisher back until the low-water mark."""
+    """block keeps the message all the same, and blocks its publisher until the low-water mark."""
     connection = Connection(hard="block", messages=2)
     connection.stall(A, B)
     assert connection.blocks == []
@@ -319,7 +349,7 @@ def test_hard_block():
 
 
 def test_hard_block_toward_others():
-    """Toward publishers that it may not hold back hard/block acts as hard/discard."""
+    """Toward publishers that it may not block, hard/block acts as hard/discard."""
     connection = Connection(hard="block", messages=2)
     connection.may_block = False
     connection.stall(A, B, C)
@@ -342,13 +372,13 @@ def test_choices_hold_for_what_comes():
     """The newest choice wins for new messages; what waits stays, and each kind is chosen apart."""
     connection = Connection(soft="queue", messages=3)
     connection.stall(A, B)
-    connection.queue.set_strategies(soft=SOFT["discard"])
+    connection.set_strategies(soft=SOFT["discard"])
     connection.publish(C)
     assert connection.lost == [1, 3]
-    connection.queue.set_strategies(hard=HARD["error"])
+    connection.set_strategies(hard=HARD["error"])
     connection.publish(C)
     assert connection.lost == [2, 6]
-    connection.queue.set_strategies(soft=SOFT["queue"])
+    connection.set_strategies(soft=SOFT["queue"])
     connection.publish(C)
     assert connection.queue.messages == 3
     connection.publish(D)
@@ -357,7 +387,7 @@ def test_choices_hold_for_what_comes():
 
 @pytest.mark.parametrize(("soft", "hard"), list(product(SOFT, HARD)))
 def test_may_hold_back(soft, hard):
-    """A queue says whether what was chosen can hold anybody back."""
+    """A queue says whether its strategies can block a publisher."""
     assert Connection(soft=soft, hard=hard).queue.can_block == ("block" in (soft, hard))
 
 
@@ -367,7 +397,7 @@ def test_may_hold_back(soft, hard):
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("limit", "lost"), [(4, 0), (3, 1)])
 def test_limit_of_messages(limit, lost, together):
-    """So many messages as the limit says wait, and not one more, whether they come together or one by one."""
+    """The queue keeps as many messages as its limit, and not one more, whether they come together or one by one."""
     connection = Connection(messages=limit)
     if together:
         connection.stall(A, B, C, D)
@@ -381,7 +411,7 @@ def test_limit_of_messages(limit, lost, together):
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("limit", "lost"), [(10, 0), (9, 1)])
 def test_limit_of_bytes(limit, lost, together):
-    """So many bytes as the limit says wait, and not one more."""
+    """The queue keeps as many bytes as its limit, and not one more."""
     connection = Connection(size=limit)
     if together:
         connection.stall(A, B, C, D)
@@ -469,7 +499,7 @@ def test_total_limit_of_one(limit, lost):
 
 
 def test_fair_share():
-    """At the total limit who has more than a fair share loses; who has less is not punished, up to that share."""
+    """At the total limit a queue above its fair share loses messages; one below it keeps them, up to that share."""
     budget = SharedBudget(100)
     greedy, modest = (Connection(budget=budget, user=user) for user in "gm")
     greedy.stall(*[b"x" * 10] * 12)
@@ -481,7 +511,7 @@ def test_fair_share():
     assert modest.lost == [1, 10]
     greedy.publish(b"z")
     assert greedy.lost == [3, 21]
-    # Below the limit nobody is asked about shares.
+    # Below the limit shares do not count.
     assert greedy.flush(6)
     assert budget.bytes == 90
     modest.publish(b"y" * 10)
@@ -505,7 +535,7 @@ def test_fair_share_to_the_byte():
 def test_shares_go_by_users_then_clients():
     """A user with many clients gets no more than one with few; clients without a queue do not count."""
     budget = SharedBudget(120)
-    assert budget.share("a") == 120
+    assert fair_share(budget, "a") == 120
     several = [Connection(budget=budget, user="a") for _ in range(3)]
     single = Connection(budget=budget, user="b")
     idle = Connection(budget=budget, user="c")
@@ -513,16 +543,16 @@ def test_shares_go_by_users_then_clients():
     idle.drain()
     for connection in (*several, single):
         connection.stall(b"x")
-    assert budget.share("a") == 20
-    assert budget.share("b") == 60
-    assert budget.share("c") == 60  # before it has a queue, and with it a third of the limit
+    assert fair_share(budget, "a") == 20
+    assert fair_share(budget, "b") == 60
+    assert fair_share(budget, "c") == 60  # before it has a queue, and with it a third of the limit
     several[0].drain()
-    assert budget.share("a") == 30
+    assert fair_share(budget, "a") == 30
     for connection in several:
         connection.drain()
-    assert budget.share("b") == 120
+    assert fair_share(budget, "b") == 120
     single.queue.discard_all()
-    assert budget.share("b") == budget.share("a") == 120
+    assert fair_share(budget, "b") == fair_share(budget, "a") == 120
     assert budget.bytes == 0
 
 
@@ -562,11 +592,11 @@ def test_orders(orders, delivered, when):
     connection = Connection()
     if when == "before":
         for order in orders.split():
-            connection.queue.set_order(ORDER[order])
+            connection.set_order(ORDER[order])
     connection.stall(b"p", b"qq", b"r", b"ss", b"ttt")
     if when == "while":
         for order in orders.split():
-            connection.queue.set_order(ORDER[order])
+            connection.set_order(ORDER[order])
             connection.flush(0)
     assert "".join(chr(packet[0]) for packet in connection.drain()) == delivered
 
@@ -612,7 +642,7 @@ def test_a_change_of_order_costs_nothing_until_something_is_sent():
 
     def change(connection):
         for order in ("stack", "random", "queue", "queue", "random"):
-            connection.queue.set_order(ORDER[order])
+            connection.set_order(ORDER[order])
 
     assert calls(change, many) == calls(change, few)
     many.flush(1)
@@ -629,7 +659,7 @@ def test_offers_cost_no_more_after_replies():
         connection.stall(A)
         assert connection.queue.is_congested
     many = [B] * 100
-    assert calls(plain.queue.enqueue, many) == calls(asked.queue.enqueue, many) < 200
+    assert calls(plain.queue.enqueue, many, True) == calls(asked.queue.enqueue, many, True) < 200
 
 
 @pytest.mark.parametrize("soft", ["queue", "block"])
@@ -638,7 +668,7 @@ def test_what_is_kept_costs_by_the_batch(soft):
     few, many = Connection(soft=soft), Connection(soft=soft)
     for connection in (few, many):
         connection.stall(A)
-    assert calls(few.queue.enqueue, [B] * 2) == calls(many.queue.enqueue, [B] * 200)
+    assert calls(few.queue.enqueue, [B] * 2, True) == calls(many.queue.enqueue, [B] * 200, True)
 
 
 def test_what_is_sent_costs_by_the_batch():
@@ -703,12 +733,12 @@ def test_replies_go_back_to_their_place(order):
     connection = Connection()
     connection.stall(D)
     connection.queue.write(b"one")
-    connection.queue.set_order(ORDER[order])
+    connection.set_order(ORDER[order])
     connection.flush(0)
     connection.publish(C)
     connection.queue.write(b"two")
     connection.publish(A)
-    connection.queue.set_order(ORDER["queue"])
+    connection.set_order(ORDER["queue"])
     assert connection.drain() == [D, b"one", C, b"two", A]
 
 
@@ -725,6 +755,63 @@ def test_replies_first(order):
     assert connection.flush(1) == [b"a longer one"]
     connection.queue.write(b"four")
     assert connection.drain()[:2] == [b"three", b"four"]
+
+
+@pytest.mark.parametrize("order", ORDER)
+def test_a_reply_before_the_leftovers_are_settled(order):
+    """A reply that comes between a first flush and its settling takes its place behind the leftovers."""
+    connection = Connection(order=order, soft="discard" if order == "random" else "queue")
+    connection.publish(A, B)
+    connection.queue.ack(connection.queue.take(BATCH), 0)
+    connection.queue.write(b"reply")
+    assert len(connection.queue) == 3
+    connection.act(connection.queue.settle(True))
+    assert connection.drain() == {"queue": [A, B, b"reply"], "stack": [b"reply", B, A], "random": [b"reply"]}[order]
+    assert connection.queue.replies == 0
+
+
+def test_leftovers_that_were_not_settled():
+    """Messages that come before the leftovers of a flush were settled go behind them; a lost connection counts all."""
+    connection, gone = Connection(), Connection()
+    for each in (connection, gone):
+        each.publish(A, B)
+        each.queue.ack(each.queue.take(BATCH), 1)
+    connection.publish(C)
+    assert connection.drain() == [B, C]
+    gone.queue.discard_all()
+    assert (gone.lost, gone.budget.bytes, len(gone.queue)) == ([1, 2], 0, 0)
+    assert not gone.queue.is_congested
+
+
+def test_an_outcome_sums_up_a_batch():
+    """One outcome sums up a batch: the losses, older messages included, and until when to block."""
+    connection = Connection()
+    connection.stall(A, B)
+    connection.set_strategies(soft=Asked(Verdict.KEEP, Verdict.BLOCK, Verdict.DROP))
+    assert connection.queue.enqueue([C, D, E], True) == (1, 5, None, Until.EMPTY)
+    connection.set_strategies(soft=SOFT["queue"], hard=DropOldest(12, Verdict.KEEP))
+    assert connection.queue.enqueue([A], True) is None
+    full = Connection(messages=1)
+    full.stall(C)
+    full.set_strategies(hard=DropOldest(0, Verdict.BLOCK))
+    assert full.queue.enqueue([D], True) == (1, 3, None, Until.ROOM)
+    full.set_strategies(hard=HARD["error"])
+    assert full.queue.enqueue([A, B], True) == (3, 7, CloseReason.QUEUE_FULL, None)
+
+
+def test_nothing_left_to_wait_for_blocks_nobody():
+    """If a message blocks its publisher and is then dropped by the next one's verdict, no publisher is blocked."""
+
+    class Fickle(DropOldest):
+        def decide(self, queue: SendQueue, packet: bytes) -> Verdict:
+            super().decide(queue, packet)
+            return Verdict.BLOCK if packet == B else Verdict.DROP
+
+    connection = Connection()
+    connection.stall(A)
+    connection.set_strategies(soft=Fickle(0))
+    assert connection.queue.enqueue([B, C], True) == (3, 6, None, None)
+    assert connection.moves == [(True, True)]
 
 
 @pytest.mark.parametrize("soft", ["queue", "discard", "block"])
@@ -775,7 +862,7 @@ def test_a_queue_of_replies_is_not_at_its_limit():
 def test_refused(is_congested):
     """A message that the kernel will never take is dropped and counted, a reply is not; the connection goes on.
 
-    Who watches what is sent is told of neither.
+    A watcher gets neither of them.
     """
     connection = Connection()
     seen: list[bytes] = []
@@ -789,11 +876,11 @@ def test_refused(is_congested):
     assert taken == [A, E, b"reply", B, C]
     assert connection.queue.reject_oversized(taken[1])
     assert connection.queue.reject_oversized(taken[2])
-    connection.queue.ack(taken, 4)
+    connection.ack(taken, 4)
     assert connection.lost == [1, 5]
     assert seen == [A, B]
     taken = connection.queue.take(BATCH)
-    connection.queue.ack(taken, 0)
+    connection.ack(taken, 0)
     assert (connection.queue.messages, connection.queue.size, connection.queue.replies) == (1, 3, 0)
     assert connection.budget.bytes == 3
     assert connection.drain() == [C]
@@ -801,7 +888,7 @@ def test_refused(is_congested):
     connection.publish(E)
     taken = connection.queue.take(1)
     connection.queue.reject_oversized(taken[0])
-    connection.queue.watch = lambda packets: pytest.fail(f"told of {packets}")
+    connection.queue.watch = lambda packets: pytest.fail(f"unexpected {packets}")
     connection.queue.ack(taken, 1)
     assert connection.lost == [2, 10]
 
@@ -828,7 +915,7 @@ def test_refused_then_lost(is_congested):
 
 @pytest.mark.parametrize("order", ORDER)
 def test_abandon(order):
-    """What waits for one who is gone is dropped and counted, replies aside; the shared limit gets its bytes back."""
+    """The queue of a lost receiver is dropped and counted, replies aside; the shared limit gets its bytes back."""
     budget = SharedBudget()
     connection = Connection(order=order, budget=budget)
     connection.stall(A, B)
@@ -903,7 +990,7 @@ def test_soft_strategy_of_others():
     """A strategy that has to be asked is asked about each message that waits, and obeyed."""
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection()
-    connection.queue.set_strategies(soft=strategy)
+    connection.set_strategies(soft=strategy)
     assert connection.queue.can_block
     connection.publish(A, B)
     connection.queue.write(b"reply")
@@ -921,7 +1008,7 @@ def test_hard_strategy_of_others():
     """A hard strategy is asked at the limit only; what it says to keep is kept past it."""
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection(messages=1)
-    connection.queue.set_strategies(hard=strategy)
+    connection.set_strategies(hard=strategy)
     assert connection.queue.can_block
     connection.stall(A, B, C, D)
     assert strategy.asked == [B, C, D]
@@ -934,10 +1021,10 @@ def test_hard_strategy_of_others():
 
 
 def test_hard_strategy_is_not_asked_for_nothing():
-    """Toward publishers that soft/block may not hold back the hard strategy does not count, so it is not asked."""
+    """Toward publishers that soft/block may not block, the hard strategy does not count, so it is not asked."""
     strategy = Asked()
     connection = Connection(soft="block", messages=1)
-    connection.queue.set_strategies(hard=strategy)
+    connection.set_strategies(hard=strategy)
     connection.may_block = False
     connection.stall(A, B)
     assert connection.lost == [1, 2]
@@ -948,10 +1035,10 @@ def test_hard_strategy_is_not_asked_for_nothing():
 def test_drop_next(order, kept):
     """A strategy can make room by dropping what would be sent next, in any order; replies stay."""
     connection = Connection(messages=3)
-    connection.queue.set_strategies(hard=DropOldest(7))
+    connection.set_strategies(hard=DropOldest(7))
     connection.stall(A, B, C)
     connection.queue.write(b"reply")
-    connection.queue.set_order(ORDER[order])
+    connection.set_order(ORDER[order])
     connection.publish(D)
     assert connection.lost[0] + connection.queue.messages == 4
     assert connection.queue.size == sum(map(len, kept)) == connection.budget.bytes
@@ -971,10 +1058,10 @@ def test_drop_next_of_nothing_but_replies(order):
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_all_is_dropped(kind):
-    """If a strategy drops all that waits and the new message too, the queue waits no more, and nobody for it."""
+    """If a strategy drops the backlog and the new message too, the queue is no longer congested and blocks nothing."""
     connection = Connection(messages=2)
     connection.stall(A, B)
-    connection.queue.set_strategies(**{kind: DropOldest(0, Verdict.DROP)})
+    connection.set_strategies(**{kind: DropOldest(0, Verdict.DROP)})
     connection.publish(C)
     assert connection.lost == [3, 6]
     assert not connection.queue.is_congested
@@ -984,7 +1071,7 @@ def test_all_is_dropped(kind):
 
 
 def test_order_of_others():
-    """An order that was added is told of the arrival, the size and the order chosen before; lowest goes first."""
+    """An order of a plugin gets the arrival, the size and the order chosen before; the lowest rank goes first."""
 
     @implementer(IQueueOrder)
     class Shortest:
@@ -998,7 +1085,7 @@ def test_order_of_others():
 
     seen: list[tuple[int, int, bool]] = []
     connection = Connection(order="stack")
-    connection.queue.set_order(Shortest())
+    connection.set_order(Shortest())
     connection.stall(C, A, b"c" * 3, B)
     assert connection.drain() == [A, B, C, b"c" * 3]  # equal ranks in order of arrival
     assert seen == [(1, 3, True), (2, 1, True), (3, 3, True), (4, 2, True)]
@@ -1175,12 +1262,12 @@ class FloodMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 2), soft=st.sampled_from(list(SOFT)))
     def choose_soft(self, who, soft):
         self.models[who].soft = soft
-        self.models[who].connection.queue.set_strategies(soft=SOFT[soft])
+        self.models[who].connection.set_strategies(soft=SOFT[soft])
 
     @rule(who=st.integers(0, 2), hard=st.sampled_from(list(HARD)))
     def choose_hard(self, who, hard):
         self.models[who].hard = hard
-        self.models[who].connection.queue.set_strategies(hard=HARD[hard])
+        self.models[who].connection.set_strategies(hard=HARD[hard])
 
     @rule(who=st.integers(0, 2), order=st.sampled_from(list(ORDER)))
     def set_order(self, who, order):
@@ -1188,7 +1275,7 @@ class FloodMachine(RuleBasedStateMachine):
         model.order = order
         if order != "random":
             model.newest_first = order == "stack"
-        model.connection.queue.set_order(ORDER[order])
+        model.connection.set_order(ORDER[order])
 
     @rule(who=st.integers(0, 2))
     def vanish(self, who):
@@ -1213,7 +1300,7 @@ class FloodMachine(RuleBasedStateMachine):
         connection, queue = model.connection, model.connection.queue
         assert connection.delivered == model.delivered
         assert connection.lost == [len(model.lost), sum(map(len, model.lost))]
-        assert queue.is_congested == connection.is_congested == (model.waiting is not None)
+        assert queue.is_congested == (model.waiting is not None)
         assert len(queue) == len(model.pending) + len(model.waiting or ())
         assert (queue.messages, queue.size) == (len(model.messages), model.size)
         assert queue.replies == len(model.waiting or ()) - len(model.messages)
@@ -1242,7 +1329,7 @@ class FloodMachine(RuleBasedStateMachine):
             assert not model.connection.queue.is_congested
         if hasattr(self, "models"):
             assert self.budget.bytes == 0
-            assert self.budget.share("a") == self.budget.limit
+            assert fair_share(self.budget, "a") == self.budget.limit
 
 
 TestFlood = FloodMachine.TestCase

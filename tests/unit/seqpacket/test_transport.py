@@ -16,7 +16,15 @@ from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from zope.interface.verify import verifyObject
 
 from sbus.errors import CloseReason
-from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, Strategy
+from sbus.flood import (
+    SOFT_STRATEGIES,
+    ClientSettings,
+    QueueLimits,
+    SendQueue,
+    SharedBudget,
+    Strategy,
+    UserShare,
+)
 from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import LARGEST, BundleCache, pack, unbundle
@@ -78,36 +86,35 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 class Watched:
-    """A receiver that writes down what flood control says to it (`sbus.flood.Receiver`)."""
+    """The owner of a queue, which counts what is lost and why the connection must be closed."""
 
     def __init__(self) -> None:
         self.lost = 0
         self.reasons: list[CloseReason] = []
 
-    def mayBlock(self) -> bool:
-        return False
+    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+        self.lost += dropped
 
-    def block(self, until_empty: bool) -> None:
-        raise AssertionError("it may not block")
 
-    def on_drained(self, room: bool, empty: bool) -> None:
-        pass
+class SettledQueue(SendQueue):
+    """A queue that decides at once about what a first flush has left."""
 
-    def congested(self, now: bool) -> None:
-        pass
+    watched: Watched
 
-    def dropped(self, packets: int, size: int) -> None:
-        self.lost += packets
-
-    def on_overflow(self, reason: CloseReason) -> None:
-        self.reasons.append(reason)
+    def ack(self, taken: list[bytes], sent: int) -> None:
+        super().ack(taken, sent)
+        if self.is_congested and self.pending and (outcome := self.settle(may_block=False)) is not None:
+            self.watched.lost += outcome.dropped
+            if outcome.close is not None:
+                self.watched.reasons.append(outcome.close)
 
 
 def flood_controlled(transport: PacketTransport, soft: Strategy) -> tuple[SendQueue, Watched]:
     """Give a transport a queue with flood control, as the server does."""
     receiver = Watched()
-    queue = SendQueue(receiver, QueueLimits(), SharedBudget())
-    queue.set_strategies(soft=soft)
+    queue = SettledQueue(receiver, QueueLimits(), UserShare(SharedBudget()))
+    queue.watched = receiver
+    queue.configure(ClientSettings(soft=soft))
     transport.queue = queue
     return queue, receiver
 
@@ -664,7 +671,7 @@ def test_packet_too_long_for_a_congested_socket(world):
     queue.pending += numbered(500)
     recorder.transport.flush()
     assert queue.is_congested
-    queue.enqueue([bytes(max_sendable(recorder.transport.getHandle()) + 1), b"last"])
+    queue.enqueue([bytes(max_sendable(recorder.transport.getHandle()) + 1), b"last"], may_block=False)
     got = []
     for _ in range(20):
         got += received(peer)

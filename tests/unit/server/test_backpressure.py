@@ -1,4 +1,4 @@
-"""Whom a receiver holds back, until when, and when its time is up; on a clock that only the test moves."""
+"""Back-pressure: which publishers are blocked, until when, and when time is up; on a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -8,36 +8,46 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.task import Clock
 
+from sbus.errors import CloseReason
+from sbus.flood import Until
 from sbus.server.backpressure import Backpressure
 
 TIMEOUT = 30.0
+ROOM, EMPTY = Until.ROOM, Until.EMPTY
 
 
 class Publisher:
-    """Remembers who holds it."""
+    """A publisher that knows whether it is paused."""
 
     def __init__(self) -> None:
-        self.held_by: set[object] = set()
+        self.is_paused = False
 
-    def block_on(self, receiver):
-        self.held_by.add(receiver)
+    def pause_publishing(self):
+        self.is_paused = True
 
-    def unblock(self, receiver):
-        self.held_by.discard(receiver)
+    def resume_publishing(self):
+        assert self.is_paused
+        self.is_paused = False
 
 
 class Receiver:
-    """A receiver that is disconnected when its time is up, as the server does it."""
+    """A receiver with a bus of its own, unless it is given the back-pressure of one."""
 
-    def __init__(self) -> None:
-        self.clock = Clock()
-        self.holdback = Backpressure(self, self.clock, TIMEOUT)
+    def __init__(self, backpressure: Backpressure | None = None, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.backpressure = backpressure or Backpressure(self.clock, TIMEOUT)
         self.disconnected_at: float | None = None
 
-    def block_timed_out(self):
+    def block(self, publisher, until):
+        self.backpressure.block(publisher, self, until)
+
+    def drained(self, has_room, is_empty):
+        self.backpressure.drained(self, has_room, is_empty)
+
+    def close(self, reason):
+        assert reason is CloseReason.BLOCKED_TOO_LONG
         assert self.disconnected_at is None
         self.disconnected_at = self.clock.seconds()
-        self.holdback.release()
 
 
 @pytest.fixture
@@ -45,69 +55,85 @@ def receiver():
     return Receiver()
 
 
-def held(*publishers):
-    return [bool(publisher.held_by) for publisher in publishers]
+def paused(*publishers):
+    return [publisher.is_paused for publisher in publishers]
 
 
 def test_until_empty(receiver):
-    """A publisher held until the queue is empty is not let go before it is."""
+    """A publisher that is blocked until the queue is empty is not resumed before."""
     publisher = Publisher()
-    receiver.holdback.block_on(publisher, until_empty=True)
-    assert publisher.held_by == {receiver}
-    receiver.holdback.on_drained(room=False, empty=False)
-    receiver.holdback.on_drained(room=True, empty=False)
-    assert held(publisher) == [True]
-    receiver.holdback.on_drained(room=True, empty=True)
-    assert held(publisher) == [False]
+    receiver.block(publisher, EMPTY)
+    assert paused(publisher) == [True]
+    receiver.drained(False, False)
+    receiver.drained(True, False)
+    assert paused(publisher) == [True]
+    receiver.drained(True, True)
+    assert paused(publisher) == [False]
     assert receiver.clock.getDelayedCalls() == []
 
 
 def test_until_room(receiver):
-    """A publisher held until there is room goes on at the low-water mark; the others wait on."""
+    """A publisher that is blocked until there is room goes on at the low-water mark; the others stay blocked."""
     roomy, empty = Publisher(), Publisher()
-    receiver.holdback.block_on(roomy, until_empty=False)
-    receiver.holdback.block_on(empty, until_empty=True)
-    receiver.holdback.on_drained(room=False, empty=False)
-    assert held(roomy, empty) == [True, True]
-    receiver.holdback.on_drained(room=True, empty=False)
-    assert held(roomy, empty) == [False, True]
-    receiver.holdback.on_drained(room=True, empty=True)
-    assert held(roomy, empty) == [False, False]
+    receiver.block(roomy, ROOM)
+    receiver.block(empty, EMPTY)
+    receiver.drained(False, False)
+    assert paused(roomy, empty) == [True, True]
+    receiver.drained(True, False)
+    assert paused(roomy, empty) == [False, True]
+    receiver.drained(True, True)
+    assert paused(roomy, empty) == [False, False]
 
 
-@pytest.mark.parametrize("order", [(True, False), (False, True)])
-def test_held_for_both(receiver, order):
-    """A publisher held in both ways waits for the queue to be empty."""
+@pytest.mark.parametrize("order", [(EMPTY, ROOM), (ROOM, EMPTY)])
+def test_blocked_in_both_ways(receiver, order):
+    """A publisher that is blocked in both ways stays blocked until the queue is empty."""
     publisher = Publisher()
-    for until_empty in order:
-        receiver.holdback.block_on(publisher, until_empty)
-    receiver.holdback.on_drained(room=True, empty=False)
-    assert held(publisher) == [True]
-    receiver.holdback.on_drained(room=True, empty=True)
-    assert held(publisher) == [False]
+    for until in order:
+        receiver.block(publisher, until)
+    receiver.drained(True, False)
+    assert paused(publisher) == [True]
+    receiver.drained(True, True)
+    assert paused(publisher) == [False]
 
 
-@pytest.mark.parametrize("until_empty", [True, False])
-def test_time_out(receiver, until_empty):
+def test_two_receivers_block_one_publisher():
+    """A publisher goes on when the last of the receivers that block it has drained, however the others end."""
+    clock = Clock()
+    backpressure = Backpressure(clock, TIMEOUT)
+    one, two, three = (Receiver(backpressure, clock) for _ in range(3))
+    publisher = Publisher()
+    for each in (one, two, three):
+        each.block(publisher, EMPTY)
+    one.drained(True, True)
+    backpressure.release(two)
+    assert paused(publisher) == [True]
+    three.drained(True, True)
+    assert paused(publisher) == [False]
+    assert clock.getDelayedCalls() == []
+
+
+@pytest.mark.parametrize("until", [EMPTY, ROOM])
+def test_time_out(receiver, until):
     """If nothing leaves the queue for the whole time, the receiver is disconnected, and not a moment before."""
     publisher = Publisher()
     receiver.clock.advance(100)
-    receiver.holdback.block_on(publisher, until_empty)
+    receiver.block(publisher, until)
     receiver.clock.advance(TIMEOUT - 0.001)
     assert receiver.disconnected_at is None
-    assert held(publisher) == [True]
+    assert paused(publisher) == [True]
     receiver.clock.advance(0.001)
     assert receiver.disconnected_at == 100 + TIMEOUT
-    assert held(publisher) == [False]
+    assert paused(publisher) == [False]
     assert receiver.clock.getDelayedCalls() == []
 
 
 def test_each_packet_that_leaves_starts_the_time_again(receiver):
     """A receiver that takes one packet now and then is slow, but does not misbehave."""
-    receiver.holdback.block_on(Publisher(), until_empty=True)
+    receiver.block(Publisher(), EMPTY)
     for _ in range(10):
         receiver.clock.advance(TIMEOUT - 1)
-        receiver.holdback.on_drained(room=False, empty=False)
+        receiver.drained(False, False)
     assert receiver.disconnected_at is None
     receiver.clock.advance(TIMEOUT - 0.001)
     assert receiver.disconnected_at is None
@@ -116,46 +142,47 @@ def test_each_packet_that_leaves_starts_the_time_again(receiver):
 
 
 def test_more_publishers_do_not_start_the_time_again(receiver):
-    """However many are held back one after another, the time runs from the first, or from the last packet."""
+    """However many publishers are blocked one after another, the time runs from the first, or from the last packet."""
     publishers = [Publisher() for _ in range(10)]
     for publisher in publishers:
-        receiver.holdback.block_on(publisher, until_empty=True)
+        receiver.block(publisher, EMPTY)
         receiver.clock.advance(TIMEOUT / 10)
     assert receiver.disconnected_at == pytest.approx(TIMEOUT)
-    assert held(*publishers) == [False] * 10
+    assert paused(*publishers) == [False] * 10
 
 
-def test_nobody_held_back_no_time_out(receiver):
-    """A receiver that holds nobody back may take as long as it likes."""
+def test_no_time_out_without_a_blocked_publisher(receiver):
+    """A receiver that blocks no publisher may take any time."""
     gone, goes_on = Publisher(), Publisher()
-    receiver.holdback.block_on(gone, until_empty=True)
-    receiver.holdback.block_on(goes_on, until_empty=False)
-    receiver.holdback.discard(gone)
-    receiver.holdback.on_drained(room=True, empty=False)
-    assert held(gone, goes_on) == [True, False]  # nobody bothers one that is gone
+    receiver.block(gone, EMPTY)
+    receiver.block(goes_on, ROOM)
+    receiver.backpressure.forget(gone)
+    receiver.drained(True, False)
+    assert paused(gone, goes_on) == [True, False]  # one that is gone is left alone
     receiver.clock.advance(10 * TIMEOUT)
     assert receiver.disconnected_at is None
     assert receiver.clock.getDelayedCalls() == []
 
 
-@pytest.mark.parametrize("until_empty", [True, False])
-def test_a_publisher_that_is_gone(receiver, until_empty):
-    """A publisher that is gone is held by nobody: it is not let go, and no time-out follows from it."""
+@pytest.mark.parametrize("until", [EMPTY, ROOM])
+def test_a_publisher_that_is_gone(receiver, until):
+    """A publisher that is gone is not resumed, and no time-out follows from it."""
     publisher = Publisher()
-    receiver.holdback.block_on(publisher, until_empty)
-    receiver.holdback.discard(publisher)
+    receiver.block(publisher, until)
+    receiver.backpressure.forget(publisher)
+    receiver.backpressure.forget(publisher)
     receiver.clock.advance(TIMEOUT)
     assert receiver.disconnected_at is None
-    receiver.holdback.on_drained(room=True, empty=True)
-    assert held(publisher) == [True]
+    receiver.drained(True, True)
+    assert paused(publisher) == [True]
 
 
 def test_time_starts_afresh_after_a_pause(receiver):
-    """Once everyone was let go and the time has run out, who is held later is held for the whole time."""
-    receiver.holdback.block_on(Publisher(), until_empty=False)
-    receiver.holdback.on_drained(room=True, empty=False)
+    """Once all publishers went on and the time has run out, the next block gets the whole time."""
+    receiver.block(Publisher(), ROOM)
+    receiver.drained(True, False)
     receiver.clock.advance(2 * TIMEOUT)
-    receiver.holdback.block_on(Publisher(), until_empty=False)
+    receiver.block(Publisher(), ROOM)
     receiver.clock.advance(TIMEOUT - 0.001)
     assert receiver.disconnected_at is None
     receiver.clock.advance(0.001)
@@ -163,136 +190,170 @@ def test_time_starts_afresh_after_a_pause(receiver):
 
 
 def test_release(receiver):
-    """To release everyone ends the matter: no clock is left running, and it may be done again."""
+    """Releasing all publishers ends the matter: no timer is left, and it may be done again."""
     publishers = [Publisher(), Publisher()]
-    receiver.holdback.block_on(publishers[0], until_empty=True)
-    receiver.holdback.block_on(publishers[1], until_empty=False)
-    receiver.holdback.release()
-    receiver.holdback.release()
-    assert held(*publishers) == [False, False]
+    receiver.block(publishers[0], EMPTY)
+    receiver.block(publishers[1], ROOM)
+    receiver.backpressure.release(receiver)
+    receiver.backpressure.release(receiver)
+    assert paused(*publishers) == [False, False]
     assert receiver.clock.getDelayedCalls() == []
 
 
 def test_a_publisher_that_goes_on_at_once(receiver):
-    """A publisher that publishes as soon as it is let go, and is held again, is let go again in its turn."""
+    """A publisher that publishes as soon as it is resumed, and is blocked again, is resumed again in its turn."""
 
     class Eager(Publisher):
-        def unblock(self, receiver):
-            super().unblock(receiver)
+        def resume_publishing(self):
+            super().resume_publishing()
             if eager:
-                receiver.holdback.block_on(self, eager.pop())
+                receiver.block(self, eager.pop())
 
-    for until_empty in (True, False):
-        eager = [until_empty]
+    for until in (EMPTY, ROOM):
+        eager = [until]
         publisher = Eager()
-        receiver.holdback.block_on(publisher, until_empty)
-        receiver.holdback.on_drained(room=True, empty=until_empty)
-        assert held(publisher) == [True]
+        receiver.block(publisher, until)
+        receiver.drained(True, until is EMPTY)
+        assert paused(publisher) == [True]
         receiver.clock.advance(TIMEOUT / 2)
-        receiver.holdback.on_drained(room=True, empty=until_empty)
-        assert held(publisher) == [False]
+        receiver.drained(True, until is EMPTY)
+        assert paused(publisher) == [False]
     publisher = Eager()
-    eager = [True]
-    receiver.holdback.block_on(publisher, until_empty=True)
-    receiver.holdback.release()
-    assert held(publisher) == [True]
+    eager = [EMPTY]
+    receiver.block(publisher, EMPTY)
+    receiver.backpressure.release(receiver)
+    assert paused(publisher) == [True]
     receiver.clock.advance(TIMEOUT)
-    assert held(publisher) == [False]
+    assert paused(publisher) == [False]
+
+
+def test_a_publisher_that_has_others_blocked_when_it_goes_on(receiver):
+    """Publishers whose turn to be resumed has not come yet stay paused if they are blocked again meanwhile."""
+
+    class Eager(Publisher):
+        def resume_publishing(self):
+            super().resume_publishing()
+            for other in others:
+                receiver.block(other, EMPTY)
+            others.clear()
+
+    eager, other = Eager(), Publisher()
+    others = [other]
+    receiver.block(eager, EMPTY)
+    receiver.block(other, EMPTY)
+    receiver.drained(True, True)
+    assert paused(eager, other) == [False, True]
+    receiver.drained(True, True)
+    assert paused(eager, other) == [False, False]
 
 
 def test_changes_of_mind_do_not_start_the_time_again(receiver):
-    """A receiver that chooses another strategy lets its publishers go, but wins no time if it holds them again."""
+    """A receiver that chooses other strategies unblocks its publishers, but wins no time if it blocks them again."""
     publisher = Publisher()
     for _ in range(4):
-        receiver.holdback.block_on(publisher, until_empty=True)
+        receiver.block(publisher, EMPTY)
         receiver.clock.advance(TIMEOUT / 4 - 0.001)
         assert receiver.disconnected_at is None
-        receiver.holdback.reconsider()
-        assert held(publisher) == [False]
-    receiver.holdback.block_on(publisher, until_empty=True)
+        receiver.backpressure.reconsider(receiver)
+        assert paused(publisher) == [False]
+    receiver.block(publisher, EMPTY)
     receiver.clock.advance(0.004)
     assert receiver.disconnected_at == pytest.approx(TIMEOUT)
-    assert held(publisher) == [False]
+    assert paused(publisher) == [False]
 
 
-class HoldbackMachine(RuleBasedStateMachine):
-    """Several receivers and publishers, against a plain account of who waits for what."""
+class BackpressureMachine(RuleBasedStateMachine):
+    """Several receivers and publishers of one bus, against a plain account of the blocked pairs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.receiver = Receiver()
+        self.clock = Clock()
+        self.backpressure = Backpressure(self.clock, TIMEOUT)
+        self.receivers = [Receiver(self.backpressure, self.clock) for _ in range(2)]
         self.publishers = [Publisher() for _ in range(3)]
-        self.waits: dict[Publisher, bool] = {}
-        self.since: float | None = None
+        self.waits: dict[tuple[Receiver, Publisher], Until] = {}
+        self.since: dict[Receiver, float] = {}
+        self.timers: dict[Receiver, float] = {}
 
-    def end(self):
-        self.waits.clear()
-        self.since = None
+    def stop(self, receiver):
+        self.since.pop(receiver, None)
+        self.timers.pop(receiver, None)
 
-    @rule(number=st.integers(0, 2), until_empty=st.booleans())
-    def block_on(self, number, until_empty):
-        publisher = self.publishers[number]
-        self.receiver.holdback.block_on(publisher, until_empty)
-        self.waits[publisher] = self.waits.get(publisher, False) or until_empty
-        if self.since is None:
-            self.since = self.receiver.clock.seconds()
+    def end(self, receiver):
+        self.waits = {pair: until for pair, until in self.waits.items() if pair[0] is not receiver}
 
-    @rule(room=st.booleans(), empty=st.booleans())
-    def on_drained(self, room, empty):
-        self.receiver.holdback.on_drained(room, empty)
-        if self.since is not None:
-            self.since = self.receiver.clock.seconds()
-        if empty:
-            self.end()
-        elif room:
-            self.waits = {publisher: True for publisher, until_empty in self.waits.items() if until_empty}
+    @rule(r=st.integers(0, 1), p=st.integers(0, 2), until=st.sampled_from(Until))
+    def block(self, r, p, until):
+        receiver, publisher = self.receivers[r], self.publishers[p]
+        receiver.block(publisher, until)
+        if self.waits.get((receiver, publisher)) is not EMPTY:
+            self.waits[receiver, publisher] = until
+        self.since.setdefault(receiver, self.clock.seconds())
+        self.timers.setdefault(receiver, self.clock.seconds() + TIMEOUT)
 
-    @rule(number=st.integers(0, 2))
-    def gone(self, number):
-        publisher = self.publishers[number]
-        self.receiver.holdback.discard(publisher)
-        self.waits.pop(publisher, None)
-        self.publishers[number] = Publisher()
+    @rule(r=st.integers(0, 1), has_room=st.booleans(), is_empty=st.booleans())
+    def drained(self, r, has_room, is_empty):
+        receiver = self.receivers[r]
+        receiver.drained(has_room, is_empty)
+        if receiver in self.since:
+            self.since[receiver] = self.clock.seconds()
+        if is_empty:
+            self.end(receiver)
+            self.stop(receiver)
+        elif has_room:
+            self.waits = {pair: u for pair, u in self.waits.items() if pair[0] is not receiver or u is EMPTY}
 
-    @rule()
-    def release(self):
-        self.receiver.holdback.release()
-        self.end()
+    @rule(p=st.integers(0, 2))
+    def publisher_leaves(self, p):
+        publisher = self.publishers[p]
+        self.backpressure.forget(publisher)
+        self.waits = {pair: until for pair, until in self.waits.items() if pair[1] is not publisher}
+        self.publishers[p] = Publisher()
 
-    @rule()
-    def reconsider(self):
-        self.receiver.holdback.reconsider()
-        self.waits.clear()
+    @rule(r=st.integers(0, 1))
+    def release(self, r):
+        self.backpressure.release(self.receivers[r])
+        self.end(self.receivers[r])
+        self.stop(self.receivers[r])
+
+    @rule(r=st.integers(0, 1))
+    def reconsider(self, r):
+        self.backpressure.reconsider(self.receivers[r])
+        self.end(self.receivers[r])
 
     @rule(seconds=st.integers(1, 40))
     def time_passes(self, seconds):
-        now = self.receiver.clock.seconds()
-        due = None if self.since is None else self.since + TIMEOUT
-        self.receiver.clock.pump([1.0] * seconds)
-        if due is None or due > now + seconds:
-            assert self.receiver.disconnected_at is None
-        elif self.waits:
-            assert self.receiver.disconnected_at == due
-            self.receiver.disconnected_at = None
-            self.end()
-        else:
-            assert self.receiver.disconnected_at is None
-            self.since = None
+        self.clock.pump([1.0] * seconds)
+        for receiver in self.receivers:
+            expected = None
+            while self.timers.get(receiver, float("inf")) <= self.clock.seconds():
+                due = self.since[receiver] + TIMEOUT
+                is_blocking = any(pair[0] is receiver for pair in self.waits)
+                if is_blocking and due > self.timers[receiver]:
+                    self.timers[receiver] = due
+                    continue
+                expected = due if is_blocking else None
+                self.end(receiver)
+                self.stop(receiver)
+            assert receiver.disconnected_at == expected
+            receiver.disconnected_at = None
 
     @invariant()
-    def holds_who_waits(self):
-        assert {p for p in self.publishers if p.held_by} == set(self.waits)
+    def paused_are_those_that_are_blocked(self):
+        blocked = {publisher for _, publisher in self.waits}
+        assert {p for p in self.publishers if p.is_paused} == blocked
 
     @invariant()
-    def clock_runs_while_someone_waits(self):
-        assert len(self.receiver.clock.getDelayedCalls()) <= 1
-        if self.waits:
-            assert len(self.receiver.clock.getDelayedCalls()) == 1
+    def one_timer_for_each_receiver_that_blocks(self):
+        assert len(self.clock.getDelayedCalls()) == len(self.timers)
+        assert {receiver for receiver, _ in self.waits} <= set(self.timers)
 
     def teardown(self):
-        self.receiver.holdback.release()
-        assert self.receiver.clock.getDelayedCalls() == []
+        for receiver in self.receivers:
+            self.backpressure.release(receiver)
+        assert self.clock.getDelayedCalls() == []
+        assert not any(paused(*self.publishers))
 
 
-TestHoldback = HoldbackMachine.TestCase
-TestHoldback.settings = settings(max_examples=60, stateful_step_count=30)
+TestBackpressure = BackpressureMachine.TestCase
+TestBackpressure.settings = settings(max_examples=60, stateful_step_count=30)

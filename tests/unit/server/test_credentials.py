@@ -64,7 +64,7 @@ def test_names():
 
 
 def test_a_path_keeps_out_whom_its_mode_keeps_out():
-    """On a path, whoever can reach the socket may connect."""
+    """On a path, every user that can reach the socket may connect."""
     assert who_may_connect(KernelPolicy()) == EVERYONE
 
 
@@ -75,7 +75,7 @@ def test_an_abstract_address_is_for_its_user_and_root():
 
 @pytest.mark.parametrize("is_abstract", [True, False])
 def test_allowed_users(is_abstract):
-    """Who is allowed is allowed besides the server's own user, and nobody else is, root neither."""
+    """Allowed users may connect besides the server's own user; no other may, not even root."""
     allowed = frozenset((1000,))
     assert who_may_connect(KernelPolicy(), allowed_users=allowed, is_abstract=is_abstract) == {SERVER, 1000}
     assert who_may_connect(KernelPolicy(), allowed_users=frozenset(), is_abstract=is_abstract) == {SERVER}
@@ -83,7 +83,7 @@ def test_allowed_users(is_abstract):
 
 @pytest.mark.parametrize("allowed", [None, frozenset((0, 1000))])
 def test_own_user_policy(allowed):
-    """The policy own-user lets nobody in but the server's own user, whatever else was allowed."""
+    """The policy own-user admits only the server's own user, whatever else was allowed."""
     assert who_may_connect(OwnUserPolicy(), allowed_users=allowed) == {SERVER}
 
 
@@ -166,7 +166,7 @@ def test_overflow_ids_are_not_mixed_up():
     ],
 )
 def test_who_may_block_whom(receiver, publisher, may):
-    """A receiver holds back publishers of its own user; root and the server's own user hold back anyone."""
+    """A receiver may block publishers of its own user; root and the server's own user may block any."""
     control = KernelPolicy().make(AccessSettings())
     # Its process and group do not matter.
     assert control.mayBlock(peer(receiver, 1, 2), peer(publisher, 3, 4)) is may

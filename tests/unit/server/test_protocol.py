@@ -15,7 +15,8 @@ from sbus.protocol.keys import EARLY
 from sbus.server import protocol
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
-from sbus.server.observers import LogObserver, Observer
+from sbus.server.log_observer import LogObserver
+from sbus.server.observers import Observer
 from tests.support.buses import Bus
 from tests.support.costs import calls
 
@@ -82,7 +83,7 @@ def test_one_copy_for_many_patterns_and_counted_subscriptions():
 
 
 def test_subscribing_and_unsubscribing_in_one_batch():
-    """SUB then UNSUB leaves nothing behind, and hurts nobody."""
+    """SUB then UNSUB leaves nothing behind."""
     bus = Bus()
     a = bus.connect()
     a.send(b"SUB q", b"UNSUB q", b"SUB q\0ignored", b"UNSUB q\0ignored", b"MSG q\0")
@@ -92,7 +93,7 @@ def test_subscribing_and_unsubscribing_in_one_batch():
 
 @pytest.mark.parametrize("packet", [b"HELLO x", b"MSG no-nul", b"MSG", b"", b"SUBx", b"msg a\0", b"MSG !/x\0"])
 def test_a_violation_disconnects_that_client_only(packet):
-    """What is malformed or reserved ends its sender; what stood before it holds, what follows does not."""
+    """A malformed or reserved packet ends its sender; packets before it count, packets behind it do not."""
     bus = Bus()
     good, bad = bus.connect(), bus.connect()
     good.send(b"SUB ")
@@ -122,7 +123,7 @@ def test_whoami_is_answered_word_for_word():
 
 
 def test_control_messages_are_never_forwarded():
-    """Not even to who has subscribed to everything; an unknown one is counted."""
+    """Not even to a client that has subscribed to everything; an unknown one is counted."""
     bus = Bus()
     a = bus.connect()
     a.send(b"SUB ", b"CMSG unknown/thing", b"CMSG echo/on")
@@ -167,7 +168,7 @@ def test_secrets_reach_only_whom_they_are_for():
     ],
 )  # fmt: skip
 def test_refused_subscriptions_are_violations(pattern):
-    """Foreign, truncated, wild or malformed credentials end who asks."""
+    """A client that asks for foreign, truncated, wild or malformed credentials is disconnected."""
     bus = Bus()
     me = bus.connect(uid=1000, gid=100, pid=8)
     me.send(b"SUB " + pattern)
@@ -176,7 +177,7 @@ def test_refused_subscriptions_are_violations(pattern):
 
 
 def test_shared_ids_prove_nothing():
-    """Who has PID 0 or an overflow ID gets no secrets, but is told who it is."""
+    """A client with PID 0 or an overflow ID gets no secrets, but an answer to whoami."""
     bus = Bus(ignore_violations=True)
     nobody = bus.connect(uid=65534, gid=100, pid=8)
     nobody.send(b"SUB !/cred////x", b"MSG !/cred////x\0", b"CMSG !/cred/whoami")
@@ -214,7 +215,7 @@ def test_limits_on_clients_and_patterns():
 
 
 def test_allowed_users():
-    """Only the users named (and the server's own) get in."""
+    """Only the users named (and the server's own) are admitted."""
     bus = Bus(access=AccessSettings(allowed_users=frozenset((1000,))))
     assert bus.connect(uid=1000).is_connected
     assert not bus.connect(uid=1001).is_connected
@@ -222,7 +223,7 @@ def test_allowed_users():
 
 
 def test_block_stops_the_publisher_inside_its_batch():
-    """What a paused publisher had sent already is held, and goes on in order when the receiver has drained."""
+    """Packets that were read from a publisher before it was blocked are kept, and go on in order afterwards."""
     bus = Bus()
     reader, other, publisher = bus.connect(), bus.connect(), bus.connect()
     reader.send(b"SUB k", b"CMSG blocking/soft/block")
@@ -263,8 +264,8 @@ def test_a_full_queue_stops_the_publisher_at_the_same_message(batch, total):
     assert not publisher.transport.is_paused
 
 
-def test_messages_for_who_may_hold_back_cost_by_the_batch():
-    """As long as there is room for a batch it costs what it costs for receivers that hold nobody back."""
+def test_messages_for_receivers_that_can_block_cost_by_the_batch():
+    """While there is room for a batch, it costs as much as for receivers that do not block."""
     costs = []
     for count in (2, 60):
         bus = Bus()
@@ -272,14 +273,13 @@ def test_messages_for_who_may_hold_back_cost_by_the_batch():
         reader.send(b"SUB k", b"CMSG blocking/hard/block")
         reader.stall()
         publisher.send(message("k"))
-        bus.registry.publisher = publisher.protocol
-        costs.append(calls(bus.registry.deliver, [message("k")] * count, bus.registry.route(b"k")))
+        costs.append(calls(bus.registry.deliver, [message("k")] * count, bus.registry.route(b"k"), publisher.protocol))
         assert reader.protocol.queue.messages == 1 + count
     assert costs[0] == costs[1]
 
 
 def test_block_acts_as_queue_toward_other_users():
-    """A receiver does not hold back a publisher of another user; what exceeds its queue is dropped."""
+    """A receiver does not block a publisher of another user; messages beyond its limit are dropped."""
     bus = Bus(limits=Limits(queue_messages=3))
     reader, publisher = bus.connect(uid=1000), bus.connect(uid=1001)
     reader.send(b"SUB k", b"CMSG blocking/soft/block", b"CMSG blocking/hard/error")
@@ -375,8 +375,8 @@ def test_replies_do_not_pile_up():
     assert not a.transport.is_paused
 
 
-def test_who_changes_its_mind_lets_its_publishers_go():
-    """A receiver that chooses another strategy no longer holds back whom it held back for the one before."""
+def test_a_change_of_strategy_unblocks_the_publishers():
+    """A receiver that chooses another strategy unblocks the publishers that it blocked with the one before."""
     bus = Bus()
     reader, publisher = bus.connect(), bus.connect()
     reader.send(b"SUB k", b"CMSG blocking/soft/block")
@@ -558,11 +558,11 @@ def test_counters_balance():
     a.transport.breakDown()
     bus.settle()
     assert counters.dropped == 10
-    assert bus.registry.budget.bytes == 0
+    assert bus.registry.users.budget.bytes == 0
 
 
 def test_the_program_around_the_bus_can_publish():
-    """registry.publish reaches subscribers, also from within a client's batch, and is never held back."""
+    """registry.publish reaches subscribers, also from within a client's batch, and is never blocked."""
     bus = Bus()
     reader = bus.connect()
     reader.send(b"SUB k")
@@ -586,21 +586,21 @@ def test_stopping_disconnects_everyone_and_can_be_repeated():
         bus.settle()
         assert done.called
         assert not any(client.is_connected for client in clients)
-        assert bus.registry._index.is_empty()
+        assert bus.registry._router.is_empty()
         assert not bus.registry.routes
         assert not bus.connect().is_connected
         bus.registry.startService()
 
 
 def test_drops_are_logged_in_sums_without_payloads():
-    """The first drop is told at once, the others in one line after the interval, with who lost what."""
+    """The first loss is logged at once, the others in one line for each client after the interval."""
     events: list[Any] = []
     observer: Any = events.append
     globalLogPublisher.addObserver(observer)
     try:
-        bus = Bus(limits=Limits(queue_messages=1))
-        log = LogObserver(bus.clock)
-        bus.registry._on_dropped = (log.dropped,)
+        clock = Clock()
+        log = LogObserver(clock)
+        bus = Bus(limits=Limits(queue_messages=1), observers=(log,))
         reader, publisher = bus.connect(), bus.connect()
         reader.send(b"SUB k")
         reader.stall()
@@ -608,7 +608,7 @@ def test_drops_are_logged_in_sums_without_payloads():
             publisher.send(message("k", b"sensitive"))
         lines = [e for e in events if "messages" in e]
         assert [e["messages"] for e in lines] == [1]
-        bus.clock.advance(10)
+        clock.advance(10)
         lines = [e for e in events if "messages" in e]
         assert [e["messages"] for e in lines] == [1, 48]
         assert lines[1]["uid"] == 1000
@@ -620,7 +620,7 @@ def test_drops_are_logged_in_sums_without_payloads():
 
 
 def test_violations_are_logged_in_sums():
-    """Of a client that is kept the first violations are told at once, the others in one line after the interval."""
+    """The first violations of a client that is kept are logged at once, the others in one line after the interval."""
     events: list[Any] = []
     observer: Any = events.append
     globalLogPublisher.addObserver(observer)
@@ -630,31 +630,31 @@ def test_violations_are_logged_in_sums():
         bus = Bus(ignore_violations=True, observers=(log,))
         first, second = bus.connect(), bus.connect()
 
-        def told():
+        def logged():
             lines = [event for event in events if "iolation" in event["log_format"]]
             events.clear()
             return [(line["number"], line.get("violations", 1)) for line in lines]
 
         first.send(*[b"nonsense"] * 50)
         second.send(b"nonsense")
-        assert told() == [(1, 1)] * 8 + [(2, 1)]
+        assert logged() == [(1, 1)] * 8 + [(2, 1)]
         clock.advance(10)
-        assert told() == [(1, 42)]
+        assert logged() == [(1, 42)]
         first.send(*[b"nonsense"] * 3)
         second.send(b"nonsense")
-        assert told() == [(2, 1)]
+        assert logged() == [(2, 1)]
         clock.advance(10)
-        assert told() == [(1, 3)]
+        assert logged() == [(1, 3)]
         first.send(*[b"nonsense"] * 2)
         first.transport.end()
         bus.settle()
-        assert told() == [(1, 2)]
+        assert logged() == [(1, 2)]
         clock.advance(20)
         assert clock.getDelayedCalls() == []
         second.send(*[b"nonsense"] * 9)
-        assert told() == [(2, 1)] * 8
+        assert logged() == [(2, 1)] * 8
         log.stop()
-        assert told() == [(2, 1)]
+        assert logged() == [(2, 1)]
         assert clock.getDelayedCalls() == []
     finally:
         globalLogPublisher.removeObserver(observer)
@@ -663,8 +663,8 @@ def test_violations_are_logged_in_sums():
 # --- what is published meanwhile -------------------------------------------------------------------
 
 
-def telling_bus(event: str, key: bytes = b"told", most: int = 1, **settings: Any) -> Bus:
-    """A bus whose program publishes a message for each event of one kind that client 1 has part in, up to so many."""
+def telling_bus(event: str, key: bytes = b"more", most: int = 1, **settings: Any) -> Bus:
+    """A bus whose program publishes for each event of one kind with client 1 in it, up to `most` messages."""
     left = most
 
     def tell(self, client, *_):
@@ -677,11 +677,11 @@ def telling_bus(event: str, key: bytes = b"told", most: int = 1, **settings: Any
     return bus
 
 
-def test_what_the_program_publishes_from_an_observer_holds_nobody_back():
-    """Not the client whose message is in hand either, and it costs nobody the connection."""
+def test_what_the_program_publishes_from_an_observer_blocks_no_publisher():
+    """Not even the client whose message is being handled is blocked, and no client loses its connection."""
     bus = telling_bus("published", most=5)
     publisher, reader = bus.connect(), bus.connect()
-    reader.send(b"SUB told", b"CMSG blocking/soft/block")
+    reader.send(b"SUB more", b"CMSG blocking/soft/block")
     reader.stall()
     publisher.send(*[b"MSG k\0"] * 5)
     assert not publisher.protocol.is_paused
@@ -689,20 +689,20 @@ def test_what_the_program_publishes_from_an_observer_holds_nobody_back():
     bus.settle()
     assert reader.is_connected
     reader.drain()
-    assert reader.take() == [b"MSG told\0"] * 5
+    assert reader.take() == [b"MSG more\0"] * 5
 
 
 def test_what_a_client_has_published_before_that_is_still_its_own():
-    """A publisher is held back for its own messages, whatever the program publishes between them."""
+    """A publisher is blocked for its own messages, whatever the program publishes between them."""
     bus = telling_bus("published")
     publisher, reader = bus.connect(), bus.connect()
-    reader.send(b"SUB k", b"SUB told", b"CMSG blocking/soft/block")
+    reader.send(b"SUB k", b"SUB more", b"CMSG blocking/soft/block")
     reader.stall()
     publisher.send(b"MSG k\x001", b"MSG k\x002")
     assert publisher.protocol.is_paused
     reader.drain()
     assert not publisher.protocol.is_paused
-    assert sorted(reader.take()) == [b"MSG k\x001", b"MSG k\x002", b"MSG told\0"]
+    assert sorted(reader.take()) == [b"MSG k\x001", b"MSG k\x002", b"MSG more\0"]
 
 
 @pytest.mark.parametrize("by", ["a client", "the program"])
@@ -712,7 +712,7 @@ def test_publishing_when_something_was_delivered(by, capacity):
     bus = telling_bus("delivered", most=3)
     reader, other, publisher = bus.connect(), bus.connect(), bus.connect()
     for client in (reader, other):
-        client.send(b"SUB k", b"SUB told")
+        client.send(b"SUB k", b"SUB more")
     reader.transport.capacity = capacity
     packets = [message("k", b"%d" % n) for n in range(4)]
     for n, packet in enumerate(packets):
@@ -724,10 +724,10 @@ def test_publishing_when_something_was_delivered(by, capacity):
         assert packet in other.take()
     reader.drain()
     got = reader.take()
-    assert [packet for packet in got if packet != b"MSG told\0"] == packets
-    assert got.count(b"MSG told\0") == 3
+    assert [packet for packet in got if packet != b"MSG more\0"] == packets
+    assert got.count(b"MSG more\0") == 3
     assert (reader.protocol.queue.messages, reader.protocol.queue.size) == (0, 0)
-    assert (bus.registry.budget.bytes, bus.registry.counters.dropped) == (0, 0)
+    assert (bus.registry.users.budget.bytes, bus.registry.counters.dropped) == (0, 0)
 
 
 def test_publishing_when_something_was_dropped():
@@ -736,14 +736,14 @@ def test_publishing_when_something_was_dropped():
     stalled, *others = (bus.connect() for _ in range(4))
     publisher = bus.connect()
     for reader in (stalled, *others):
-        reader.send(b"SUB k", b"SUB told")
+        reader.send(b"SUB k", b"SUB more")
     stalled.stall()
     publisher.send(message("k"))
     for _ in range(3):
         publisher.send(message("k"), b"SUB else", message("k"))  # which is no run, so that it goes through the queues
     for reader in others:
         got = reader.take()
-        assert (got.count(message("k")), got.count(b"MSG told\0")) == (7, 1)
+        assert (got.count(message("k")), got.count(b"MSG more\0")) == (7, 1)
 
 
 def test_flood_control_hears_of_what_a_socket_did_not_take_in_one_turn(monkeypatch):
@@ -775,7 +775,7 @@ def bundle(*packets: bytes) -> bytes:
 
 def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
     """However much is read with the question, what it brings is sent on before it is more than a slice."""
-    monkeypatch.setattr(protocol, "_MAX_RUN", 10)
+    monkeypatch.setattr(protocol, "MAX_RUN", 10)
     bus = Bus(limits=Limits(queue_messages=3))
     reader, publisher = bus.connect(capacity=0), bus.connect()
     reader.send(b"SUB k")
@@ -787,7 +787,7 @@ def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
         return deliver(packets, *more)
 
     deliver = bus.registry.deliver
-    monkeypatch.setattr(bus.registry, "deliver", lambda packets, receivers, at_once=False: watched(packets, receivers))
+    monkeypatch.setattr(bus.registry, "deliver", lambda packets, *more: watched(packets, *more[:2]))
     publisher.send(b"MSG k\0", b"CMSG bundle/on", bundle(*[b"MSG k\0"] * 95))
     assert longest <= 10
     assert (reader.protocol.queue.messages, bus.registry.counters.dropped) == (3, 93)

@@ -1,0 +1,55 @@
+"""The choices of one client about the messages that it receives, as one immutable value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sbus.flood.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy, Verdict
+from sbus.flood.orders import ORDERS
+from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES
+
+__all__ = ["DEFAULT_SETTINGS", "ClientSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a client has chosen with control messages; all clients that chose nothing share `DEFAULT_SETTINGS`.
+
+    :ivar soft: the strategy for a message when the socket is full.
+    :ivar hard: the strategy for a message when the queue is at its limit.
+    :ivar order: the order in which the queue is sent.
+    :ivar newest_first: whether ``order/stack`` was chosen after ``order/queue``; it counts for equal ranks.
+    :ivar echo: whether the client receives its own messages, if it subscribed to them.
+    :ivar bundles: whether the client sends and takes bundles.
+    """
+
+    soft: ISoftStrategy = SOFT_STRATEGIES[0]
+    hard: IHardStrategy = HARD_STRATEGIES[0]
+    order: IQueueOrder = ORDERS[0]
+    newest_first: bool = False
+    echo: bool = True
+    bundles: bool = False
+
+    def with_order(self, order: IQueueOrder) -> ClientSettings:
+        """Return these settings with another order, which may also say whether the newest message goes first."""
+        newest_first = self.newest_first if order.newestFirst is None else order.newestFirst
+        return replace(self, order=order, newest_first=newest_first)
+
+    def can_block(self) -> bool:
+        """Return whether the strategies can block a publisher."""
+        return self.soft.always in (Verdict.BLOCK, None) or self.hard.always in (Verdict.BLOCK, None)
+
+    def snapshot(self) -> dict[str, bytes | bool]:
+        """Return the choices as plain values: strategies and orders by their control messages."""
+        return {
+            "soft": self.soft.selector,
+            "hard": self.hard.selector,
+            "order": self.order.selector,
+            "newest_first": self.newest_first,
+            "echo": self.echo,
+            "bundles": self.bundles,
+        }
+
+
+DEFAULT_SETTINGS = ClientSettings()
+"""The choices of a client that has made none."""

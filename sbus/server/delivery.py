@@ -1,0 +1,239 @@
+"""Delivery: messages into the queues of their receivers, and from there to the sockets.
+
+.. rubric:: Theory of operation
+
+A batch that was read from one publisher is handled run by run. A run is a list of consecutive messages with the same
+receivers; `Delivery.deliver` adds the list to the queue of each receiver that has one. When the batch ends,
+`Delivery.flush` sends each touched receiver's queue with one system call. So a receiver in the middle of a batch gets
+nothing yet; the wait is bounded by the time to handle 64 packets.
+
+If a whole batch is one run, there is nothing to gather: it goes *at once* to the sockets of receivers with empty
+queues, and only what a socket did not accept goes through its queue. Where several receivers take bundles, the bundle
+is made once and each gets the same bytes. (Observers of deliveries are called by the queue; if there is one,
+everything goes through the queues.)
+
+.. rubric:: Whose messages they are
+
+The publisher is an argument of `deliver`; None stands for the program around the bus, which no receiver can block. The
+messages between two flushes are of one publisher: if another one delivers before the flush, the first one's messages
+are flushed in its name first. An observer that publishes in the middle of a client's batch makes that happen.
+What a first flush leaves is settled with the publisher of its batch; see `sbus.flood.send_queue`.
+
+.. rubric:: Where a batch stops
+
+A receiver that can block may do so at any message of a run, and handling must stop right there, so that a queue
+overruns its limit by one message. If each such receiver certainly has room for the whole run, as is nearly
+always so, the run goes as one. Otherwise it is halved until a half has room or is a single message. Asking about each
+message instead made every receiver with ``blocking/hard/block`` cost its publishers one pass for each message.
+
+An exception of a plugged-in strategy or order is the trouble of the client that chose it: that client is disconnected.
+"""
+
+from __future__ import annotations
+
+from twisted.logger import Logger
+
+from sbus.errors import CloseReason
+from sbus.flood import Outcome, SendQueue
+from sbus.protocol.bundles import BundleCache
+from sbus.routing.runs import total_size
+from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.backpressure import Backpressure
+from sbus.server.counters import Counters
+from sbus.server.interfaces import ICredentials, Publisher, Receiver
+from sbus.server.observers import Events
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """Delivers messages to their receivers, and acts on what became of them.
+
+    :param credentials: decides whether a receiver may block a publisher.
+    :param backpressure: blocks publishers.
+    """
+
+    log = Logger(namespace="sbus.bus")
+
+    __slots__ = (
+        "_backpressure",
+        "_blocking",
+        "_counters",
+        "_credentials",
+        "_events",
+        "_flushing",
+        "_publisher",
+        "_through_queues",
+        "_touched",
+    )
+
+    def __init__(
+        self, counters: Counters, events: Events, credentials: ICredentials, backpressure: Backpressure
+    ) -> None:
+        self._counters = counters
+        self._events = events
+        self._credentials = credentials
+        self._backpressure = backpressure
+        self._touched: list[Receiver] = []
+        self._publisher: Publisher | None = None
+        self._blocking: set[Receiver] = set()
+        self._flushing = False
+        self._through_queues = bool(events.delivered)
+
+    def deliver(
+        self,
+        packets: list[bytes],
+        receivers: tuple[Receiver, ...],
+        publisher: Publisher | None,
+        at_once: bool = False,
+    ) -> int:
+        """Queue a run of messages for their receivers; `flush` sends them.
+
+        :param publisher: the client that published them; None for the program around the bus.
+        :param at_once: these packets are all that is to be sent now, so receivers with an empty queue may get them
+            past it.
+        :returns: the number of packets, from the front, that were dealt with. It is less than all if a receiver has
+            blocked the publisher.
+        """
+        if self._blocking and len(packets) > 1 and not self._has_room(packets, receivers):
+            # Somewhere in the middle a receiver may block the publisher: find out where.
+            half = len(packets) // 2
+            done = self.deliver(packets[:half], receivers, publisher)
+            if done < half or (publisher is not None and publisher.is_paused):
+                return done
+            return done + self.deliver(packets[half:], receivers, publisher)
+        if self._touched and publisher is not self._publisher:
+            self.flush()
+        count = len(packets)
+        self._counters.published += count
+        self._counters.routed += count * len(receivers)
+        at_once = at_once and not self._through_queues
+        packed: BundleCache = {}
+        for receiver in receivers:
+            queue = receiver.queue
+            if queue is None:
+                self._offer(receiver, packets, publisher)
+            elif queue.is_congested:
+                try:
+                    outcome = queue.enqueue(packets, queue.can_block and self._may_block(receiver, publisher))
+                    if outcome is not None:
+                        self._act(receiver, outcome, publisher)
+                except Exception:
+                    self._failed(receiver)
+            elif queue.pending:
+                queue.pending += packets
+            else:
+                transport = receiver.transport
+                sent = transport.try_send(packets, packed) if at_once and transport is not None else 0
+                if sent < count:
+                    self._touched.append(receiver)  # not a local list: an observer may have published meanwhile
+                    self._publisher = publisher
+                    queue.pending += packets[sent:] if sent else packets
+        return count
+
+    def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
+        """Have `flush` flush a receiver: it has something of this publisher's batch in its queue."""
+        self._touched.append(receiver)
+        self._publisher = publisher
+
+    def flush(self) -> None:
+        """Send what the batch has brought, with one call for each receiver, and settle what sockets did not take.
+
+        Messages that are published meanwhile, as by an observer of deliveries, are sent before it returns.
+        """
+        if self._flushing or not self._touched:
+            return
+        self._flushing = True
+        try:
+            while self._touched:
+                touched, self._touched = self._touched, []
+                publisher, self._publisher = self._publisher, None
+                for receiver in touched:
+                    queue, transport = receiver.queue, receiver.transport
+                    try:
+                        if queue is None or transport is None:
+                            receiver.flush()
+                            continue
+                        transport.flush()
+                        if queue.pending:
+                            self._settle(receiver, queue, transport, publisher)
+                    except Exception:
+                        self._failed(receiver)
+        finally:
+            self._flushing = False
+
+    def drained(self, receiver: Receiver, has_room: bool, is_empty: bool) -> None:
+        """Messages have left a receiver that was congested: unblock the publishers that waited for it."""
+        if is_empty:
+            self._blocking.discard(receiver)
+        self._backpressure.drained(receiver, has_room, is_empty)
+
+    def reconsider(self, receiver: Receiver) -> None:
+        """Note whether a receiver can block publishers now; its queue or its strategies have changed."""
+        queue = receiver.queue
+        if queue is not None and queue.is_congested and queue.can_block:
+            self._blocking.add(receiver)
+        else:
+            self._blocking.discard(receiver)
+
+    def forget(self, receiver: Receiver) -> None:
+        """A receiver takes no more messages: unblock its publishers."""
+        self._blocking.discard(receiver)
+        self._backpressure.release(receiver)
+
+    def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
+        """Count messages that were dropped for a receiver, `size` bytes together."""
+        receiver.lost += messages
+        self._counters.dropped += messages
+        for notify in self._events.dropped:
+            notify(receiver, messages, size)
+
+    def _settle(
+        self, receiver: Receiver, queue: SendQueue, transport: IPacketTransport, publisher: Publisher | None
+    ) -> None:
+        """Decide about what a flush has left."""
+        while queue.pending and not queue.is_congested:
+            transport.flush()  # the socket takes more than a transport sends in one turn
+        if queue.pending:
+            outcome = queue.settle(queue.can_block and self._may_block(receiver, publisher))
+            self.reconsider(receiver)
+            if outcome is not None:
+                self._act(receiver, outcome, publisher)
+
+    def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
+        """Give a run to a receiver that has no queue of ours."""
+        try:
+            outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
+            if outcome is not None:
+                self._act(receiver, outcome, publisher)
+        except Exception:
+            self._failed(receiver)
+        self.touch(receiver, publisher)
+
+    def _may_block(self, receiver: Receiver, publisher: Publisher | None) -> bool:
+        return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
+
+    def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
+        dropped, size, close, block = outcome
+        if close is not None:
+            receiver.close(close)
+            self._blocking.discard(receiver)
+        elif block is not None and publisher is not None:
+            self._backpressure.block(publisher, receiver, block)
+        if dropped:
+            self.dropped(receiver, dropped, size)
+
+    def _has_room(self, packets: list[bytes], receivers: tuple[Receiver, ...]) -> bool:
+        """Return whether it is certain that no receiver blocks the publisher for any of these packets."""
+        blocking = self._blocking.intersection(receivers)
+        if not blocking:
+            return True
+        messages, size = len(packets), total_size(packets)
+        copies = size * len(receivers)
+        return all(
+            receiver.queue is not None and receiver.queue.has_room(messages, size, copies) for receiver in blocking
+        )
+
+    def _failed(self, receiver: Receiver) -> None:
+        self.log.failure("Error in sending to client {number}", number=getattr(receiver, "number", 0))
+        receiver.close(CloseReason.SERVER_ERROR)

@@ -1,0 +1,83 @@
+"""The members of a bus: the connected clients, their numbers, and the waiting for the last one to leave."""
+
+from __future__ import annotations
+
+from twisted.internet import defer
+
+from sbus.errors import CloseReason
+from sbus.server.interfaces import Client
+
+__all__ = ["Members"]
+
+
+class Members:
+    """The connected clients.
+
+    :param limit: connections at one time, sidecars aside.
+    :ivar clients: the clients by their numbers.
+    :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a
+        client it counts neither toward the limit nor for `when_empty`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.clients: dict[int, Client] = {}
+        self.sidecar: int | None = None
+        self._limit = limit
+        self._last_number = 0
+        self._sidecars: set[int] = set()
+        self._when_empty: list[defer.Deferred[None]] = []
+        self._when_gone: list[defer.Deferred[None]] = []
+
+    def has_room(self, client: Client) -> bool:
+        """Return whether one more client may come, if it is this one."""
+        return client.peer.pid == self.sidecar or len(self.clients) - len(self._sidecars) < self._limit
+
+    def add(self, client: Client) -> None:
+        """Add a client and give it its number."""
+        self._last_number += 1
+        client.number = self._last_number
+        self.clients[client.number] = client
+        if client.peer.pid == self.sidecar:
+            self._sidecars.add(client.number)
+
+    def __contains__(self, client: Client) -> bool:
+        return client.number in self.clients
+
+    def remove(self, client: Client) -> list[defer.Deferred[None]]:
+        """Remove a client.
+
+        :returns: the Deferreds that must fire because of it, when all else is in order.
+        """
+        del self.clients[client.number]
+        fired: list[defer.Deferred[None]] = []
+        if client.number in self._sidecars:
+            self._sidecars.discard(client.number)
+        elif len(self.clients) == len(self._sidecars):
+            fired, self._when_empty = self._when_empty, []
+        if not self.clients:
+            fired += self._when_gone
+            self._when_gone = []
+        return fired
+
+    def when_empty(self) -> defer.Deferred[None]:
+        """Return a Deferred that fires the next time that the last client leaves, sidecars aside."""
+        deferred: defer.Deferred[None] = defer.Deferred()
+        self._when_empty.append(deferred)
+        return deferred
+
+    def when_gone(self) -> defer.Deferred[None]:
+        """Return a Deferred that fires when no client is left, sidecars included."""
+        if not self.clients:
+            return defer.succeed(None)
+        deferred: defer.Deferred[None] = defer.Deferred()
+        self._when_gone.append(deferred)
+        return deferred
+
+    def disconnect_all(self, *, sidecars: bool) -> None:
+        """Disconnect all clients, because the server stops.
+
+        :param sidecars: the sidecars, too.
+        """
+        for client in tuple(self.clients.values()):
+            if sidecars or client.number not in self._sidecars:
+                client.close(CloseReason.SERVER_STOPPED)

@@ -1,0 +1,201 @@
+"""Delivery to receivers that are no sockets, and whose messages a batch holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sbus.errors import CloseReason
+from sbus.flood import Outcome, Until
+from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.server.limits import Limits
+from sbus.server.observers import Observer
+from sbus.server.registry import SubscriptionRegistry
+from tests.support.buses import Bus
+
+
+class LocalSubscriber:
+    """A subscriber inside the program with a limited inbox: when it is full, it blocks publishers or loses messages."""
+
+    queue = None
+    transport = None
+
+    def __init__(self, registry: SubscriptionRegistry, room: int, uid: int = 1000, blocks: bool = True) -> None:
+        self.registry = registry
+        self.peer = PeerCredentials(1, uid, 100)
+        self.user = registry.users.connect(uid)
+        self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
+        self.pattern_bytes = 0
+        self.lost = 0
+        self.can_block = blocks
+        self.room = room
+        self.inbox: list[bytes] = []
+        self.flushes = 0
+        self.closed: CloseReason | None = None
+
+    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        free = self.room - len(self.inbox)
+        if len(packets) < free or (len(packets) == free and not may_block):
+            self.inbox += packets
+            return None
+        if may_block:
+            self.inbox += packets
+            return Outcome(block=Until.EMPTY)
+        self.inbox += packets[:free]
+        lost = packets[free:]
+        return Outcome(dropped=len(lost), dropped_bytes=sum(map(len, lost)))
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def close(self, reason: CloseReason) -> None:
+        self.closed = reason
+
+    def take(self) -> list[bytes]:
+        """Empty the inbox."""
+        taken, self.inbox = self.inbox, []
+        self.registry.drained(self, has_room=True, is_empty=True)
+        return taken
+
+
+def messages(count: int) -> list[bytes]:
+    return [b"MSG k\0%d" % n for n in range(count)]
+
+
+def test_a_local_subscriber_gets_messages():
+    """It gets what matches its patterns, by clients and by the program, and is flushed when each batch ends."""
+    bus = Bus()
+    local = LocalSubscriber(bus.registry, 100)
+    bus.registry.subscribe(local, b"k")
+    publisher = bus.connect()
+    publisher.send(*messages(3), b"MSG other\0", *messages(2))
+    assert local.flushes
+    assert local.take() == [*messages(3), *messages(2)]
+    bus.registry.publish(b"k", b"from within")
+    assert local.take() == [b"MSG k\0from within"]
+    bus.registry.unsubscribe(local, b"k")
+    publisher.send(*messages(1))
+    assert local.take() == []
+    assert local.lost == 0
+
+
+def test_a_local_subscriber_blocks_its_publishers():
+    """A publisher that it blocks is not read from until it has drained, and loses nothing."""
+    bus = Bus()
+    local = LocalSubscriber(bus.registry, 3)
+    bus.registry.subscribe(local, b"k")
+    publisher, other = bus.connect(), bus.connect()
+    publisher.send(*messages(4))
+    publisher.send(*messages(2))
+    assert publisher.transport.is_paused
+    assert not other.transport.is_paused
+    assert local.take() == messages(4)
+    bus.settle()
+    assert not publisher.transport.is_paused
+    assert local.take() == messages(2)
+
+
+def test_a_local_subscriber_blocks_its_own_user_only():
+    """Toward publishers that it may not block, and toward the program, it loses messages, which are counted."""
+
+    class Losses(Observer):
+        def dropped(self, client: Any, packets: int, size: int) -> None:
+            seen.append((client, packets, size))
+
+    seen: list[Any] = []
+    bus = Bus(observers=(Losses(),))
+    local = LocalSubscriber(bus.registry, 3, uid=1000)
+    bus.registry.subscribe(local, b"k")
+    stranger = bus.connect(uid=1001)
+    stranger.send(*messages(5))
+    assert not stranger.transport.is_paused
+    assert local.take() == messages(3)
+    for _ in range(4):
+        bus.registry.publish(b"k", b"")
+    assert local.lost == bus.registry.counters.dropped == 3
+    assert seen == [(local, 2, 14), (local, 1, 6)]
+
+
+def test_a_local_subscriber_that_blocks_too_long_is_closed():
+    """The block time-out holds for it too: it is closed, and its publishers go on."""
+    bus = Bus()
+    local = LocalSubscriber(bus.registry, 1)
+    bus.registry.subscribe(local, b"k")
+    publisher = bus.connect()
+    publisher.send(*messages(1))
+    assert publisher.transport.is_paused
+    bus.clock.advance(30)
+    bus.settle()
+    assert local.closed is CloseReason.BLOCKED_TOO_LONG
+    assert not publisher.transport.is_paused
+
+
+def test_a_local_subscriber_that_fails_is_closed_alone():
+    """An exception of one receiver is logged and costs no other its messages."""
+    bus = Bus()
+
+    class Broken(LocalSubscriber):
+        def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+            raise RuntimeError("broken")
+
+    broken, local = Broken(bus.registry, 1), LocalSubscriber(bus.registry, 10)
+    for each in (broken, local):
+        bus.registry.subscribe(each, b"k")
+    bus.connect().send(*messages(2))
+    assert broken.closed is CloseReason.SERVER_ERROR
+    assert local.take() == messages(2)
+    assert bus.registry.clients[1].number == 1
+
+
+def test_an_observer_publishes_in_the_middle_of_a_batch():
+    """The client's messages are settled in its name and the program's in none, in the order of publishing."""
+
+    class Telling(Observer):
+        def published(self, client: Any, key: bytes, payload: bytes | None) -> None:
+            if payload == b"1":
+                bus.registry.publish(b"k", b"extra")
+
+    bus = Bus(observers=(Telling(),), limits=Limits(queue_messages=5))
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    reader.stall()
+    publisher.send(*messages(3))
+    assert publisher.protocol.is_paused
+    reader.drain()
+    assert reader.take() == [b"MSG k\x000", b"MSG k\0extra", b"MSG k\x001", b"MSG k\x002"]
+    assert reader.protocol.lost == 0
+
+
+def test_no_client_is_kept_after_its_batch():
+    """Between batches delivery refers to no publisher, so that a client that has left is freed."""
+    bus = Bus()
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k")
+    publisher.send(b"MSG k\0", b"CMSG !/cred/whoami", b"MSG k\0")
+    assert bus.registry._delivery._publisher is None
+    assert bus.registry._delivery._touched == []
+
+
+@pytest.mark.parametrize("strategy", [b"blocking/soft/block", b"blocking/hard/block"])
+def test_a_receiver_that_leaves_blocks_nobody(strategy):
+    """However a receiver that blocks goes, its publishers go on, and nothing of it is kept."""
+    bus = Bus(limits=Limits(queue_messages=1))
+    for way in ("end", "breakDown", "abortConnection"):
+        reader, publisher = bus.connect(), bus.connect()
+        reader.send(b"SUB k", b"CMSG " + strategy)
+        reader.stall()
+        publisher.send(*messages(3))
+        assert publisher.transport.is_paused
+        getattr(reader.transport, way)()
+        if way == "end":
+            reader.drain()
+        bus.settle()
+        assert not publisher.transport.is_paused
+        publisher.transport.end()
+        if way == "breakDown":
+            reader.transport.end()
+        bus.settle()
+        assert not bus.registry.clients
+        assert not bus.registry._delivery._blocking
+        assert bus.registry.users.budget.bytes == 0

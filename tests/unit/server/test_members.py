@@ -1,0 +1,90 @@
+"""Members: numbers, the limit, sidecars, and what fires when they are gone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sbus.errors import CloseReason
+from sbus.server.members import Members
+
+LIMIT = 3
+SIDECAR = 77
+
+
+def client(pid: int) -> Any:
+    return SimpleNamespace(peer=SimpleNamespace(pid=pid), number=0, close=lambda reason: None)
+
+
+class MembersMachine(RuleBasedStateMachine):
+    """Clients and sidecars that come and go, against two plain lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = Members(LIMIT)
+        self.members.sidecar = SIDECAR
+        self.ordinary: list[Any] = []
+        self.sidecars: list[Any] = []
+        self.numbers: list[int] = []
+        self.empty: list[Any] = []
+        self.gone: list[Any] = []
+
+    @rule(is_sidecar=st.booleans())
+    def come(self, is_sidecar):
+        new = client(SIDECAR if is_sidecar else 5)
+        assert self.members.has_room(new) == (is_sidecar or len(self.ordinary) < LIMIT)
+        assert new not in self.members
+        if self.members.has_room(new):
+            self.members.add(new)
+            (self.sidecars if is_sidecar else self.ordinary).append(new)
+            self.numbers.append(new.number)
+
+    @rule(data=st.data())
+    def go(self, data):
+        if self.ordinary + self.sidecars:
+            one = data.draw(st.sampled_from(self.ordinary + self.sidecars))
+            was_ordinary = one in self.ordinary
+            (self.ordinary if was_ordinary else self.sidecars).remove(one)
+            expected = self.empty if was_ordinary and not self.ordinary else []
+            expected = expected + self.gone if not self.ordinary + self.sidecars else expected
+            fired = self.members.remove(one)
+            assert fired == expected
+            for deferred in fired:
+                deferred.callback(None)
+            self.empty = [each for each in self.empty if not each.called]
+            self.gone = [each for each in self.gone if not each.called]
+
+    @rule()
+    def wait_until_empty(self):
+        self.empty.append(self.members.when_empty())
+        assert not self.empty[-1].called
+
+    @rule()
+    def wait_until_gone(self):
+        deferred = self.members.when_gone()
+        assert deferred.called == (not self.ordinary + self.sidecars)
+        if not deferred.called:
+            self.gone.append(deferred)
+
+    @rule(sidecars=st.booleans())
+    def disconnect_all(self, sidecars):
+        closed = []
+        for one in self.ordinary + self.sidecars:
+            one.close = lambda reason, one=one: closed.append((one, reason))
+        self.members.disconnect_all(sidecars=sidecars)
+        expected = self.ordinary + (self.sidecars if sidecars else [])
+        assert sorted(one.number for one, _ in closed) == sorted(one.number for one in expected)
+        assert {reason for _, reason in closed} <= {CloseReason.SERVER_STOPPED}
+
+    @invariant()
+    def numbers_count_up(self):
+        assert self.numbers == list(range(1, len(self.numbers) + 1))
+        assert set(self.members.clients) == {one.number for one in self.ordinary + self.sidecars}
+
+
+TestMembers = MembersMachine.TestCase
+TestMembers.settings = settings(max_examples=40, stateful_step_count=25)

@@ -1,0 +1,73 @@
+"""The router: index and cache in step, and the first and last subscriber of each pattern."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.protocol.keys import CURRENT, matches
+from sbus.server.router import Router
+from tests.support.strategies import PEERS, keys, may_subscribe, patterns
+
+
+class Named:
+    """A receiver that is nothing but credentials."""
+
+    def __init__(self, number: int) -> None:
+        self.peer = PEERS[number]
+
+
+@given(
+    st.lists(patterns(), min_size=1, max_size=4, unique=True),
+    st.lists(keys(), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, len(PEERS) - 1), st.integers(0, 3)), max_size=20),
+)
+def test_routes_and_events(some_patterns, some_keys, steps):
+    """After any subscriptions a key reaches those that match it, and each first and last subscriber is announced."""
+    events: list[tuple[str, bytes]] = []
+    router = Router(
+        CURRENT,
+        on_first=lambda pattern: events.append(("first", pattern)),
+        on_last=lambda pattern: events.append(("last", pattern)),
+    )
+    receivers: list[Any] = [Named(number) for number in range(len(PEERS))]
+    subscribed: dict[bytes, set[Any]] = {pattern: set() for pattern in some_patterns}
+    for number, which in steps:
+        one, pattern = receivers[number], some_patterns[which % len(some_patterns)]
+        if not may_subscribe(CURRENT, one.peer, pattern):
+            continue
+        events.clear()
+        secret = CURRENT.check(pattern)
+        if one in subscribed[pattern]:
+            router.remove(one, pattern, secret)
+            subscribed[pattern].remove(one)
+            assert events == ([] if subscribed[pattern] else [("last", pattern)])
+        else:
+            router.add(one, pattern, secret)
+            assert events == ([] if subscribed[pattern] else [("first", pattern)])
+            subscribed[pattern].add(one)
+        for key in some_keys:
+            expected = {
+                each
+                for wanted, those in subscribed.items()
+                for each in those
+                if matches(wanted, key, CURRENT, each.peer)
+            }
+            found = router.route(key)
+            assert set(found) == expected
+            assert len(found) == len(expected)
+            assert router.routes[key] is found
+    assert router.is_empty() == (not any(subscribed.values()))
+
+
+def test_without_callbacks_subscribers_are_not_counted():
+    """A router that announces nothing keeps no account of patterns besides its index."""
+    router = Router(CURRENT)
+    one: Any = Named(0)
+    router.add(one, b"a", None)
+    assert router.route(b"a") == (one,)
+    router.remove(one, b"a", None)
+    assert router.route(b"a") == ()
+    assert router.is_empty()

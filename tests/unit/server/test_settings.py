@@ -1,0 +1,118 @@
+"""A client's choices, the control messages that make them, and the state that could be handed over."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from sbus.flood import ClientSettings, SendQueue
+from sbus.protocol import controls
+from sbus.protocol.bundles import LARGEST
+from sbus.server.protocol import BusProtocol
+from tests.support.buses import Bus
+
+
+@pytest.mark.parametrize("control", controls.CONTROLS, ids=lambda control: control.key.decode())
+def test_every_control_message_is_understood(control):
+    """The server understands each row of the table, and answers as its row says, with the key of the question."""
+    bus = Bus()
+    client = bus.connect()
+    client.send(b"CMSG " + control.key + b"\0a payload is ignored")
+    replies = client.take()
+    assert bus.registry.counters.unknown_controls == 0
+    assert client.is_connected
+    if control.answer is controls.Answer.NONE:
+        assert replies == []
+    else:
+        (reply,) = replies
+        prefix = b"CMSG " + control.key + b"\0"
+        assert reply.startswith(prefix)
+        assert (reply == prefix) == (control.answer is controls.Answer.EMPTY)
+    if control.default:
+        assert client.protocol.settings == ClientSettings()
+    elif control.key != controls.WHOAMI:
+        assert client.protocol.settings != ClientSettings()
+
+
+@pytest.mark.parametrize("group", [controls.SOFT, controls.HARD, controls.ORDER, controls.ECHO, controls.BUNDLE])
+def test_the_newest_of_a_group_is_in_force(group):
+    """Of one group the newest message counts; the choices of other groups stay."""
+    rows = [control for control in controls.CONTROLS if control.group == group]
+    others = [control for control in controls.CONTROLS if control.group not in (group, controls.WHOAMI)]
+    for last in rows:
+        bus = Bus()
+        client, fresh = bus.connect(), bus.connect()
+        for control in (*others, *rows, last):
+            client.send(b"CMSG " + control.key)
+        for control in (*others, last):
+            fresh.send(b"CMSG " + control.key)
+        if last.refines:
+            fresh.send(*[b"CMSG " + control.key for control in (rows[-2], last)])
+        assert client.protocol.settings == fresh.protocol.settings
+
+
+def test_settings_snapshot():
+    """Every choice is in the snapshot, as a plain value."""
+    bus = Bus()
+    client = bus.connect()
+    client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
+    client.send(b"CMSG echo/off", b"CMSG bundle/on")
+    snapshot = client.protocol.settings.snapshot()
+    assert set(snapshot) == {field.name for field in fields(ClientSettings)}
+    assert snapshot == {
+        "soft": b"blocking/soft/block",
+        "hard": b"blocking/hard/error",
+        "order": b"order/random",
+        "newest_first": True,
+        "echo": False,
+        "bundles": True,
+    }
+    assert client.transport.bundle_limit == LARGEST
+
+
+NOT_STATE = {
+    "_registry", "transport", "queue", "user",  # other objects
+    "_drain_timer",  # a time left
+    "_fast_path", "pattern_bytes",  # follow from the rest
+    "_is_blocked", "is_paused",  # found out again by the next message
+}  # fmt: skip
+
+
+def test_connection_snapshot():
+    """Every field of a connection is in its snapshot, or follows from something else: a new one cannot be forgotten."""
+    bus = Bus()
+    client = bus.connect(uid=7, gid=8, pid=9)
+    client.send(b"SUB a", b"SUB a", b"SUB !/cred////x")
+    snapshot = client.protocol.snapshot()
+    kept = {"is_write_closed": "_write_closed"}
+    assert {kept.get(name, name) for name in snapshot} == set(BusProtocol.__slots__) - NOT_STATE
+    assert snapshot == {
+        "number": 1,
+        "peer": (9, 7, 8),
+        "patterns": {b"a": 2, b"!/cred////x": 1},
+        "lost": 0,
+        "settings": ClientSettings().snapshot(),
+        "is_write_closed": False,
+        "reason": None,
+    }
+
+
+@pytest.mark.parametrize("order", [b"order/queue", b"order/stack"])
+def test_queue_snapshot(order):
+    """The snapshot of a queue has the packets that wait, in the order of arrival, and says which are replies."""
+    bus = Bus()
+    client = bus.connect()
+    client.stall()
+    client.send(b"SUB k", b"CMSG " + order, b"MSG k\x001", b"CMSG !/cred/whoami", b"MSG k\x002")
+    queue = client.protocol.queue
+    assert isinstance(queue, SendQueue)
+    reply = b"CMSG !/cred/whoami\0!/cred/100/1000/%d" % client.protocol.peer.pid
+    assert queue.snapshot() == {"packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")]}
+
+
+def test_clients_that_chose_nothing_share_their_settings():
+    """An idle client has no settings of its own, so it costs no memory for them."""
+    bus = Bus()
+    one, two = bus.connect(), bus.connect()
+    assert one.protocol.settings is two.protocol.settings is one.protocol.queue.settings
