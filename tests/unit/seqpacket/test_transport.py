@@ -20,7 +20,7 @@ from sbus.flood import SOFT_STRATEGIES, QueueLimits, SendQueue, SharedBudget, St
 from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import LARGEST, BundleCache, pack, unbundle
-from sbus.seqpacket import writing as module
+from sbus.seqpacket import transport as module
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import send_packets
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
