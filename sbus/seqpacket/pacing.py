@@ -89,16 +89,21 @@ class ReadPacer:
         if bundled:
             self._reads_left = 1
             return BUNDLES_PER_READ
+        if not self._last_read_full and not pass_number:
+            return 1
         self._reads_left = READS_PER_PASS if exclusive else 1
         self._packets_left = limit = read_limit if self._contention_ttl else BATCH
-        return limit if self._last_read_full or pass_number else 1
+        return limit
 
     def next_limit(self, received: int) -> int:
         """Return the packets to ask for in the next read of this pass; 0 if there is to be none.
 
         :param received: packets that the last read found, at least 1.
         """
-        self._last_read_full = received > 1
+        if received == 1:
+            self._last_read_full = False
+            return 0
+        self._last_read_full = True
         self._reads_left -= 1
         self._packets_left -= received
-        return self._packets_left if received > 1 and self._reads_left and self._packets_left > 0 else 0
+        return self._packets_left if self._reads_left and self._packets_left > 0 else 0

@@ -31,11 +31,11 @@ while the protocol had paused the connection; its packets are in memory and come
 
 `PacketTransport` and `sbus.testing.fakes.FakePacketTransport` both extend `Connection`, so a test on the fake follows
 the same rules as the socket. Before, each kept about fifteen booleans of its own, and the two disagreed where nobody
-had looked: the fake delivered packets before a resume was due, and the real transport reported an end of file after
-``abortConnection``.
+had looked: the fake delivered packets before a resume was due, the real transport reported an end of file after
+``abortConnection``, and also to a paused protocol if one read had found it together with the last packet.
 
 The states are members of plain enums, compared with ``is``, which costs what testing a boolean costs. A transition
-looks up three tuples in dictionaries (0.3 µs); the way of a packet has none.
+costs 0.1 µs (pausing and resuming) or 0.5 µs (the others); the way of a packet has none.
 """
 
 from __future__ import annotations
@@ -156,8 +156,6 @@ READ_SIDE: Final[_Rows[ReadSide]] = {
     ReadSide.PAUSED_EOF: {
         Event.PAUSE: ReadSide.PAUSED_EOF,
         Event.RESUME: ReadSide.EOF,
-        # A protocol that pauses over the last packet has nothing left to be kept back from it.
-        Event.REPORT: ReadSide.REPORTED,
         **_STOP,
     },
     ReadSide.REPORTED: {Event.PAUSE: ReadSide.REPORTED, Event.RESUME: ReadSide.REPORTED, **_STOP},
@@ -214,6 +212,8 @@ def _complete(rows: _Rows[_State]) -> dict[tuple[_State, Event], _State]:
 _LIFE: Final = _complete(LIFE)
 _READ_SIDE: Final = _complete(READ_SIDE)
 _WRITE_SIDE: Final = _complete(WRITE_SIDE)
+_PACING: Final = frozenset({Event.PAUSE, Event.RESUME, Event.RESUMED})
+"""The frequent events, which concern the read side alone."""
 
 
 class TransitionError(RuntimeError):
@@ -251,6 +251,9 @@ class Connection:
         :raises TransitionError: if the table has no entry for it in one of the states; then none changes.
         """
         try:
+            if event in _PACING:
+                self.read_side = _READ_SIDE[self.read_side, event]
+                return
             successors = (
                 _LIFE[self.life, event],
                 _READ_SIDE[self.read_side, event],

@@ -112,8 +112,6 @@ class FakePacketTransport(Connection):
 
     def hang_up(self) -> None:
         """Have the peer close: end of file in one direction, nothing can be written in the other."""
-        if self.read_side in (ReadSide.PAUSED, ReadSide.RESUMING) and not self._peer_ended:
-            self.move(Event.END_OF_FILE)
         self.end()
         self.breakDown()
 
@@ -247,15 +245,13 @@ class FakePacketTransport(Connection):
             self._report_end_of_file()
 
     def _resume(self) -> None:
-        """Deliver what was kept; then read again, or report the end of file."""
+        """Deliver what was kept; then read again."""
         self._deliver()
         if self._arrived:
             return
         if self.read_side is ReadSide.RESUMING:
             self.move(Event.RESUMED)
             self._read()
-        elif self.read_side is ReadSide.EOF:
-            self._report_end_of_file()
 
     def _report_end_of_file(self) -> None:
         half = IHalfCloseableProtocol(self.protocol, None)
@@ -268,7 +264,7 @@ class FakePacketTransport(Connection):
     def _deliver(self) -> None:
         """Hand over what has arrived, as far as the protocol takes it."""
         receiver = IPacketReceiver(self.protocol, None)
-        while self._arrived and self.read_side in (ReadSide.OPEN, ReadSide.RESUMING, ReadSide.EOF):
+        while self._arrived and self.read_side in (ReadSide.OPEN, ReadSide.RESUMING):
             assert self.protocol is not None
             if receiver is not None:
                 packets, self._arrived = self._arrived, []
