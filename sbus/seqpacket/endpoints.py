@@ -35,7 +35,7 @@ from sbus.errors import AddressError, ListenError
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.port import PacketPort
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls import addresses
+from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["ClientParser", "SeqpacketClientEndpoint", "SeqpacketServerEndpoint", "ServerParser"]
@@ -60,7 +60,7 @@ class SeqpacketServerEndpoint:
     def __init__(
         self,
         reactor: Any,
-        address: str | addresses.ListeningSocket,
+        address: str | listening.ListeningSocket,
         *,
         mode: int = 0o700,
         group: str | int | None = None,
@@ -68,8 +68,8 @@ class SeqpacketServerEndpoint:
         max_packet: int = DEFAULT_MAX_PACKET,
     ) -> None:
         self.reactor = reactor
-        self._bound = address if isinstance(address, addresses.ListeningSocket) else None
-        self.address = address.address if isinstance(address, addresses.ListeningSocket) else addresses.parse(address)
+        self._bound = address if isinstance(address, listening.ListeningSocket) else None
+        self.address = address.address if isinstance(address, listening.ListeningSocket) else addresses.parse(address)
         self.mode = mode
         self.group = group
         self.reuse = reuse
@@ -96,13 +96,13 @@ class SeqpacketServerEndpoint:
             raise
         return port
 
-    def bind(self) -> addresses.ListeningSocket:
+    def bind(self) -> listening.ListeningSocket:
         """Make the listening socket ahead of `listen`, for who wants to know early whether that works.
 
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
         self.resolve()
-        self._bound = addresses.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
+        self._bound = listening.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
         return self._bound
 
     def resolve(self) -> addresses.Address:
@@ -113,7 +113,7 @@ class SeqpacketServerEndpoint:
         if self.address.systemd is not None:
             self.address = replace(self.address, systemd=None, descriptor=self._from_systemd(self.address.systemd))
         if self.address.descriptor is not None and not self.address.name:
-            self.address = replace(self.address, name=addresses.inherited_name(self.address))
+            self.address = replace(self.address, name=listening.inherited_name(self.address))
         return self.address
 
     def _from_systemd(self, name: str) -> int:

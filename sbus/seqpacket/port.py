@@ -17,7 +17,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.multiplexer import READ, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.addresses import ListeningSocket
+from sbus.syscalls.listening import ListeningSocket
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["PacketPort"]

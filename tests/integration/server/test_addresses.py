@@ -607,11 +607,11 @@ class TestInTheWay:
         assert path.lstat() == before
 
     def test_somebody_elses_server(self, become, bus, directory):
-        """A socket that one may not connect to is never replaced: nobody knows whether it is alive."""
+        """A socket that one may not connect to is never replaced: nothing shows whether a server listens there."""
         directory.chmod(0o777)
         started = bus()
         line = refusal(directory, "--reuse", before=become)
-        assert f"{started.address} is there already" in line
+        assert f"{started.address} exists already" in line
         assert "remove it yourself" in line
         assert goes_on(started)
 

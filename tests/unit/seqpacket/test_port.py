@@ -22,7 +22,7 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from sbus.seqpacket.port import PacketPort
-from sbus.syscalls import addresses
+from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import max_sendable
 from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, received
 
@@ -78,7 +78,7 @@ class World:
         self.reactor = HandTurnedReactor()
         self.path = str(directory / "socket")
         self.factory = Recorders()
-        bound: Any = addresses.listen(addresses.parse(self.path))
+        bound: Any = listening.listen(addresses.parse(self.path))
         self.sock = FailingSocket(bound.sock)
         bound.sock = self.sock
         self.port = PacketPort(self.reactor, bound, self.factory, 1000)
@@ -361,7 +361,7 @@ def test_stop_while_accepting(world, logged):
 def test_failed_start(tmp_path, monkeypatch):
     """A port that cannot start leaves nothing behind: no socket, no path, no started factory."""
     before = descriptors()
-    bound = addresses.listen(addresses.parse(str(tmp_path / "socket")))
+    bound = listening.listen(addresses.parse(str(tmp_path / "socket")))
     reactor, factory = HandTurnedReactor(), Recorders()
 
     def refuse(reader):

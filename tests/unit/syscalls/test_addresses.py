@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.errors import AddressError, ListenError
-from sbus.syscalls import addresses
-from sbus.syscalls.addresses import Address, adopt, connect, default_address, inherited_name, listen, parse
+from sbus.syscalls import listening
+from sbus.syscalls.addresses import Address, connect, default_address, parse
+from sbus.syscalls.listening import adopt, inherited_name, listen
 from sbus.syscalls.sockets import is_seqpacket
 
 NOBODY = 65_534
@@ -376,7 +377,7 @@ def test_unknown_group(path):
     with pytest.raises(ListenError, match="no group is called '²'"):
         listen(parse(str(path)), group="²")
     for number in (2**32 - 1, "4294967295", 99_999_999_999, -1):
-        with pytest.raises(ListenError, match="is no group: a GID is less than"):
+        with pytest.raises(ListenError, match="is not a group: a GID is less than"):
             listen(parse(str(path)), group=number)
     assert not os.path.lexists(path)
 
@@ -502,7 +503,7 @@ def test_close_leaves_what_is_not_ours(path):
 
 def test_two_servers_at_once(directory, path, monkeypatch):
     """The directory is locked until the socket listens, as before that it looks like a stale one."""
-    real_lock = addresses._directory_lock
+    real_lock = listening._directory_lock
     locked = []
 
     @contextlib.contextmanager
@@ -518,7 +519,7 @@ def test_two_servers_at_once(directory, path, monkeypatch):
                 os.close(fd)
             locked.append(talk(parse(str(path))))
 
-    monkeypatch.setattr(addresses, "_directory_lock", lock)
+    monkeypatch.setattr(listening, "_directory_lock", lock)
     with on(path, reuse=True):
         assert locked == [True]
         fd = os.open(directory, os.O_RDONLY)
@@ -549,7 +550,7 @@ def test_a_lock_that_is_given_back(directory, path, monkeypatch):
 
 def test_a_lock_that_is_not_given_back(directory, path, monkeypatch):
     """Who holds the directory's lock for ever keeps nobody from listening for ever."""
-    monkeypatch.setattr(addresses, "_LOCK_PATIENCE", 0.01)
+    monkeypatch.setattr(listening, "_LOCK_TIMEOUT", 0.01)
     fd = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
