@@ -393,7 +393,7 @@ SERVER = """
     from sbus.seqpacket import port as module
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 
-    module._PAUSE = 0.1
+    module._REST = 0.1
     accepts = 0
 
     class Counting:

@@ -46,7 +46,7 @@ def expected(found: States, event: Event) -> States | None:
     return rows[0].get(event, life), rows[1].get(event, read_side), rows[2].get(event, write_side)
 
 
-def reachable() -> set[States]:
+def reachable_states() -> set[States]:
     found = {states(Connection())}
     new = set(found)
     while new:
@@ -59,7 +59,7 @@ def reachable() -> set[States]:
 def test_every_reachable_state_and_every_event() -> None:
     """In each reachable state each event either is a transition of the table, or an error that changes nothing."""
     errors = 0
-    for before, event in itertools.product(reachable(), Event):
+    for before, event in itertools.product(reachable_states(), Event):
         connection = in_states(before)
         after = expected(before, event)
         if after is None:
@@ -75,7 +75,7 @@ def test_every_reachable_state_and_every_event() -> None:
 
 def test_every_state_can_be_reached() -> None:
     """No state of the three machines is only written down."""
-    lives, read_sides, write_sides = zip(*reachable(), strict=True)
+    lives, read_sides, write_sides = zip(*reachable_states(), strict=True)
     assert set(lives) == set(Life) == set(LIFE)
     assert set(read_sides) == set(ReadSide) == set(READ_SIDE)
     assert set(write_sides) == set(WriteSide) == set(WRITE_SIDE)
@@ -88,14 +88,14 @@ def test_every_event_concerns_some_machine() -> None:
 
 def test_protocols_can_call_at_any_time() -> None:
     """What a protocol or a stopping reactor can do is possible in every state of a connection that has started."""
-    for before in reachable():
+    for before in reachable_states():
         if before[0] is not Life.NEW:
             assert all(expected(before, event) is not None for event in ANY_TIME), before
 
 
 def test_ends() -> None:
     """Nothing is delivered or written on a connection that is closed, and nothing moves it any more."""
-    for before, event in itertools.product(reachable(), Event):
+    for before, event in itertools.product(reachable_states(), Event):
         life, read_side, write_side = before
         if life in (Life.ABORTING, Life.CLOSED):
             assert read_side is ReadSide.STOPPED
