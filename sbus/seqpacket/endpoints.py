@@ -194,7 +194,7 @@ class SeqpacketClientEndpoint:
         self.reactor = reactor
         self.address = addresses.parse(address)
         if not self.address.name:
-            raise AddressError(f"{address}: a server can listen there, but a client cannot connect: give a path or @name")
+            raise AddressError(f"{address}: for listening only, clients cannot connect: give a path or @name")
         self.timeout = timeout
         self.max_packet = max_packet
 

@@ -145,7 +145,7 @@ def connect(address: Address) -> socket.socket:
     :raises AddressError: if it is an address for listening only.
     """
     if not address.name:
-        raise AddressError(f"{address.text}: a server can listen there, but a client cannot connect: give a path or @name")
+        raise AddressError(f"{address.text}: for listening only, clients cannot connect: give a path or @name")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         sock.connect(address.name)

@@ -1,4 +1,4 @@
-"""The fake transport does as the real one does: both are tested with one body, and driven side by side."""
+"""The fake transport behaves as the real one: one test body for both, and both driven side by side."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE, DISCARD, _, ERROR = SOFT_STRATEGIES
 
 
 class RealLink:
-    """A protocol on a real transport, and its peer."""
+    """A protocol on a real transport, and the peer."""
 
     def __init__(self, protocol: Recorder) -> None:
         self.world = World()
@@ -39,7 +39,7 @@ class RealLink:
         self.unsendable = bytes(max_sendable(self.transport.getHandle()) + 1)
 
     def fill(self) -> None:
-        """Leave no room in the socket."""
+        """Fill the socket."""
         while True:
             try:
                 self.transport.getHandle().send(b"filling")
@@ -59,7 +59,7 @@ class RealLink:
         self.settle()
 
     def deafen(self, probe: bytes = b"") -> None:
-        """The peer reads no more; this is noticed with the next packet that is sent."""
+        """The peer reads no more, which the next send notices."""
         with contextlib.suppress(OSError):  # the connection may be closed
             self.peer.shutdown(socket.SHUT_RD)
         if probe:
@@ -73,11 +73,11 @@ class RealLink:
         self.settle()
 
     def settle(self) -> None:
-        """Do what is due."""
+        """Make the calls that are due."""
         self.world.settle()
 
     def read(self) -> list[bytes]:
-        """What the peer has read so far, when it reads all that it can."""
+        """Have the peer read everything; returns all that it has read so far."""
         for _ in range(20):
             self.got += [packet for packet in received(self.peer) if packet not in (b"", b"filling")]
             self.settle()
@@ -156,7 +156,7 @@ def test_alike_edges(link):
 
 
 def test_alike_pauses(link):
-    """On both a pause holds back the rest of the batch; it comes soon after resuming, and once."""
+    """On both a pause keeps the rest of the batch; it comes soon after resuming, and once."""
     one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
     one.send(*numbered(5))
     one.send(*numbered(5, 5))
@@ -168,7 +168,7 @@ def test_alike_pauses(link):
 
 
 def test_alike_parts_of_batches(link):
-    """On both what a protocol does not take of a batch comes again when it resumes."""
+    """On both the part of a batch that a protocol does not take comes again when it resumes."""
     one = link(BatchRecorder())
     one.protocol.room = 3
     one.send(*numbered(10))
@@ -185,7 +185,7 @@ def test_alike_parts_of_batches(link):
 
 
 def test_alike_end_of_file(link):
-    """On both end-of-file comes behind what was kept, and ends the connection."""
+    """On both end of file comes after the kept packets, and ends the connection."""
     one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
     one.send(*numbered(5))
     one.end()
@@ -197,7 +197,7 @@ def test_alike_end_of_file(link):
 
 
 def test_alike_half_close(link):
-    """On both a half-closed connection is told of end-of-file once, and can be written to and closed."""
+    """On both a half-closed connection gets one readConnectionLost, and can be written to and closed."""
     one = link(HalfRecorder())
     one.send(b"last")
     one.end()
@@ -212,7 +212,7 @@ def test_alike_half_close(link):
 
 
 def test_alike_loss_of_writing(link):
-    """On both a peer that reads no more costs what waits; it is heard until its end-of-file."""
+    """On both a peer that reads no more costs the queue; its packets are delivered until its end of file."""
     one = link(HalfRecorder())
     one.fill()
     one.transport.writeSequence(numbered(3))
@@ -230,7 +230,7 @@ def test_alike_loss_of_writing(link):
 
 
 def test_alike_closing_after_loss_of_writing(link):
-    """On both loseConnection closes also if nothing can be written any more."""
+    """On both loseConnection also closes if nothing can be written any more."""
     one = link(HalfRecorder())
     one.fill()
     one.transport.write(b"one")
@@ -242,7 +242,7 @@ def test_alike_closing_after_loss_of_writing(link):
 
 
 def test_alike_closing(link):
-    """On both loseConnection sends what waits, takes nothing new and delivers nothing more."""
+    """On both loseConnection sends the queue, takes nothing new and delivers nothing more."""
     one = link(Recorder())
     one.fill()
     one.transport.writeSequence(numbered(3))
@@ -256,7 +256,7 @@ def test_alike_closing(link):
 
 
 def test_alike_aborting(link):
-    """On both abortConnection forgets what waits, and tells the protocol soon, once."""
+    """On both abortConnection discards the queue, and calls connectionLost soon, once."""
     one = link(Recorder())
     one.transport.write(b"never")
     one.transport.abortConnection()
@@ -283,7 +283,7 @@ def test_alike_truncation(link):
 
 
 def test_alike_refusal(link):
-    """On both a packet that cannot be sent ends a plain connection, while flood control just drops it."""
+    """On both an oversized packet ends a plain connection, while flood control only drops it."""
     one = link(Recorder())
     one.transport.writeSequence([b"a", one.unsendable, b"c"])
     one.settle()
@@ -298,7 +298,7 @@ def test_alike_refusal(link):
 
 
 def test_alike_flood_control(link):
-    """On both flood control learns what the socket does not take, and that it has room again."""
+    """On both flood control learns what the socket does not take, and when it has room again."""
     one = link(Recorder())
     queue, receiver = flood_controlled(one.transport, QUEUE)
     one.fill()
@@ -326,7 +326,7 @@ def test_fake_interfaces():
 
 
 def test_fake_capacity():
-    """A fake takes so many packets, and goes on when the peer has read some."""
+    """A fake takes as many packets as its capacity, and goes on when the peer has read some."""
     recorder = Recorder()
     fake = FakePacketTransport(capacity=2)
     fake.connect(recorder)
@@ -356,7 +356,7 @@ class SideBySide(RuleBasedStateMachine):
         self.peer_sends = self.peer_reads = self.peer_is_there = True
 
     def both(self, act: Callable[[Any], object]) -> None:
-        """Do this to both, and then what is due."""
+        """Do this to both, and make the calls that are due."""
         self.steps += 1
         for link in self.links:
             act(link)
@@ -434,7 +434,7 @@ class SideBySide(RuleBasedStateMachine):
     @precondition(lambda self: self.steps > 5)
     @rule(how=st.sampled_from(["lose", "abort", "the peer closes"]))
     def close(self, how: str) -> None:
-        """End the connection; one rule for all ways, so that most connections live for some steps."""
+        """End the connection. One rule for all ways, so that most connections live for some steps."""
         if how == "lose":
             self.both(lambda link: link.transport.loseConnection())
         elif how == "abort":
@@ -444,11 +444,11 @@ class SideBySide(RuleBasedStateMachine):
 
     @invariant()
     def alike(self) -> None:
-        """States, callbacks and queues are the same."""
-        real, fake = (self.told(link) for link in self.links)
+        """States, callbacks and queues are equal."""
+        real, fake = (self.observed(link) for link in self.links)
         assert real == fake
 
-    def told(self, link: Any) -> tuple[object, ...]:
+    def observed(self, link: Any) -> tuple[object, ...]:
         transport, protocol = link.transport, link.protocol
         read_side = transport.read_side
         if read_side is ReadSide.PAUSED_EOF:

@@ -1,4 +1,4 @@
-"""The transport in every order of events: real sockets, a reactor that is turned by hand."""
+"""The transport in every order of events: real sockets, a reactor that the test turns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ steps = st.lists(
 
 
 def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None:
-    """Do all this to a connection, then let it come to rest: nothing is lost, doubled or out of order."""
+    """Play a script on a connection, then let it settle: nothing is lost, doubled or out of order."""
     world = World()
     peer = world.connect(recorder)
     transport = recorder.transport
@@ -94,7 +94,7 @@ def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None
         assert recorder.packets == sent[: len(recorder.packets)]
         assert read == written[: len(read)]
     if leave:
-        # Whoever closes with unread packets takes their sender's connection with them; so read first.
+        # Closing with unread packets resets the connection; so read first.
         read += received(peer)
         peer.close()
         world.turn(2)
@@ -125,7 +125,7 @@ def test_any_order_of_events(script, kind, leave):
 
 
 def test_taken_in_two_turns_after_the_peer_left():
-    """One order of events that needs all the parts: a batch taken in pieces, the peer gone in between."""
+    """One order of events that needs every part: a batch taken in pieces, and the peer gone in between."""
     script = [("take", 5), ("send", 70), ("turn", 1), ("write", 3), ("take", 10), ("turn", 1)]
     play(script, BatchRecorder(), True)
     play(script, Recorder(), True)
@@ -135,7 +135,7 @@ def test_taken_in_two_turns_after_the_peer_left():
 
 
 def test_reads_more_in_a_turn_when_alone(world):
-    """A socket that alone is ready is read for several batches in a turn, but not without bound."""
+    """A socket that alone is ready is read for several batches in a turn, up to a bound."""
     recorder = BatchRecorder()
     peer = world.connect(recorder)
     grow_send_buffer(peer, 409_600)
@@ -148,7 +148,7 @@ def test_reads_more_in_a_turn_when_alone(world):
 
 
 def test_reads_one_where_the_last_came_alone(world, monkeypatch):
-    """Whose last packet came alone is read for one, and for batches again when more have come."""
+    """After a packet that came alone the transport asks for one, and for batches again once more have come."""
     recorder = BatchRecorder()
     peer = world.connect(recorder)
     asked = []
@@ -169,8 +169,8 @@ def test_reads_one_where_the_last_came_alone(world, monkeypatch):
     assert min(asked[4:]) > 1
 
 
-def test_sockets_in_company_take_turns(world):
-    """Of several sockets that are ready none is read for a second batch before each was read for one."""
+def test_contended_sockets_take_turns(world):
+    """If several sockets are ready, none is read for a second batch before each was read for one."""
     order = []
 
     class Ordered(BatchRecorder):
@@ -188,8 +188,8 @@ def test_sockets_in_company_take_turns(world):
     assert sorted(order[9:]) == [(n, 8) for n in range(3)]
 
 
-def test_share(world):
-    """A protocol says how much of it is read in one go while others want to be read too, and shortly after."""
+def test_read_limit(world):
+    """A protocol limits how much is read of it under contention, and shortly after."""
     recorders = [BatchRecorder() for _ in range(2)]
     peers = [world.connect(recorder) for recorder in recorders]
     busy = recorders[0]
@@ -224,7 +224,7 @@ def test_large_packets_come_in_small_batches(world):
 
 
 def test_lose_connection_over_a_kept_packet(world):
-    """A protocol that closes while it is given what was kept for it is given nothing more."""
+    """A protocol that closes while it is given packets kept for it is given nothing more."""
 
     class Closing(BatchRecorder):
         def packetsReceived(self, packets):
@@ -250,7 +250,7 @@ def test_lose_connection_over_a_kept_packet(world):
 
 
 def test_resume_after_end_of_file(world):
-    """To pause and resume a half-closed connection does not tell its end-of-file again, nor close it."""
+    """Pausing and resuming a half-closed connection neither reports its end of file again nor closes it."""
     recorder = HalfRecorder()
     peer = world.connect(recorder)
     peer.shutdown(socket.SHUT_WR)
@@ -265,7 +265,7 @@ def test_resume_after_end_of_file(world):
 
 
 def test_pause_and_resume_at_the_end_of_file(world):
-    """A protocol that pauses and resumes over the last packet before end-of-file is told of it once."""
+    """A protocol that pauses and resumes over the last packet before end of file gets one readConnectionLost."""
 
     def react(packet):
         recorder.transport.pauseProducing()
@@ -281,7 +281,7 @@ def test_pause_and_resume_at_the_end_of_file(world):
 
 
 def test_resume_of_a_closed_connection(world):
-    """To resume a connection that is closing or lost does nothing."""
+    """Resuming a connection that is closing or lost does nothing."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.pauseProducing()
@@ -319,7 +319,7 @@ def test_pause_again_at_once(world):
 
 
 def test_abort_between_batches(world):
-    """A protocol that aborts over a batch is given no other, though more has been sent."""
+    """A protocol that aborts over a batch is given no other batch, though more was sent."""
 
     class Aborting(BatchRecorder):
         def packetsReceived(self, packets):
@@ -336,7 +336,7 @@ def test_abort_between_batches(world):
 
 
 def test_failed_read(world, monkeypatch):
-    """A read that fails ends the connection with ConnectionLost, which names the error."""
+    """A failed read ends the connection with ConnectionLost, which names the error."""
     recorder = Recorder()
     peer = world.connect(recorder)
 
@@ -352,7 +352,7 @@ def test_failed_read(world, monkeypatch):
 
 
 def test_failed_read_of_a_vanished_peer(world, monkeypatch):
-    """A read that fails when the peer has vanished while paused is the end of what it sent."""
+    """A failed read counts as the end of what the peer sent, if the peer has vanished while paused."""
     recorder = Recorder()
     peer = world.connect(recorder)
 
@@ -391,7 +391,7 @@ def test_what_is_written_in_one_turn_goes_in_one_batch(world, monkeypatch):
 
 
 def test_send_now(world):
-    """Packets sent past the queue are sent as far as the socket takes them; a connection that is broken takes none."""
+    """The socket takes what it can of packets sent past the queue; a broken connection takes none."""
     recorder = Recorder()
     peer = world.connect(recorder)
     transport = recorder.transport
@@ -411,8 +411,8 @@ def test_send_now(world):
     assert transport.try_send([b"too late"]) == 0
 
 
-def test_send_now_where_bundles_are_sent(world):
-    """Who gets bundles gets what comes together in bundles past the queue too, but not before the answer is sent."""
+def test_try_send_where_bundles_are_sent(world):
+    """A peer that takes bundles also gets them past the queue, but not before the answer to its request is sent."""
     recorder = Recorder()
     peer = world.connect(recorder)
     transport = recorder.transport
@@ -435,8 +435,8 @@ def test_send_now_where_bundles_are_sent(world):
     assert received(peer) == numbered(2)
 
 
-def test_send_now_to_many_puts_together_once(world, monkeypatch):
-    """What goes to many is put together once for each size of bundle, and is the same for all."""
+def test_try_send_to_many_puts_together_once(world, monkeypatch):
+    """Packets for many receivers are bundled once for each limit, and all get the same bundle."""
     limits = []
 
     def counted(packets, limit, most):
@@ -445,13 +445,13 @@ def test_send_now_to_many_puts_together_once(world, monkeypatch):
 
     monkeypatch.setattr(module, "pack", counted)
     packets = numbered(10)
-    packed: BundleCache = {}
+    cache: BundleCache = {}
     for limit in (1000, 1000, 900, 1000, 900):
         recorder = Recorder()
         peer = world.connect(recorder)
         recorder.transport.start_bundling(limit)
         recorder.transport.flush()
-        assert recorder.transport.try_send(packets, packed) == 10
+        assert recorder.transport.try_send(packets, cache) == 10
         got = received(peer)
         assert len(got) == 1
         assert unbundle(got) == packets
@@ -474,7 +474,7 @@ def test_bounded_writing(world, monkeypatch):
 
 
 def test_full_socket_is_not_polled(world):
-    """While a socket is full nobody tries to send; when the peer reads it goes on by itself."""
+    """Nothing is sent while a socket is full; sending goes on by itself when the peer reads."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.writeSequence(numbered(1000))
@@ -491,7 +491,7 @@ def test_full_socket_is_not_polled(world):
 
 
 class CountingTransport(PacketTransport):
-    """Counts how often the multiplexer calls on it."""
+    """Counts the calls from the multiplexer."""
 
     calls = 0
 
@@ -501,7 +501,7 @@ class CountingTransport(PacketTransport):
 
 
 def test_idle_when_all_is_sent(world):
-    """A connection that was congested, and has sent everything, costs nothing any more."""
+    """A connection that was congested and has sent everything causes no more work."""
     recorder = Recorder()
     peer = world.connect(recorder, transport_class=CountingTransport)
     recorder.transport.writeSequence(numbered(1000))
@@ -515,7 +515,7 @@ def test_idle_when_all_is_sent(world):
 
 
 def test_idle_when_nothing_can_be_sent(world):
-    """A congested connection whose peer reads no more, though it may still send, costs nothing any more."""
+    """A congested connection whose peer reads no more, though it can still send, causes no more work."""
     recorder = HalfRecorder()
     peer = world.connect(recorder, transport_class=CountingTransport)
     recorder.transport.writeSequence(numbered(1000))
@@ -533,7 +533,7 @@ def test_idle_when_nothing_can_be_sent(world):
 
 
 def test_aborting_counts_what_waits(world):
-    """What waits in a queue with flood control when its connection is aborted is counted as dropped."""
+    """The packets left in a queue with flood control are counted as dropped when the connection is aborted."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, QUEUE)
@@ -545,8 +545,7 @@ def test_aborting_counts_what_waits(world):
 
 
 def test_packet_too_long_for_the_socket_is_no_fault_of_the_receivers(world):
-    """A packet that the socket can never take is dropped and counted; the packets around it, and flood control, \
-are not affected."""
+    """A packet that the socket can never take is dropped and counted; other packets and flood control go on."""
     for soft in (QUEUE, DISCARD, ERROR):
         for place in (0, 2, 5):
             recorder = Recorder()
@@ -566,7 +565,7 @@ are not affected."""
 
 
 def test_several_packets_too_long_for_the_socket(world):
-    """Of a batch all packets arrive but those that the socket can never take."""
+    """All packets of a batch arrive except those that the socket can never take."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
@@ -579,7 +578,7 @@ def test_several_packets_too_long_for_the_socket(world):
 
 
 def test_packet_too_long_for_a_congested_socket(world):
-    """A packet that the socket can never take does not block the queue that it waits in."""
+    """A packet that the socket can never take does not block its queue."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, QUEUE)
@@ -595,8 +594,8 @@ def test_packet_too_long_for_a_congested_socket(world):
     assert receiver.lost == 1
 
 
-def test_peer_that_left_is_not_said_to_misbehave(world):
-    """Flood control does not take a peer that has left for one whose socket is full; its losses are counted."""
+def test_peer_that_left_is_not_taken_for_slow(world):
+    """Flood control does not take a peer that has left for a full socket; its losses are counted."""
     recorder = HalfRecorder()
     peer = world.connect(recorder)
     recorder.transport.pauseProducing()
@@ -613,7 +612,7 @@ def test_peer_that_left_is_not_said_to_misbehave(world):
 
 
 def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):
-    """The same if the peer leaves between two packets of one batch, when the kernel just says how many went."""
+    """The same if the peer leaves between two packets of a batch, and the kernel reports only how many were sent."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
@@ -649,7 +648,7 @@ def test_closing_with_a_queue_that_drops(world):
 
 @pytest.mark.parametrize(("size", "together"), [(600, 1), (400, 2)])
 def test_many_bundles_are_no_congestion(world, size, together):
-    """A receiver whose socket has room loses nothing to flood control, however many bundles it takes to get there."""
+    """A receiver whose socket has room loses nothing to flood control, however many bundles are needed."""
     for soft in (QUEUE, DISCARD, ERROR):
         recorder = Recorder()
         peer = world.connect(recorder)
@@ -684,7 +683,7 @@ def test_full_socket_where_bundles_are_sent(world):
 
 
 def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
-    """What was taken is lost, and is no fault of flood control's, also if some bundles have gone out before."""
+    """Packets taken from the queue are lost without blaming flood control, even if some bundles were sent before."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
@@ -707,7 +706,7 @@ def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
 
 @pytest.mark.parametrize("first", [[], [bytes(7000)]])
 def test_send_buffer_made_smaller_than_a_bundle(world, first):
-    """What the socket takes no bundle of so long goes in shorter ones; only a packet too long by itself is refused."""
+    """If a bundle is too long for the socket, shorter ones are sent; only a packet too long by itself is refused."""
     for has_flood_control in (True, False):
         recorder = Recorder()
         peer = world.connect(recorder)
@@ -737,7 +736,7 @@ def test_send_buffer_made_smaller_than_a_bundle(world, first):
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_kernel_without_memory(world, monkeypatch, number):
-    """When the kernel has no memory for packets they are tried again a little later, and no sooner."""
+    """If the kernel has no memory for packets, the transport tries again a little later, and no sooner."""
     attempts = []
     out_of_memory = True
 
@@ -786,7 +785,7 @@ def test_closed_while_the_kernel_has_no_memory(world, monkeypatch):
 
 
 class Producer:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -801,8 +800,8 @@ class Producer:
         self.calls.append("stop")
 
 
-def test_push_producer_is_told_once(world):
-    """A push producer that does not stop writing is told to pause once, and to resume once all is sent."""
+def test_push_producer_is_paused_once(world):
+    """A push producer is paused once at the high-water mark, and resumed once when everything is sent."""
     recorder = Recorder()
     peer = world.connect(recorder)
     producer = Producer()
@@ -842,7 +841,7 @@ def test_producer_and_loss_of_writing(world):
 
 
 def test_producer_that_fails_to_stop(world):
-    """A producer that raises when it is stopped does not keep the protocol from being told."""
+    """A producer that raises in stopProducing does not keep connectionLost from the protocol."""
 
     class Stubborn(Producer):
         def stopProducing(self):
@@ -857,7 +856,7 @@ def test_producer_that_fails_to_stop(world):
 
 
 def test_lose_write_connection_waits_for_the_producer(world):
-    """loseWriteConnection waits for the producer, too, to finish."""
+    """loseWriteConnection, too, waits for the producer to finish."""
     recorder = Recorder()
     peer = world.connect(recorder)
     producer = Producer()
@@ -877,7 +876,7 @@ def test_lose_write_connection_waits_for_the_producer(world):
 
 
 def test_lose_connection_after_lose_write_connection(world):
-    """A connection whose writing end is shut already is closed by loseConnection."""
+    """loseConnection closes a connection that is already shut down for writing."""
     recorder = Recorder()
     world.connect(recorder)
     recorder.transport.loseWriteConnection()
@@ -889,7 +888,7 @@ def test_lose_connection_after_lose_write_connection(world):
 
 
 def test_lose_connection_after_a_failed_write(world):
-    """A paused connection whose peer has left is closed by loseConnection."""
+    """loseConnection closes a paused connection whose peer has left."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.pauseProducing()
@@ -903,7 +902,7 @@ def test_lose_connection_after_a_failed_write(world):
 
 
 def test_stop_producing_closes(world):
-    """A consumer that stops the transport as its producer closes the connection."""
+    """A consumer that calls stopProducing on the transport closes the connection."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.write(b"one")
@@ -914,7 +913,7 @@ def test_stop_producing_closes(world):
 
 
 def test_abort_out_of_flow_control(world):
-    """A queue that has its connection aborted in the middle of a flush sends nothing more."""
+    """A queue that aborts its connection in the middle of a flush sends nothing more."""
 
     class Aborting(FifoQueue):
         __slots__ = ()
@@ -935,7 +934,7 @@ def test_abort_out_of_flow_control(world):
 
 
 def test_close_again(world):
-    """To close a lost connection, in whatever way, does nothing."""
+    """Closing a lost connection, by any method, does nothing."""
     recorder = Recorder()
     world.connect(recorder)
     transport = recorder.transport
@@ -950,7 +949,7 @@ def test_close_again(world):
 
 
 def test_protocol_that_fails_to_start(world):
-    """A protocol that raises in makeConnection is told that the connection is lost, and it is closed."""
+    """A protocol that raises in makeConnection gets connectionLost, and the connection is closed."""
 
     class Failing(Recorder):
         def connectionMade(self):
@@ -967,7 +966,7 @@ def test_protocol_that_fails_to_start(world):
     peer.close()
 
 
-# --- who and where ------------------------------------------------------------------------------
+# --- addresses ----------------------------------------------------------------------------------
 
 
 def test_interfaces(world):
@@ -979,8 +978,8 @@ def test_interfaces(world):
     verifyObject(IPacketQueue, recorder.transport.queue)
 
 
-def test_who_and_where(world):
-    """The transport says who the peer is, and answers also when the connection is lost."""
+def test_peer_and_addresses(world):
+    """The transport names its peer, and still answers when the connection is lost."""
     recorder = Recorder()
     world.connect(recorder)
     transport: Any = recorder.transport
