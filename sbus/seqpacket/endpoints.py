@@ -13,7 +13,6 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from twisted.internet import defer, error
 from twisted.internet.endpoints import serverFromString
@@ -263,7 +262,7 @@ class ServerParser:
 
     def parseStreamServer(  # type: ignore[override]
         self,
-        reactor: Any,
+        reactor: Reactor,
         address: str,
         mode: str = "700",
         group: str | None = None,
@@ -287,6 +286,6 @@ class ClientParser:
     prefix = "seqpacket"
 
     def parseStreamClient(  # type: ignore[override]
-        self, reactor: Any, address: str, timeout: str = "30", max_packet: str = str(DEFAULT_MAX_PACKET)
+        self, reactor: Reactor, address: str, timeout: str = "30", max_packet: str = str(DEFAULT_MAX_PACKET)
     ) -> SeqpacketClientEndpoint:
         return SeqpacketClientEndpoint(reactor, address, timeout=_seconds(timeout), max_packet=_bytes(max_packet))

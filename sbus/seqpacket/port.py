@@ -11,7 +11,7 @@ Invariants:
 * *One peer's trouble does not end the port.* A connection that cannot be set up (its peer may have left already) is
   logged and closed.
 * *The port does not spin.* Without free descriptors accept(2) fails with ``EMFILE`` and leaves the connection in the
-  backlog, so the socket stays readable for ever. The port therefore keeps a spare descriptor open: it closes the
+  backlog, so the socket stays readable forever. The port therefore keeps a spare descriptor open: it closes the
   spare, accepts one connection, closes it, and opens the spare again. That peer learns at once that it cannot be
   served. Then the port rests for 1 s, because the next accept fails even with an empty backlog: the kernel takes a
   descriptor before it looks for a connection.

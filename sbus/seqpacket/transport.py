@@ -21,7 +21,7 @@ Reading and writing end separately, as the kernel ends them:
 
 * *End of file* (or an empty packet, which looks the same): everything before it is delivered first. Then the
   connection is lost, or ``readConnectionLost`` is called if the protocol is an `IHalfCloseableProtocol`.
-* *Hang-up while paused*: the peer is gone, and epoll would report its socket as ready for ever. The transport reads
+* *Hang-up while paused*: the peer is gone, and epoll would report its socket as ready forever. The transport reads
   what the peer sent into memory, no more than its socket buffer held, and watches the socket no longer. The packets
   are delivered when the protocol resumes: a message is never lost because its publisher left.
 * *A failed send* (``EPIPE``, ``ECONNRESET``): the queue is discarded at once. Reading goes on to the end of file.
