@@ -280,6 +280,30 @@ def test_pause_and_resume_at_the_end_of_file(world):
     assert not recorder.lost
 
 
+def test_pause_over_the_last_packet(world):
+    """End of file found by the same read as the last packet waits, too, while the protocol is paused."""
+    recorder = HalfRecorder(lambda packet: recorder.transport.pauseProducing())
+    peer = world.connect(recorder)
+    peer.send(b"last")
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    assert (recorder.packets, recorder.halves) == ([b"last"], [])
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.halves == ["read"]
+
+
+def test_abort_over_the_last_packet(world):
+    """A protocol that aborts over the last packet before end of file gets connectionLost only."""
+    recorder = HalfRecorder(lambda packet: recorder.transport.abortConnection())
+    peer = world.connect(recorder)
+    peer.send(b"last")
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    assert recorder.halves == []
+    assert len(recorder.lost) == 1
+
+
 def test_resume_of_a_closed_connection(world):
     """Resuming a connection that is closing or lost does nothing."""
     recorder = Recorder()
