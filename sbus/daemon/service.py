@@ -1,6 +1,6 @@
-"""Twisted's services, with types: what `twisted.application.service` leaves without annotations.
+"""Twisted's services with type annotations, which `twisted.application.service` lacks.
 
-At run time these *are* Twisted's classes; only a type checker sees the signatures below.
+At run time these names *are* Twisted's classes. Only a type checker sees the signatures below.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         def disownServiceParent(self) -> Deferred[None] | None: ...
 
     class MultiService(service.MultiService):
-        """A service of services: see `twisted.application.service.MultiService`."""
+        """A group of services: see `twisted.application.service.MultiService`."""
 
         running: bool
 

@@ -1,4 +1,4 @@
-"""Where a SEQPACKET socket is, as Twisted tells it."""
+"""The address of a SEQPACKET socket, as a Twisted address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PacketAddress"]
 class PacketAddress:
     """A Unix-domain SEQPACKET address.
 
-    :ivar name: the path or abstract name (which begins with a NUL) in bytes; empty without one.
+    :ivar name: the path, or the abstract name (which begins with a NUL), in bytes; empty if it has none.
     """
 
     __slots__ = ("name",)

@@ -1,7 +1,7 @@
-"""Endpoints: SEQPACKET for everything in Twisted that takes an endpoint, as classes and as strings.
+"""Endpoints: SEQPACKET sockets wherever Twisted takes an endpoint, as classes and as strings.
 
 ``seqpacket:/run/sbus.sock:mode=770:group=bus:reuse=1`` listens, ``seqpacket:/run/sbus.sock:timeout=5``
-connects. A colon in the address is written ``\\:``; one that holds an equals sign is written after
+connects. A colon in the address is written ``\\:``; an address with an equals sign is written after
 ``address=``. The addresses are those of `sbus.syscalls.addresses`.
 """
 
@@ -13,7 +13,6 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from twisted.internet import defer, error
 from twisted.internet.endpoints import serverFromString
@@ -21,6 +20,7 @@ from twisted.internet.interfaces import (
     IListeningPort,
     IProtocol,
     IProtocolFactory,
+    IReactorTime,
     IStreamClientEndpoint,
     IStreamClientEndpointStringParserWithReactor,
     IStreamServerEndpoint,
@@ -33,16 +33,17 @@ from zope.interface import implementer
 
 from sbus.errors import AddressError, ListenError
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.port import PacketPort
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls import addresses
+from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["ClientParser", "SeqpacketClientEndpoint", "SeqpacketServerEndpoint", "ServerParser"]
 
-_FIRST_PASSED = 3
+_FIRST_SYSTEMD_FD = 3
 """The first descriptor that systemd passes (sd_listen_fds(3))."""
-_RETRY = 0.01
+_CONNECT_RETRY = 0.01
 """Seconds between two attempts to connect to a server whose backlog is full."""
 
 
@@ -50,17 +51,17 @@ _RETRY = 0.01
 class SeqpacketServerEndpoint:
     """Listens on a SEQPACKET socket.
 
-    :param address: as `sbus.syscalls.addresses.parse` takes it; or a socket that listens already.
-    :param mode: permissions of the path, which it never exceeds.
+    :param address: an address in writing (`sbus.syscalls.addresses.parse`), or a socket that listens already.
+    :param mode: permissions of the path, which never has more.
     :param group: name or number of the group that the path is given to.
-    :param reuse: replace a socket that nobody listens on any more.
+    :param reuse: replace a socket on which no server listens any more.
     :param max_packet: bytes in the longest packet.
     """
 
     def __init__(
         self,
-        reactor: Any,
-        address: str | addresses.ListeningSocket,
+        reactor: Reactor,
+        address: str | listening.ListeningSocket,
         *,
         mode: int = 0o700,
         group: str | int | None = None,
@@ -68,8 +69,8 @@ class SeqpacketServerEndpoint:
         max_packet: int = DEFAULT_MAX_PACKET,
     ) -> None:
         self.reactor = reactor
-        self._bound = address if isinstance(address, addresses.ListeningSocket) else None
-        self.address = address.address if isinstance(address, addresses.ListeningSocket) else addresses.parse(address)
+        self._bound = address if isinstance(address, listening.ListeningSocket) else None
+        self.address = address.address if isinstance(address, listening.ListeningSocket) else addresses.parse(address)
         self.mode = mode
         self.group = group
         self.reuse = reuse
@@ -80,7 +81,7 @@ class SeqpacketServerEndpoint:
         return defer.execute(self.listen_now, protocolFactory)
 
     def listen_now(self, protocolFactory: IProtocolFactory) -> PacketPort:
-        """As `listen`, for who needs to know at once.
+        """As `listen`, with the result at once.
 
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
@@ -96,38 +97,38 @@ class SeqpacketServerEndpoint:
             raise
         return port
 
-    def bind(self) -> addresses.ListeningSocket:
-        """Make the listening socket ahead of `listen`, for who wants to know early whether that works.
+    def bind(self) -> listening.ListeningSocket:
+        """Make the listening socket ahead of `listen`, to learn early whether that works.
 
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
         self.resolve()
-        self._bound = addresses.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
+        self._bound = listening.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
         return self._bound
 
     def resolve(self) -> addresses.Address:
-        """Find the socket that systemd, or whoever started us, has passed; its name is known from then on.
+        """Find the socket that systemd or the parent process has passed, and its name.
 
+        :returns: the address, with the descriptor and the name of such a socket.
         :raises sbus.errors.ListenError: if there is no such socket, or it is of another kind.
         """
         if self.address.systemd is not None:
             self.address = replace(self.address, systemd=None, descriptor=self._from_systemd(self.address.systemd))
         if self.address.descriptor is not None and not self.address.name:
-            self.address = replace(self.address, name=addresses.inherited_name(self.address))
+            self.address = replace(self.address, name=listening.inherited_name(self.address))
         return self.address
 
     def _from_systemd(self, name: str) -> int:
-        """The descriptor that systemd passed, by its name or as the only one (sd_listen_fds(3)).
+        """Return the descriptor that systemd passed, by its name or as the only one (sd_listen_fds(3)).
 
-        Twisted's endpoint would take it for a stream socket; so take the descriptor from it and
-        adopt that ourselves.
+        Twisted's endpoint for it serves stream sockets only, so this takes nothing but the number from there.
         """
         by = f"name={name}" if name else "index=0"
         try:
             return int(serverFromString(self.reactor, f"systemd:domain=UNIX:{by}").fileno)
         except (KeyError, IndexError):
-            if not name and _is_passed_without_names():
-                return _FIRST_PASSED
+            if not name and _passed_without_names():
+                return _FIRST_SYSTEMD_FD
             wanted = f"called {name!r} (FileDescriptorName={name})" if name else "at all"
             raise ListenError(
                 f"systemd passed no socket {wanted}: start through a .socket unit with ListenSequentialPacket=, "
@@ -138,10 +139,10 @@ class SeqpacketServerEndpoint:
         return f"<SeqpacketServerEndpoint {self.address.text}>"
 
 
-def _is_passed_without_names() -> bool:
-    """Whether we were passed sockets without names, as systemd-socket-activate does it.
+def _passed_without_names() -> bool:
+    """Whether this process was passed sockets without names, as systemd-socket-activate passes them.
 
-    sd_listen_fds(3) takes these; Twisted does not, and has forgotten about them by now.
+    sd_listen_fds(3) takes these. Twisted does not, and has removed the variables from `os.environ` by now.
     """
     try:
         lines = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -156,11 +157,11 @@ def _is_passed_without_names() -> bool:
 
 
 class _ClientTransport(PacketTransport):
-    """A transport that stops its factory when it is lost, as connectors do."""
+    """A transport that stops its factory when the connection is lost, as Twisted's connectors do."""
 
     __slots__ = ("_factory",)
 
-    def __init__(self, reactor: Any, sock: socket.socket, factory: IProtocolFactory, max_packet: int) -> None:
+    def __init__(self, reactor: Reactor, sock: socket.socket, factory: IProtocolFactory, max_packet: int) -> None:
         super().__init__(reactor, sock, max_packet)
         self._factory: IProtocolFactory | None = factory
 
@@ -182,16 +183,17 @@ class SeqpacketClientEndpoint:
     """Connects to a SEQPACKET socket.
 
     :param address: a path or an abstract address, as `sbus.syscalls.addresses.parse` takes it.
-    :param timeout: seconds to try for while the server's backlog is full.
+    :param timeout: seconds to go on trying while the server's backlog is full.
+    :param max_packet: bytes in the longest packet.
     """
 
     def __init__(
-        self, reactor: Any, address: str, *, timeout: float = 30.0, max_packet: int = DEFAULT_MAX_PACKET
+        self, reactor: Reactor, address: str, *, timeout: float = 30.0, max_packet: int = DEFAULT_MAX_PACKET
     ) -> None:
         self.reactor = reactor
         self.address = addresses.parse(address)
         if not self.address.name:
-            raise AddressError(f"{address}: one can listen there, but not connect to it: give a path or @name")
+            raise AddressError(f"{address}: for listening only, clients cannot connect: give a path or @name")
         self.timeout = timeout
         self.max_packet = max_packet
 
@@ -208,7 +210,7 @@ class SeqpacketClientEndpoint:
             except BlockingIOError:
                 if self.reactor.seconds() >= deadline:
                     raise error.TimeoutError() from None
-                await deferLater(self.reactor, _RETRY)
+                await deferLater(IReactorTime(self.reactor), _CONNECT_RETRY)
             except OSError as e:
                 raise error.getConnectError(e) from None
         with ExitStack() as failing:
@@ -230,25 +232,25 @@ class SeqpacketClientEndpoint:
 
 def _mode(text: str) -> int:
     if not re.fullmatch("[0-7]{1,4}", text):
-        raise AddressError(f"mode: {text!r} is no octal number of up to four digits, as 770 is")
+        raise AddressError(f"mode: {text!r} is not an octal number of up to four digits: write it as 770")
     return int(text, 8)
 
 
 def _bytes(text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text) or not int(text):
-        raise AddressError(f"max_packet: {text!r} is no number of bytes from 1 to 999999999")
+        raise AddressError(f"max_packet: {text!r} is not a number of bytes: give one from 1 to 999999999")
     return int(text)
 
 
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text):
-        raise AddressError(f"timeout: {text!r} is no number of seconds, as 2.5 is")
+        raise AddressError(f"timeout: {text!r} is not a number of seconds: write it as 2.5")
     return float(text)
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("0", "1", "no", "yes", "false", "true"):
-        raise AddressError(f"reuse: {text!r} is neither yes nor no")
+        raise AddressError(f"reuse: {text!r} is not a yes or no: give one of them")
     return text.lower() in ("1", "yes", "true")
 
 
@@ -260,7 +262,7 @@ class ServerParser:
 
     def parseStreamServer(  # type: ignore[override]
         self,
-        reactor: Any,
+        reactor: Reactor,
         address: str,
         mode: str = "700",
         group: str | None = None,
@@ -284,6 +286,6 @@ class ClientParser:
     prefix = "seqpacket"
 
     def parseStreamClient(  # type: ignore[override]
-        self, reactor: Any, address: str, timeout: str = "30", max_packet: str = str(DEFAULT_MAX_PACKET)
+        self, reactor: Reactor, address: str, timeout: str = "30", max_packet: str = str(DEFAULT_MAX_PACKET)
     ) -> SeqpacketClientEndpoint:
         return SeqpacketClientEndpoint(reactor, address, timeout=_seconds(timeout), max_packet=_bytes(max_packet))

@@ -1,69 +1,86 @@
-"""The interfaces between a packet transport and the protocol on it."""
+"""The interfaces between a reactor, a packet transport and the protocol on it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
+from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
 from zope.interface import Attribute, Interface
 
+from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 
 __all__ = [
     "IPacketReceiver",
     "IPacketTransport",
+    "Reactor",
 ]
 
 
+class Reactor(Protocol):
+    """What this package needs of a reactor: `IReactorTime`, and the readers of `IReactorFDSet`."""
+
+    def seconds(self) -> float: ...
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> IDelayedCall: ...
+    def addReader(self, reader: IReadDescriptor) -> None: ...
+    def removeReader(self, reader: IReadDescriptor) -> None: ...
+
+
 class IPacketReceiver(Interface):
-    """A protocol that takes packets by the batch."""
+    """A protocol that takes packets in batches."""
 
     def packetsReceived(packets: list[bytes]) -> int:
-        """Packets have arrived, in this order; an empty one stands for one that was too long.
+        """Handle packets that have arrived, in this order; an empty one stands for a packet that was too long.
 
-        :returns: how many were handled. If not all, the protocol has paused the transport, which
-            keeps the others and gives them again when it is resumed.
+        :returns: the number of packets handled. If it is less than all, the protocol has paused the transport, which
+            keeps the others and delivers them again when the protocol resumes it.
         """
 
 
 class IPacketTransport(Interface):
     """A connection that keeps packet edges: one `write` is one packet, and so is one ``dataReceived``."""
 
-    queue: Any = Attribute("The `IPacketQueue` that is sent from; a protocol may put its own in its place.")
-    credentials: PeerCredentials = Attribute("Who is at the other end.")
-    read_limit: int = Attribute("Packets to be read in one go (1 to 64) while others want to be read too.")
+    queue: IPacketQueue = Attribute("The queue that is sent from; a protocol can replace it.")
+    credentials: PeerCredentials = Attribute("The peer's process, user and group.")
+    read_limit: int = Attribute("Packets to read in one go (1 to 64) while other sockets have packets to be read.")
 
     def write(packet: bytes) -> None:
-        """Send one packet, soon."""
+        """Send one packet, soon.
+
+        :raises ValueError: if it is empty.
+        """
 
     def flush() -> None:
-        """Send now what the socket takes of what waits."""
+        """Send now what the socket takes of the queue."""
 
-    def try_send(packets: list[bytes], packed: BundleCache | None = None) -> int:
+    def try_send(packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets now, past the queue, which must be empty.
 
-        :param packed: what transports have made of these packets, from one to the next of those that get them.
-        :returns: how many, from the front, the socket took. It may well be none although a `flush` could
-            send them: whoever calls writes the others to the queue, and `flush` finds out what is the matter.
+        :param cache: bundles made of these packets, by limit; the transports that send the same packets share it.
+        :returns: the number of packets, from the front, that the socket took. It can be 0 although a `flush` could
+            send them: the caller adds the others to the queue, and `flush` finds the reason.
         """
 
     def start_bundling(limit: int) -> int:
-        """Take bundles from now on, and send them, of at most `limit` bytes, once the packets that wait now are sent.
+        """Take bundles from now on, and send them once the packets that are queued now are sent.
 
-        :returns: the limit in force.
+        :param limit: bytes in the largest bundle to send.
+        :returns: the limit in force, bytes.
         """
 
     def stop_bundling() -> None:
         """Neither take nor send bundles from now on."""
 
     def pauseProducing() -> None:
-        """Read no more."""
+        """Stop reading."""
 
     def resumeProducing() -> None:
-        """Read again; what was kept back is delivered first."""
+        """Read again, soon; packets that were kept are delivered first."""
 
     def loseConnection() -> None:
-        """Send what waits, then close."""
+        """Send the queue, then close."""
 
     def abortConnection() -> None:
-        """Close, and forget what waits."""
+        """Close soon, and discard the queue."""

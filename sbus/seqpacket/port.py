@@ -1,31 +1,49 @@
-"""The listening side: accepts SEQPACKET connections and gives each a transport and a protocol."""
+"""A listening port: accepts SEQPACKET connections and gives each a transport and a protocol.
+
+Theory of operation
+-------------------
+
+The port is a handler in the multiplexer, as a connection is. When its socket is readable it accepts up to 64
+connections, then other sockets have their turn.
+
+Invariants:
+
+* *One peer's trouble does not end the port.* A connection that cannot be set up (its peer may have left already) is
+  logged and closed.
+* *The port does not spin.* Without free descriptors accept(2) fails with ``EMFILE`` and leaves the connection in the
+  backlog, so the socket stays readable forever. The port therefore keeps a spare descriptor open: it closes the
+  spare, accepts one connection, closes it, and opens the spare again. That peer learns at once that it cannot be
+  served. Then the port rests for 1 s, because the next accept fails even with an empty backlog: the kernel takes a
+  descriptor before it looks for a connection.
+* *A start that fails leaves nothing behind*: neither in the reactor nor in the factory.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-from typing import Any
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IProtocolFactory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import READ, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.addresses import ListeningSocket
+from sbus.syscalls.listening import ListeningSocket
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["PacketPort"]
 
-_ACCEPTS = 64
-"""Connections accepted in one turn at most."""
-_PAUSE = 1.0
-"""Seconds without accepting when the kernel has no descriptors or memory left, and between two log lines of it."""
+_CONNECTIONS_PER_PASS = 64
+"""Connections accepted in one pass of the multiplexer at most."""
+_REST = 1.0
+"""Seconds without accepting when the kernel has no descriptors or memory left, and between two log lines about it."""
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NO_RESOURCES = (errno.ENOBUFS, errno.ENOMEM, *_NO_DESCRIPTORS)
 
@@ -34,18 +52,14 @@ _NO_RESOURCES = (errno.ENOBUFS, errno.ENOMEM, *_NO_DESCRIPTORS)
 class PacketPort:
     """A listening SEQPACKET socket (`IListeningPort`).
 
-    When the process has no descriptors left, the port gives up a spare one to accept and close the
-    connection: the peer learns at once that it cannot be served, and the reactor does not spin on a
-    connection that it cannot take.
-
-    :param bound: the listening socket; closed, and its path removed, by `stopListening`.
+    :param bound: the listening socket; `stopListening` closes it and removes its path.
     :param max_packet: bytes in the longest packet.
     """
 
     _log = Logger(namespace="sbus.seqpacket")
 
     def __init__(
-        self, reactor: Any, bound: ListeningSocket, factory: IProtocolFactory, max_packet: int = DEFAULT_MAX_PACKET
+        self, reactor: Reactor, bound: ListeningSocket, factory: IProtocolFactory, max_packet: int = DEFAULT_MAX_PACKET
     ) -> None:
         self.reactor = reactor
         self.factory = factory
@@ -54,13 +68,13 @@ class PacketPort:
         self._multiplexer = Multiplexer.of(reactor)
         self._spare = -1
         self._listening = False
-        self._pause: Any = None
-        self._last_complaint = float("-inf")
+        self._rest: IDelayedCall | None = None
+        self._last_logged = float("-inf")
 
     def startListening(self) -> None:
         """Begin to accept.
 
-        :raises OSError: if the kernel has no descriptors or memory left; then all is as it was.
+        :raises OSError: if the kernel has no descriptors or memory left; then nothing has changed.
         """
         self.factory.doStart()
         try:
@@ -72,12 +86,12 @@ class PacketPort:
         self._reserve()
 
     def stopListening(self) -> defer.Deferred[None]:
-        """Accept no more; connections that were accepted go on."""
+        """Stop accepting; connections that were accepted stay open."""
         if self._listening:
             self._listening = False
-            if self._pause is not None:
-                self._pause.cancel()
-                self._pause = None
+            if self._rest is not None:
+                self._rest.cancel()
+                self._rest = None
             self._multiplexer.remove(self._bound.sock.fileno())
             self._release()
             self._bound.close()
@@ -85,13 +99,13 @@ class PacketPort:
         return defer.succeed(None)
 
     def getHost(self) -> PacketAddress:
-        """Where we listen (`IListeningPort`)."""
+        """The address of the port (`IListeningPort`)."""
         return PacketAddress(self._bound.address.name)
 
     def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
-        for _ in range(_ACCEPTS):
-            if not self._listening or self._pause is not None:
+        for _ in range(_CONNECTIONS_PER_PASS):
+            if not self._listening or self._rest is not None:
                 return
             try:
                 sock, _peer = self._bound.sock.accept()
@@ -116,44 +130,40 @@ class PacketPort:
                 transport = PacketTransport(self.reactor, sock, self.max_packet)
                 transport.start(protocol)
             except Exception:
-                # One peer's trouble (it may be gone already) must not end the others' port.
-                self._log.failure("A connection could not be taken up")
+                self._log.failure("A connection could not be set up")
                 sock.close()
 
     def failed(self, failure: Failure) -> None:
-        """See `sbus.seqpacket.multiplexer.Handler`: rather than spin, try again later."""
-        self._wait()
+        """See `sbus.seqpacket.multiplexer.Handler`; tries again later."""
+        self._start_rest()
 
     def lost(self, reason: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
         self.stopListening()
 
     def _exhausted(self, e: OSError) -> None:
-        """No descriptor (or memory) for a connection: turn it away with the spare one."""
+        """Turn one connection away with the spare descriptor, and rest."""
         now = self.reactor.seconds()
-        if now - self._last_complaint >= _PAUSE:
-            self._last_complaint = now
+        if now - self._last_logged >= _REST:
+            self._last_logged = now
             self._log.error(
                 "Cannot accept: {why}: raise the limit of open files (ulimit -n, LimitNOFILE=) or lower --max-clients",
                 why=e.strerror,
             )
-        if e.errno not in _NO_DESCRIPTORS or self._spare < 0:
-            self._wait()
-            return
-        self._release()
-        with contextlib.suppress(OSError):
-            self._bound.sock.accept()[0].close()
-        self._reserve()
-        # The next accept fails again even if nobody waits, as it takes a descriptor before it looks.
-        self._wait()
+        if e.errno in _NO_DESCRIPTORS and self._spare >= 0:
+            self._release()
+            with contextlib.suppress(OSError):
+                self._bound.sock.accept()[0].close()
+            self._reserve()
+        self._start_rest()
 
-    def _wait(self) -> None:
-        if self._pause is None and self._listening:
+    def _start_rest(self) -> None:
+        if self._rest is None and self._listening:
             self._multiplexer.modify(self._bound.sock.fileno(), 0)
-            self._pause = self.reactor.callLater(_PAUSE, self._accept_again)
+            self._rest = self.reactor.callLater(_REST, self._accept_again)
 
     def _accept_again(self) -> None:
-        self._pause = None
+        self._rest = None
         self._multiplexer.modify(self._bound.sock.fileno(), READ)
 
     def _reserve(self) -> None:

@@ -1,233 +1,628 @@
-"""The packet transport: one connected SEQPACKET socket, one write a packet, one ``dataReceived`` a packet.
+"""The packet transport: one connected SEQPACKET socket; one write is one packet, and so is one ``dataReceived``.
 
-In the life of a connection, reading and writing end separately, as the kernel lets them:
+Theory of operation
+-------------------
 
-* *end of file* (or an empty packet, which looks the same): everything before it is delivered
-  first, also what was kept back while the protocol had paused us. Then the connection is lost,
-  or, if the protocol is an `IHalfCloseableProtocol`, its ``readConnectionLost`` is called;
-* *hang-up while paused*: the peer is gone. What it sent is read into memory (it is no more than
-  its socket buffer held), so that the descriptor need not be watched, and is delivered when the
-  protocol resumes us: a message that was sent is never lost because its publisher left;
-* *a failed send* (``EPIPE``, ``ECONNRESET``): nothing can be written any more. The queue is
-  abandoned at once, while reading goes on to the end of file.
+The multiplexer calls `ready` when the socket can be read or written. Everything else happens because the protocol
+calls a method. The states and what moves them are the table in `sbus.seqpacket.states`; how much is read in one go is
+`sbus.seqpacket.pacing`. This module does the I/O between the two, in three sections: reading, writing, closing.
 
-What both have in common is in `sbus.seqpacket.connection`, writing in `sbus.seqpacket.writing`.
+Invariants:
+
+* *No callback runs inside another one.* Closing, resuming and reporting wait until the multiplexer has dealt with the
+  events in hand (`Multiplexer.call_soon`). A protocol that iterates over receivers never loses a connection meanwhile.
+* *An exception costs one connection.* Deferred calls are guarded: an error in a protocol aborts its own transport.
+* *A packet that was read is delivered*, unless the protocol closes the connection first. What a paused protocol does
+  not take is kept (`_undelivered`), and comes first when it resumes.
+* *The remainder of a flush is the congestion.* `flush` gives back to the queue only what a full socket left, so flood
+  control may take a remainder for a slow reader. An oversized packet, or a peer that left, is reported otherwise.
+
+Reading and writing end separately, as the kernel ends them:
+
+* *End of file* (or an empty packet, which looks the same): everything before it is delivered first. Then the
+  connection is lost, or ``readConnectionLost`` is called if the protocol is an `IHalfCloseableProtocol`.
+* *Hang-up while paused*: the peer is gone, and epoll would report its socket as ready forever. The transport reads
+  what the peer sent into memory, no more than its socket buffer held, and watches the socket no longer. The packets
+  are delivered when the protocol resumes: a message is never lost because its publisher left.
+* *A failed send* (``EPIPE``, ``ECONNRESET``): the queue is discarded at once. Reading goes on to the end of file.
+
+Sending, in numbers: one system call sends up to 64 packets, or 8 bundles made from up to 2048 packets. One flush makes
+at most 16 such rounds, and the rest goes in the next turn of the reactor. A batch that the kernel cut short does not
+say why it stopped, so the packet at which it stopped is sent alone and its error decides. A kernel without memory
+(``ENOBUFS``, ``ENOMEM``) is tried again after 50 ms.
+
+Tried and given up:
+
+* A second read of a socket whose only packet was just read. It mostly found nothing; the multiplexer looks again
+  instead, and sees other sockets too.
+* To end a flush after 8 bundles. Flood control took the rest for congestion, and a receiver with room lost messages.
+* Reading, writing and closing as a chain of three classes with about fifteen booleans. The classes shared all of
+  them, so none could be read alone.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import socket
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Final, cast
 
 from twisted.internet import error, main
-from twisted.internet.interfaces import IConsumer, IHalfCloseableProtocol, IProtocol, IPushProducer, ITransport
+from twisted.internet.interfaces import (
+    IConsumer,
+    IDelayedCall,
+    IHalfCloseableProtocol,
+    IProducer,
+    IProtocol,
+    IPushProducer,
+    ITransport,
+)
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.protocol.bundles import unbundle
+from sbus.flood.fifo import FifoQueue
+from sbus.flood.interfaces import IPacketQueue
+from sbus.protocol.bundles import BundleCache, pack, unbundle
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
-from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE
-from sbus.seqpacket.writing import WritingConnection
-from sbus.syscalls.batch import BATCH
+from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
+from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
+from sbus.seqpacket.pacing import ReadPacer
+from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
+from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.sockets import max_sendable, peer_credentials
 
 __all__ = ["PacketTransport"]
 
-_READ_ROUNDS = range(8)
-"""Reads in one turn at most, when no other socket is ready, until they make a batch."""
-_CONTENTION_TTL = 64
-"""For how many reads it is remembered that others had something to be read too."""
-_BUNDLES_READ = 16
-"""Packets in a batch from a peer that sends bundles."""
+_ROUNDS_PER_FLUSH: Final = range(16)
+"""Batches written in one flush at most."""
+_BUNDLES_PER_SEND = 8
+"""Bundles sent with one system call at most."""
+_PACKETS_PER_BUNDLING = 2048
+"""Packets taken from the queue at a time to be bundled."""
+_MEMORY_RETRY = 0.05
+"""Seconds until the next attempt to send, after the kernel had no memory."""
+
+# A member looked up in its enum costs ten times a global.
+_READ_OPEN: Final = ReadSide.OPEN
+_WRITE_OPEN: Final = WriteSide.OPEN
+_DRAINING: Final = WriteSide.DRAINING
+_PAUSE: Final = Event.PAUSE
+_RESUME: Final = Event.RESUME
+
+_PAUSED: Final = frozenset({ReadSide.PAUSED, ReadSide.PAUSED_EOF})
+_RESUMABLE: Final = frozenset({ReadSide.RESUMING, ReadSide.EOF})
+_DELIVERING: Final = frozenset({ReadSide.OPEN, ReadSide.RESUMING, ReadSide.EOF})
+"""The states in which the protocol takes packets."""
+
+
+class _Pace(enum.Enum):
+    """What a registered producer does."""
+
+    PULL = "produces when it is asked, each time that the queue is empty"
+    PUSH = "produces by itself"
+    PAUSED = "would produce by itself, and was paused at the high-water mark"
 
 
 @implementer(IPacketTransport, ITransport, IConsumer, IPushProducer)
-class PacketTransport(WritingConnection):
+class PacketTransport(Connection):
     """A connected SEQPACKET socket as a Twisted transport (`IPacketTransport`).
 
     :param sock: connected and non-blocking; the transport closes it.
-    :param max_packet: bytes in the longest packet to receive. A longer one is never delivered in
-        part: a protocol that takes batches (`IPacketReceiver`) gets the empty packet instead, any
-        other loses the connection with `twisted.internet.error.ConnectionAborted`.
+    :param max_packet: bytes in the longest packet to receive. A longer packet is never delivered in part: a protocol
+        that takes batches (`IPacketReceiver`) gets the empty packet instead, any other loses the connection with
+        `twisted.internet.error.ConnectionAborted`.
+    :ivar credentials: the peer's process, user and group.
+    :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
+    :ivar read_limit: packets to read in one go while other sockets have packets to be read.
     """
 
     TLS = False
 
-    __slots__ = ("_contention_ttl", "_ended", "_last_read_full", "_paused", "_reader", "_resuming", "read_limit")
+    _log = Logger(namespace="sbus.seqpacket")
 
-    def __init__(self, reactor: Any, sock: socket.socket, max_packet: int = DEFAULT_MAX_PACKET) -> None:
-        super().__init__(reactor, sock)
+    __slots__ = (
+        "_bundle_limit",
+        "_events",
+        "_fd",
+        "_flush_scheduled",
+        "_half",
+        "_memory_retry",
+        "_multiplexer",
+        "_pace",
+        "_pacer",
+        "_producer",
+        "_reader",
+        "_receiver",
+        "_send_bundle_limit",
+        "_sock",
+        "_undelivered",
+        "credentials",
+        "protocol",
+        "queue",
+        "read_limit",
+    )
+
+    def __init__(self, reactor: Reactor, sock: socket.socket, max_packet: int = DEFAULT_MAX_PACKET) -> None:
+        super().__init__()
+        self._multiplexer = Multiplexer.of(reactor)
+        self._sock = sock
+        self._fd = -1  # as long as the multiplexer does not watch it
+        self._events = 0
+        self.credentials = peer_credentials(sock)
+        self.protocol: IProtocol | None = None
+        self._receiver: IPacketReceiver | None = None
+        self._half: IHalfCloseableProtocol | None = None
+        # Reading
         self._reader = self._multiplexer.reader(max_packet)
-        self._paused = False
-        self._resuming = False
-        self._ended = False
-        self._last_read_full = True
-        self._contention_ttl = 0
+        self._pacer = ReadPacer()
         self.read_limit = BATCH
+        self._undelivered: list[bytes] | None = None
+        # Writing
+        self.queue: IPacketQueue = FifoQueue()
+        self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
+        self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
+        self._flush_scheduled = False
+        self._memory_retry: IDelayedCall | None = None
+        self._producer: IPushProducer | None = None
+        self._pace = _Pace.PUSH
 
     def start(self, protocol: IProtocol) -> None:
         """Connect a protocol and begin to read.
 
-        :raises Exception: what its ``makeConnection`` raised; the connection is closed then.
+        :raises OSError: as epoll_ctl(2).
+        :raises Exception: what ``makeConnection`` raised; the connection is closed then.
         """
         self.protocol = protocol
         self._receiver = IPacketReceiver(protocol, None)
         self._half = IHalfCloseableProtocol(protocol, None)
-        self._events = READ
-        self._multiplexer.add(self._sock.fileno(), self, READ)
-        self._watched = True
-        self.connected = True
+        fd = self._sock.fileno()
+        self._multiplexer.add(fd, self, READ)
+        self._fd, self._events = fd, READ
+        self.move(Event.START)
         try:
             protocol.makeConnection(self)
         except BaseException:
             self._guarded(self._close, Failure())
             raise
 
+    # --- the multiplexer ---------------------------------------------------------------------
+
     def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
-        if self._closed:
-            return
         if events & WRITE:
             self.flush()
-        if self._events & READ:
+        if self.read_side is _READ_OPEN:
             if events & (READ | HANGUP):
                 self._read(exclusive)
         elif events & HANGUP:
             self._hung_up()
 
+    def failed(self, failure: Failure) -> None:
+        """See `sbus.seqpacket.multiplexer.Handler`."""
+        self._abort(failure)
+
+    def lost(self, reason: Failure) -> None:
+        """See `sbus.seqpacket.multiplexer.Handler`."""
+        self._close(reason)
+
+    def _call_soon(self, call: Callable[..., object], *args: object) -> None:
+        """Call when the events in hand are dealt with."""
+        self._multiplexer.call_soon(self._guarded, call, *args)
+
+    def _guarded(self, call: Callable[..., object], *args: object) -> None:
+        """Call; an exception, most likely the protocol's, aborts this connection and no other."""
+        try:
+            call(*args)
+        except Exception:
+            failure = Failure()
+            self._log.failure("Error in {transport}", failure=failure, transport=self)
+            self._abort(failure)
+
+    def _watch(self, events: int) -> None:
+        if events != self._events:
+            self._events = events
+            if self._fd >= 0:
+                self._multiplexer.modify(self._fd, events)
+
+    def _unwatch(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._multiplexer.remove(fd)
+
     # --- reading -----------------------------------------------------------------------------
 
     def ensure_max_packet(self, size: int) -> None:
-        """Receive packets of up to so many bytes whole from now on, if it was less."""
+        """Receive packets of up to `size` bytes whole from now on, if the limit was lower."""
         if size > self._reader.max_packet:
             self._reader = self._multiplexer.reader(size)
 
     def _read(self, exclusive: bool) -> None:
-        """Read a batch; one that is not full is followed by another look, as its sender is busy sending.
-
-        Not so a packet that came alone: the multiplexer looks again, and sees the others too. Where the last one
-        came alone, the next one is expected to, and a call for one packet costs less.
-        """
-        if self._multiplexer.contended:
-            self._contention_ttl = _CONTENTION_TTL
-        elif self._contention_ttl:
-            self._contention_ttl -= 1
-        read_limit = self.read_limit if self._contention_ttl else BATCH
-        count = 0
-        for _ in _READ_ROUNDS:
-            if self._bundles:
-                most = _BUNDLES_READ
-            elif self._last_read_full or self._multiplexer.pass_number:
-                most = read_limit - count
-            else:
-                most = 1
+        """Read and deliver as many packets as the pacer allows in this pass."""
+        multiplexer, pacer = self._multiplexer, self._pacer
+        limit = pacer.first_limit(
+            self.read_limit, exclusive, multiplexer.contended, multiplexer.pass_number, self._bundle_limit > 0
+        )
+        while limit:
             try:
-                packets, ended = self._reader.read(self._sock, most)
+                packets, ended = self._reader.read(self._sock, limit)
             except OSError as e:
-                self._abort(Failure(_lost(e)))
+                self._abort(Failure(_connection_lost(e)))
                 return
             if ended:
-                self._ended = True
+                self.move(Event.END_OF_FILE)
             if packets:
-                self._deliver(unbundle(packets) if self._bundles else packets)
-            if self._ended:
+                self._deliver(unbundle(packets) if self._bundle_limit else packets)
+            if ended:
                 self._watch(self._events & ~READ)
-                if not self._undelivered:
-                    self._end_of_file()
+                if self.read_side is ReadSide.EOF and not self._undelivered:
+                    self._report_end_of_file()
                 return
             if not packets:
                 return
-            self._multiplexer.has_read = True
-            self._last_read_full = len(packets) > 1
-            count += len(packets)
-            if (
-                not (exclusive and self._last_read_full)
-                or count >= read_limit
-                or self._bundles
-                or not self._events & READ
-            ):
+            multiplexer.has_read = True
+            limit = pacer.next_limit(len(packets))
+            if self.read_side is not _READ_OPEN or self._bundle_limit:
                 return
 
     def _deliver(self, packets: list[bytes]) -> None:
-        """Hand packets to the protocol; what it does not take, as it has paused us, is held."""
+        """Hand packets to the protocol, and keep those that it does not take because it has paused the transport."""
         if self._receiver is not None:
             taken = self._receiver.packetsReceived(packets)
         else:
             taken = 0
             assert self.protocol is not None
             for packet in packets:
-                if self._paused or self._aborting or self.disconnecting:
+                if self.read_side not in _DELIVERING:
                     break
                 if not packet:
                     self._abort(Failure(error.ConnectionAborted("a packet longer than the limit arrived")))
                     return
                 taken += 1
                 self.protocol.dataReceived(packet)
-        if taken < len(packets) and not self._aborting and not self.disconnecting:
+        if taken < len(packets) and self.read_side is not ReadSide.STOPPED:
             self._undelivered = packets[taken:]
 
     def _hung_up(self) -> None:
-        """The peer is gone while we do not read: keep what it sent, and watch its socket no more."""
-        held = self._undelivered or []
-        while not self._ended:
+        """Keep in memory what the peer sent before it left, and stop watching the socket."""
+        ended = self.read_side in (ReadSide.EOF, ReadSide.PAUSED_EOF, ReadSide.REPORTED)
+        kept = self._undelivered or []
+        while not ended:
             try:
-                packets, self._ended = self._reader.read(self._sock)
+                packets, ended = self._reader.read(self._sock)
             except OSError:
-                packets, self._ended = [], True
+                packets, ended = [], True
+            kept = unbundle(kept + packets) if self._bundle_limit else kept + packets
+            if ended:
+                self.move(Event.END_OF_FILE)
             if not packets:
                 break
-            held = unbundle(held + packets) if self._bundles else held + packets
-        self._undelivered = held
-        if self._ended:
+        self._undelivered = None if self.read_side is ReadSide.STOPPED else kept
+        if ended:
             self._unwatch()
             self._lose_writing()
 
-    def _end_of_file(self) -> None:
-        if self.disconnecting:
-            return  # what waits is still sent
-        if self._half is None or self._write_lost or self._read_told:
+    def _report_end_of_file(self) -> None:
+        if self._half is None or not self._is_writable():
             self._close_soon(Failure(main.CONNECTION_DONE))
         else:
-            self._read_told = True
+            self.move(Event.REPORT)
             self._half.readConnectionLost()
 
     def pauseProducing(self) -> None:
-        """Read no more (`IPushProducer`); what was read and not taken is kept."""
-        self._paused = True
+        """Stop reading (`IPushProducer`); packets that were read and not taken are kept."""
+        self.move(_PAUSE)
         self._watch(self._events & ~READ)
 
     def resumeProducing(self) -> None:
-        """Read again, soon; what was kept is delivered first (`IPushProducer`)."""
-        if self._paused and not self._closed:
-            self._paused = False
-            self._resume_soon()
+        """Read again, soon; packets that were kept are delivered first (`IPushProducer`)."""
+        if self.read_side in _PAUSED:
+            self.move(_RESUME)
+            self._call_soon(self._resume)
 
     def stopProducing(self) -> None:
         """Close (`IPushProducer`)."""
         self.loseConnection()
 
-    def _resume_soon(self) -> None:
-        if not self._resuming:
-            self._resuming = True
-            self._soon(self._resume)
-
     def _resume(self) -> None:
-        self._resuming = False
-        if self._paused or self._closed or self._aborting or self.disconnecting:
-            return
-        if self._undelivered:
-            held, self._undelivered = self._undelivered, None
-            self._deliver(held)
-            if self._paused or self._undelivered or self._aborting or self.disconnecting:
+        """Deliver what was kept; then read again, or report the end of file."""
+        if self.read_side not in _RESUMABLE:
+            return  # paused again, or closing
+        kept, self._undelivered = self._undelivered, None
+        if kept:
+            self._deliver(kept)
+            if self._undelivered:
                 return
-        self._undelivered = None
-        if self._ended:
-            if not self._read_told:
-                self._end_of_file()
-        else:
+        if self.read_side is ReadSide.RESUMING:
+            self.move(Event.RESUMED)
             self._watch(self._events | READ)
+        elif self.read_side is ReadSide.EOF:
+            self._report_end_of_file()
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send one packet, when the events in hand are dealt with (`ITransport`).
+
+        :raises ValueError: if it is empty, which the peer would read as end of file.
+        """
+        if not data:
+            raise ValueError("an empty packet cannot be sent: it reads as end-of-file")
+        if self.write_side is not _WRITE_OPEN and (self.write_side is not _DRAINING or self._producer is None):
+            return
+        self.queue.write(data)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._call_soon(self.flush)
+        if self._producer is not None and self._pace is _Pace.PUSH and self._is_high():
+            self._pace = _Pace.PAUSED
+            self._producer.pauseProducing()
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        """Send several packets, one for each item (`ITransport`)."""
+        for packet in data:
+            self.write(packet)
+
+    def flush(self) -> None:
+        """Send what the socket takes; for the rest, wait until it is writable."""
+        self._flush_scheduled = False
+        queue = self.queue
+        if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
+            queue.discard_all()
+            return
+        wanted = _PACKETS_PER_BUNDLING if self._send_bundle_limit else BATCH
+        for _ in _ROUNDS_PER_FLUSH:
+            taken = queue.take(wanted)
+            if not taken:
+                break
+            sent = self._send_bundled(taken) if self._send_bundle_limit else self._send(taken)
+            if sent is None:
+                queue.discard_all(taken)
+                self._lose_writing()
+                return
+            queue.ack(taken, sent)
+            if sent < len(taken) and len(queue):
+                self._watch_writing(self._memory_retry is None)
+                return
+            if sent < wanted and not self._events & WRITE:
+                break
+        else:
+            if len(queue):
+                self._watch_writing(True)  # go on in the next turn
+                return
+        self._watch_writing(False)
+        if self._bundle_limit:
+            self._send_bundle_limit = self._bundle_limit  # the answer that agrees to it is on its way
+        if self._producer is not None:
+            if self._pace is not _Pace.PUSH:
+                if self._pace is _Pace.PAUSED:
+                    self._pace = _Pace.PUSH
+                self._producer.resumeProducing()
+        elif self.write_side is _DRAINING:
+            if self.life is Life.CLOSING:
+                self._close_soon(Failure(main.CONNECTION_DONE))
+            else:
+                self._sock.shutdown(socket.SHUT_WR)
+                self._end_writing(Event.SHUT_DOWN)
+
+    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
+        """Send packets past the queue, which must be empty; see `IPacketTransport`."""
+        if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
+            return 0
+        try:
+            if not self._bundle_limit or len(packets) == 1:
+                return send_packets(self._sock, packets)
+            limit = self._send_bundle_limit
+            if not limit:
+                return 0
+            cache = {} if cache is None else cache
+            if limit not in cache:
+                cache[limit] = pack(packets, limit, BATCH)
+            bundles, counts = cache[limit]
+            return sum(counts[: send_packets(self._sock, bundles)])
+        except OSError:
+            return 0
+
+    def start_bundling(self, limit: int) -> int:
+        """Take bundles from now on, and send them once the queue is empty (`sbus.protocol.bundles`).
+
+        :param limit: bytes in the largest bundle to send.
+        :returns: the limit in force, which is lower if the socket does not take packets of that length.
+        """
+        self._bundle_limit = min(limit, max_sendable(self._sock))
+        return self._bundle_limit
+
+    def stop_bundling(self) -> None:
+        """Neither take nor send bundles from now on."""
+        self._bundle_limit = self._send_bundle_limit = 0
+
+    def _send_bundled(self, taken: list[bytes]) -> int | None:
+        """As `_send`, with many packets in one."""
+        done = 0
+        while done < len(taken):
+            limit = self._send_bundle_limit
+            bundles, counts = pack(taken[done:] if done else taken, limit, _BUNDLES_PER_SEND)
+            sent = self._send(bundles, counts)
+            if sent is None:
+                return None
+            done += sum(counts[:sent])
+            # Flood control takes a remainder for congestion, so only a full socket leaves one.
+            if sent < len(bundles) and self._send_bundle_limit == limit:
+                break
+        return done
+
+    def _send(self, taken: list[bytes], counts: list[int] | None = None) -> int | None:
+        """Send packets until the socket is full, or until a bundle is too long for it: the next are shorter then.
+
+        :param counts: the number of packets in each item, if there are bundles among them.
+        :returns: the number of items, from the front, that are dealt with; None if nothing can be sent any more.
+        """
+        sent = 0
+        batch = taken
+        while True:
+            try:
+                count = send_packets(self._sock, batch)
+            except OSError as e:
+                if e.errno == errno.EMSGSIZE:
+                    if counts is not None and counts[sent] > 1:
+                        # The send buffer was made smaller than a bundle. The packets inside may fit all the same.
+                        limit = min(max_sendable(self._sock), len(batch[0]) - 1)
+                        self._bundle_limit = self._send_bundle_limit = min(self._bundle_limit, limit)
+                        return sent
+                    # Longer than this socket's buffer: no fault of the receiver, and the other packets are sent.
+                    if not self.queue.reject_oversized(batch[0]):
+                        why = f"{len(batch[0])} bytes do not fit the send buffer"
+                        self._abort(Failure(error.MessageLengthError(why)))
+                        return None
+                    sent += 1
+                    batch = taken[sent:]
+                    continue
+                if e.errno not in (errno.ENOBUFS, errno.ENOMEM):
+                    return None
+                if self._memory_retry is None:
+                    self._memory_retry = self._multiplexer.reactor.callLater(
+                        _MEMORY_RETRY, self._guarded, self._retry_flush
+                    )
+                return sent
+            sent += count
+            if count == 0 or count == len(batch):
+                return sent
+            # A batch that was cut short does not say why; the packet that it ended at, sent alone, does.
+            batch = taken[sent : sent + 1]
+
+    def _retry_flush(self) -> None:
+        self._memory_retry = None
+        self.flush()
+
+    def _watch_writing(self, on: bool) -> None:
+        self._watch(self._events | WRITE if on else self._events & ~WRITE)
+
+    def _is_writable(self) -> bool:
+        return self.write_side is _WRITE_OPEN or self.write_side is _DRAINING
+
+    def _lose_writing(self) -> None:
+        if self._is_writable():
+            self._end_writing(Event.FAIL)
+
+    def _end_writing(self, event: Event) -> None:
+        """Discard the queue, stop the producer, and report the end of writing; or close, if reading has ended too."""
+        self.move(event)
+        self._watch_writing(False)
+        self.queue.discard_all()
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            self._call_soon(producer.stopProducing)
+        if self.life is Life.CLOSING or self.read_side is ReadSide.REPORTED:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+        elif self._half is not None:
+            self._call_soon(self._report_end_of_writing)
+
+    def _report_end_of_writing(self) -> None:
+        if self._half is not None:
+            self._half.writeConnectionLost()
+
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
+        """Have a producer follow the socket's pace (`IConsumer`).
+
+        :raises RuntimeError: if there is one already.
+        """
+        if self._producer is not None:
+            raise RuntimeError(f"cannot register {producer!r}: {self._producer!r} was never unregistered")
+        if self.life is not Life.OPEN or not self._is_writable():
+            producer.stopProducing()
+            return
+        self._producer = cast(IPushProducer, producer)  # only one that pushes is ever paused
+        self._pace = _Pace.PUSH if streaming else _Pace.PULL
+        if not streaming:
+            self._producer.resumeProducing()
+
+    def unregisterProducer(self) -> None:
+        """Go on without the producer, which has no more to send (`IConsumer`); a close that waited for it follows."""
+        self._producer = None
+        if self.write_side is _DRAINING:
+            self._call_soon(self.flush)
+
+    def _is_high(self) -> bool:
+        return isinstance(self.queue, FifoQueue) and self.queue.is_high()
+
+    # --- closing -----------------------------------------------------------------------------
+
+    def loseConnection(self) -> None:
+        """Send the queue, and what a producer adds, then close (`ITransport`).
+
+        Nothing that arrives from now on is delivered.
+        """
+        if self.life is not Life.OPEN:
+            return
+        self.move(Event.LOSE)
+        self._undelivered = None
+        self._watch(self._events & ~READ)
+        if self._is_writable():
+            self._call_soon(self.flush)
+        else:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+
+    def loseWriteConnection(self) -> None:
+        """Send the queue, then shut the socket down for writing: the peer reads end of file, and may still send."""
+        if self._is_writable():
+            self.move(Event.DRAIN)
+            self._call_soon(self.flush)
+
+    def abortConnection(self) -> None:
+        """Close soon, and discard what waits."""
+        self._abort(Failure(error.ConnectionAborted()))
+
+    def _abort(self, reason: Failure) -> None:
+        if self.life is not Life.OPEN and self.life is not Life.CLOSING:
+            return
+        self.move(Event.ABORT)
+        self._undelivered = None
+        self._watch(0)
+        self._close_soon(reason)
+
+    def _close_soon(self, reason: Failure) -> None:
+        self._call_soon(self._close, reason)
+
+    def _close(self, reason: Failure) -> None:
+        if self.life is Life.CLOSED:
+            return
+        self._unwatch()
+        self.move(Event.CLOSE)
+        self._undelivered = None
+        self.queue.discard_all()
+        if self._memory_retry is not None:
+            self._memory_retry.cancel()
+            self._memory_retry = None
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            self._guarded(producer.stopProducing)
+        self._sock.close()
+        protocol, self.protocol, self._receiver, self._half = self.protocol, None, None, None
+        if protocol is not None:
+            protocol.connectionLost(reason)
+
+    # --- addresses ---------------------------------------------------------------------------
+
+    def getHost(self) -> PacketAddress:
+        """The local address (`ITransport`); empty when the connection is lost."""
+        return PacketAddress(None if self.life is Life.CLOSED else self._sock.getsockname())
+
+    def getPeer(self) -> PacketAddress:
+        """The peer's address (`ITransport`): empty for most clients, and when the connection is lost."""
+        return PacketAddress(None if self.life is Life.CLOSED else self._sock.getpeername())
+
+    def getHandle(self) -> socket.socket:
+        """The socket, for its options."""
+        return self._sock
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} fd {self._sock.fileno()} {self.credentials}>"
 
 
-def _lost(e: OSError) -> error.ConnectionLost:
+def _connection_lost(e: OSError) -> error.ConnectionLost:
     return error.ConnectionLost(f"{e.strerror} [{errno.errorcode.get(e.errno or 0, e.errno)}]")

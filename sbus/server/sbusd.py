@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from sbus.errors import SbusError, UsageError
-from sbus.syscalls import addresses
+from sbus.syscalls import addresses, listening
 
 __all__ = ["main"]
 
@@ -142,9 +142,9 @@ def _run(settings: _Settings) -> None:
         _serve(bound, settings, stopping, is_serving)
 
 
-def _listen(settings: _Settings) -> addresses.ListeningSocket:
+def _listen(settings: _Settings) -> listening.ListeningSocket:
     address = addresses.parse(settings.address)
-    bound = addresses.listen(address, mode=settings.mode, reuse=settings.reuse, replace_empty=settings.reuse)
+    bound = listening.listen(address, mode=settings.mode, reuse=settings.reuse, replace_empty=settings.reuse)
     if address.descriptor is not None:
         if settings.mode != 0o700:
             print("sbusd: -g and -o mean nothing for a socket that was passed down", file=sys.stderr)
@@ -240,7 +240,7 @@ def _is_stale(path: str) -> bool:
 
 
 def _serve(
-    bound: addresses.ListeningSocket,
+    bound: listening.ListeningSocket,
     settings: _Settings,
     stopping: list[signal.Signals],
     is_serving: Callable[[], None],

@@ -21,7 +21,8 @@ from sbus.server.limits import Limits
 from sbus.server.process import BusProcess
 from sbus.server.recorder_process import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
-from sbus.syscalls.addresses import ListeningSocket, default_address
+from sbus.syscalls.addresses import default_address
+from sbus.syscalls.listening import ListeningSocket
 
 __all__ = ["Options", "makeService"]
 

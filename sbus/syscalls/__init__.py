@@ -1,1 +1,1 @@
-"""The system calls of the bus: packets by the batch, socket addresses and socket options. No Twisted here."""
+"""The system calls of the bus: batches of packets, addresses and socket options; without Twisted."""

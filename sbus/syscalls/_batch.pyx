@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Packets by the batch with recvmmsg(2) and sendmmsg(2); the plain twin is `sbus.syscalls._pure`.
+"""Batches of packets with recvmmsg(2) and sendmmsg(2); the twin in plain Python is `sbus.syscalls._pure`.
 
-Both calls never wait (MSG_DONTWAIT) and handle at most one batch, so the GIL is kept: nobody can
-change the list of packets, or close the socket, while the kernel reads from it.
+Neither call waits (MSG_DONTWAIT), and both handle at most one batch, so the GIL is kept: no other thread can change the
+list of packets, or close the socket, while the kernel reads from it.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -58,7 +58,7 @@ cdef class PacketReader:
             raise ValueError("a batch has 1 to %d packets, a packet at least 1 byte" % MAX_BATCH)
         self.max_packet = max_packet
         self.batch = batch
-        # An odd number of cache lines apart: buffers a multiple of 4 KiB apart would share cache sets.
+        # An odd number of cache lines apart: buffers at a multiple of 4 KiB would share cache sets.
         stride = ((<size_t>max_packet + 63) // 64 | 1) * 64
         if stride > <size_t>-1 // <size_t>batch:
             raise MemoryError("no memory for a batch of %d packets of %d bytes" % (batch, max_packet))
@@ -99,7 +99,7 @@ cdef class PacketReader:
             if errno == EAGAIN:
                 return packets, False
             if errno == ECONNRESET and not retried:
-                # Reported once, before the packets that still wait (unix(7)): read on.
+                # A reset is reported once, before the packets that still wait (unix(7)): read on.
                 retried = True
             elif errno != EINTR:
                 PyErr_SetFromErrno(OSError)
@@ -118,11 +118,11 @@ cdef class PacketReader:
         return packets, ended
 
     cdef object _read_one(self, int fd):
-        """One packet with recv(2), which copies no headers and does not look for a second one."""
+        """Receive one packet with recv(2), which copies no headers and does not look for a second packet."""
         cdef ssize_t size
         cdef bint retried = False
         while True:
-            # With MSG_TRUNC it is the packet's own length that is returned.
+            # With MSG_TRUNC recv(2) returns the length of the packet, also if it did not fit.
             size = recv(fd, self.memory, <size_t>self.max_packet, MSG_DONTWAIT | MSG_TRUNC)
             if size >= 0:
                 break
@@ -143,7 +143,7 @@ cdef class PacketReader:
 
 
 cdef int _send_one(int fd, object packet) except -1:
-    """One packet with send(2), which copies no headers and does not yield the CPU behind it."""
+    """Send one packet with send(2), which copies no headers and does not yield the CPU afterwards."""
     if not PyBytes_Check(packet):
         raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
     while send(fd, PyBytes_AS_STRING(packet), <size_t>PyBytes_GET_SIZE(packet), MSG_DONTWAIT | MSG_NOSIGNAL) < 0:

@@ -1,4 +1,4 @@
-"""The plain twin of the compiled helper `sbus.syscalls._batch`: one system call for each packet."""
+"""The twin of `sbus.syscalls._batch` in plain Python: one system call for each packet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 __all__ = ["MAX_BATCH", "PacketReader", "send_packets"]
 
 MAX_BATCH = 64
-"""Packets in the largest batch there can be."""
+"""Packets in the largest batch."""
 
 
 class PacketReader:
@@ -29,11 +29,12 @@ class PacketReader:
     def read(self, sock: socket.socket, most: int = MAX_BATCH) -> tuple[list[bytes], bool]:
         """Receive what has arrived, at most one batch, without waiting.
 
-        A packet that was too long to be received whole becomes the empty packet. Descriptors sent
-        along are not received (recvmsg(2): without room for control data the kernel closes them).
+        A packet longer than `max_packet` becomes the empty packet. Descriptors that a peer sends along are not
+        received: without room for control data the kernel closes them (recvmsg(2)).
 
-        :param most: packets to receive at most, if less than a batch.
-        :returns: the packets, and whether the stream ended behind them (end-of-file, or an empty packet).
+        :param most: packets to receive at most, if fewer than a batch.
+        :returns: the packets, and whether the stream ended behind them (end of file, or an empty packet).
+        :raises ValueError: if `most` is not positive.
         :raises OSError: as recvmsg(2), if nothing was received; but not EAGAIN.
         """
         if most <= 0:
@@ -62,7 +63,7 @@ class PacketReader:
 def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
     """Send packets, at most one batch, without waiting.
 
-    :returns: how many, from the front, were sent; 0 if the socket is full.
+    :returns: the number of packets, from the front, that were sent; 0 if the socket is full.
     :raises OSError: as sendmsg(2), if the first packet cannot be sent; but not EAGAIN.
     """
     sent = 0

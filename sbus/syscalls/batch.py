@@ -1,6 +1,23 @@
-"""Packets by the batch, in and out: the compiled helper where there is one, else its plain twin.
+"""Batches of packets, in and out: the compiled helper if there is one, else its twin in plain Python.
 
-``SBUS_PURE=1`` in the environment forces the plain one.
+Theory of operation
+-------------------
+
+A system call costs more than all that the bus does with a small message. So one call reads up to 64 packets
+(recvmmsg(2)), and one call sends as many (sendmmsg(2)). Both calls return at once; a full or an empty socket is not an
+error.
+
+* *A packet is one ``bytes`` object* from the read to the send; nothing copies it in between.
+* *Buffers belong to the reader*, and all sockets of a reactor share one reader for each packet size. They are mapped
+  without reserving memory, and given back to the kernel after a batch of more than 4 MiB.
+* *The edges stay.* A packet that is too long for its buffer becomes the empty packet, which no peer can send. A reset
+  is reported once, before the packets that still wait, so both twins read on after it.
+* *Descriptors that peers send along are closed by the kernel*, as the calls leave no room for them.
+* *One packet goes alone*: recv(2) and send(2) copy no headers, and send(2) does not yield the CPU afterwards.
+* *The GIL is kept.* No other thread can change the list or close the socket while the kernel reads from them.
+
+The twins are `sbus.syscalls._batch` (Cython) and `sbus.syscalls._pure`, with one test body for both. ``SBUS_PURE=1``
+in the environment chooses the plain one, which makes one system call for each packet.
 """
 
 from __future__ import annotations
@@ -12,7 +29,7 @@ from sbus.speedups import is_wanted
 __all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets"]
 
 BATCH = 64
-"""Packets in one batch: enough that the cost of a system call is shared, few enough that nobody waits long."""
+"""Packets in one batch: enough to share the cost of a system call, few enough to keep the wait of others short."""
 
 COMPILED = False
 """Whether the compiled helper is in use."""

@@ -1,4 +1,4 @@
-"""Socket options of SEQPACKET sockets: buffers, descriptors that others send along, who the peer is."""
+"""Options of SEQPACKET sockets: send buffers, descriptors that peers send along, and the peer's credentials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 LARGEST_SEND_BUFFER = 1 << 20
-"""Bytes in the largest send buffer that we ask for: what the kernel holds escapes flood control."""
+"""Bytes in the largest send buffer to ask for; packets that the kernel holds escape flood control."""
 
 OVERHEAD = 32
 """Bytes by which the longest packet is shorter than the send buffer (``unix_dgram_sendmsg``, Linux)."""
@@ -32,29 +32,29 @@ _UCRED = struct.Struct("iII")
 
 
 def is_seqpacket(sock: socket.socket) -> bool:
-    """Whether this is a Unix-domain SEQPACKET socket."""
+    """Return whether this is a Unix-domain SEQPACKET socket."""
     return sock.family == socket.AF_UNIX and (
         sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
     )
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:
-    """Who connected (or listens), by the kernel's word at the time of connect(2)."""
+    """Return the peer's credentials, as the kernel noted them at connect(2) or listen(2) (``SO_PEERCRED``)."""
     return PeerCredentials(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
 def max_sendable(sock: socket.socket) -> int:
-    """Bytes in the longest packet that this socket can send."""
+    """Return the bytes in the longest packet that this socket can send."""
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - OVERHEAD
 
 
 def grow_send_buffer(sock: socket.socket, max_packet: int) -> int:
-    """Make the send buffer large enough for a packet of so many bytes, as far as the kernel permits.
+    """Set the send buffer to hold one packet of `max_packet` bytes, up to the kernel's limit.
 
-    It is set to about the packet's size, which the kernel doubles (socket(7)); also where it is larger: what the kernel
-    holds escapes flood control.
+    The buffer is set to about the packet's size, which the kernel doubles (socket(7)). A larger buffer is made smaller:
+    packets that the kernel holds escape flood control.
 
-    :returns: bytes in the longest packet that the socket can send now.
+    :returns: the bytes in the longest packet that the socket can send now.
     """
     wanted = min(max_packet + OVERHEAD, LARGEST_SEND_BUFFER // 2)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
@@ -65,13 +65,13 @@ def grow_send_buffer(sock: socket.socket, max_packet: int) -> int:
 
 
 def disable_fd_passing(sock: socket.socket) -> None:
-    """Have the kernel refuse descriptors sent along (SCM_RIGHTS); older kernels drop them when we receive."""
+    """Have the kernel refuse descriptors that peers send along (SCM_RIGHTS); older kernels close them on receipt."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 def overflow_ids() -> tuple[int, int]:
-    """The uid and the gid that stand for those which a user namespace cannot express (user_namespaces(7))."""
+    """Return the UID and the GID that replace those without a mapping in the user namespace (user_namespaces(7))."""
     ids = []
     for name in ("overflowuid", "overflowgid"):
         try:

@@ -1,7 +1,7 @@
-"""What programs need to test their own protocols: a packet transport without a socket, whose edges stay.
+"""A packet transport without a socket, for unit tests of protocols.
 
-Twisted's ``StringTransport`` joins what is written, so nobody can tell packets apart any more. This
-one keeps them, and plays the kernel and the peer too::
+Twisted's ``StringTransport`` joins what is written, so a test cannot tell packets apart. This one keeps them, and plays
+the kernel and the peer too::
 
     transport = FakePacketTransport()
     transport.connect(MyProtocol())
@@ -9,14 +9,13 @@ one keeps them, and plays the kernel and the peer too::
     transport.clock.advance(0)
     assert transport.written == [b"MSG reply\\0hello to you"]
 
-What a real transport does *soon* (not in the middle of somebody else's callback) the fake one does
-when its clock advances, if only by 0.
+The fake follows the table of states of the real transport (`sbus.seqpacket.states`). What a real transport does *soon*,
+outside every callback, the fake does when its clock advances, if only by 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from twisted.internet import error, main
 from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IPushProducer, ITransport
@@ -30,26 +29,26 @@ from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
+from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["FakePacketTransport"]
 
 
 @implementer(IPacketTransport, ITransport, IPushProducer)
-class FakePacketTransport:
-    """A connection with a kernel and a peer that do what a test tells them (`IPacketTransport`).
+class FakePacketTransport(Connection):
+    """A connection whose kernel and peer do what a test says (`IPacketTransport`).
 
-    :param credentials: who the peer is.
-    :param clock: what does things soon; share it between transports that belong together.
+    :param credentials: the peer's process, user and group.
+    :param clock: makes the deferred calls; share it between transports that belong together.
     :param capacity: packets that the socket takes until the peer reads some; None for any number.
     :param longest: bytes in the longest packet that the socket takes; None for any length.
 
     :ivar written: the packets that the socket took, one item a packet.
-    :ivar is_paused: the protocol has asked not to be given any packets.
-    :ivar is_losing: the protocol has asked to close when all is sent.
-    :ivar is_aborted: the connection was cut off, by the protocol or for its sake.
+    :ivar is_losing: the protocol has called ``loseConnection``.
+    :ivar is_aborted: the connection was aborted, by the protocol or by an error.
     :ivar bundle_limit: bytes in the largest bundle that the protocol allows; 0 if it allows none.
-    :ivar reason: what ``connectionLost`` was told, once the connection is closed.
+    :ivar reason: the reason that ``connectionLost`` got, once the connection is closed.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class FakePacketTransport:
         capacity: int | None = None,
         longest: int | None = None,
     ) -> None:
+        super().__init__()
         self.credentials = credentials or PeerCredentials(pid=1000, uid=1000, gid=1000)
         self.clock = clock or Clock()
         self.capacity = capacity
@@ -68,75 +68,74 @@ class FakePacketTransport:
         self.read_limit = BATCH
         self.protocol: IProtocol | None = None
         self.written: list[bytes] = []
-        self.is_paused = False
         self.is_losing = False
         self.is_aborted = False
         self.reason: Failure | None = None
         self.bundle_limit = 0
-        self._undelivered: list[bytes] = []
-        self._ended = False
-        self._read_told = False
-        self._write_lost = False
+        self._arrived: list[bytes] = []
+        self._peer_ended = False
 
     @property
-    def connected(self) -> bool:
-        """Whether ``connectionLost`` was not called yet."""
-        return self.protocol is not None
+    def is_paused(self) -> bool:
+        """Whether the protocol has asked for no more packets."""
+        return self.read_side in (ReadSide.PAUSED, ReadSide.PAUSED_EOF)
 
     def connect(self, protocol: IProtocol) -> None:
         """Give the connection to a protocol."""
         self.protocol = protocol
+        self.move(Event.START)
         protocol.makeConnection(self)
 
-    # --- what the peer and the kernel do -----------------------------------------------------
+    # --- the peer and the kernel -------------------------------------------------------------
 
     def deliver(self, *packets: bytes) -> None:
-        """The peer's packets arrive, in one batch; those that the protocol does not take are kept for it."""
-        self._undelivered += packets
-        self._give()
+        """Let the peer's packets arrive, in one batch; those that the protocol does not take are kept for it."""
+        self._arrived += packets
+        if self.read_side is ReadSide.OPEN:
+            self._read()
 
     def end(self) -> None:
-        """The peer sends no more: the protocol reads end-of-file behind what it is still to be given."""
-        self._ended = True
-        self._give()
+        """End the peer's sending: the protocol reads end of file behind the packets that are kept for it."""
+        self._peer_ended = True
+        if self.read_side is ReadSide.OPEN:
+            self._read()
 
     def drain(self, packets: int | None = None) -> None:
-        """The peer reads so many packets (None: all that come), so that the socket takes as many again."""
+        """Have the peer read `packets` packets (None: all that come), so that the socket takes as many again."""
         self.capacity = None if packets is None else (self.capacity or 0) + packets
         self.flush()
 
     def breakDown(self) -> None:
-        """The peer reads no more: nothing can be written from now on, while what it has sent can be read."""
-        if not self._write_lost:
-            self._write_lost = True
-            self.queue.discard_all()
-            half = IHalfCloseableProtocol(self.protocol, None)
-            if self.is_losing or self._read_told:
-                self._close_soon(Failure(main.CONNECTION_DONE))
-            elif half is not None:
-                self._soon(half.writeConnectionLost)
+        """End the peer's reading: nothing can be written any more; what the peer has sent can still be read."""
+        if self._is_writable():
+            self._end_writing(Event.FAIL)
 
-    # --- what the protocol does --------------------------------------------------------------
+    def hang_up(self) -> None:
+        """Have the peer close: end of file in one direction, nothing can be written in the other."""
+        self.end()
+        self.breakDown()
+
+    # --- the protocol ------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         """Send one packet, soon.
 
-        :raises ValueError: if it is empty, as that would read as end-of-file.
+        :raises ValueError: if it is empty, which the peer would read as end of file.
         """
         if not data:
             raise ValueError("an empty packet cannot be sent: it reads as end-of-file")
-        if self.protocol is not None and not (self._write_lost or self.is_losing or self.is_aborted):
+        if self.write_side is WriteSide.OPEN and self.protocol is not None:
             self.queue.write(data)
-            self._soon(self.flush)
+            self._call_soon(self.flush)
 
     def writeSequence(self, data: Iterable[bytes]) -> None:
-        """Send several packets: one for each item."""
+        """Send several packets, one for each item."""
         for packet in data:
             self.write(packet)
 
     def flush(self) -> None:
-        """Hand what waits to the socket, as far as it takes it."""
-        if self._write_lost or self.is_aborted:
+        """Send what the socket takes of the queue."""
+        if not self._is_writable():
             self.queue.discard_all()
             return
         while taken := self.queue.take(BATCH):
@@ -150,63 +149,70 @@ class FakePacketTransport:
                 elif self.capacity == 0:
                     break
                 else:
-                    self.written.append(packet)
-                    if self.capacity is not None:
-                        self.capacity -= 1
+                    self._take(packet)
                 sent += 1
             self.queue.ack(taken, sent)
             if sent < len(taken) and len(self.queue):
                 return
-        if self.is_losing:
-            self._close_soon(Failure(main.CONNECTION_DONE))
+        if self.write_side is WriteSide.DRAINING:
+            if self.life is Life.CLOSING:
+                self._close_soon(Failure(main.CONNECTION_DONE))
+            else:
+                self._end_writing(Event.SHUT_DOWN)
 
-    def try_send(self, packets: list[bytes], packed: BundleCache | None = None) -> int:
-        """Send packets past the queue, which is empty: as many as the socket takes."""
+    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
+        """Send packets past the queue, which must be empty; returns how many the socket took."""
         sent = 0
-        if not (self._write_lost or self.is_aborted):
+        if self._is_writable():
             for packet in packets:
                 if self.capacity == 0 or (self.longest is not None and len(packet) > self.longest):
                     break
-                self.written.append(packet)
-                if self.capacity is not None:
-                    self.capacity -= 1
+                self._take(packet)
                 sent += 1
         return sent
 
     def start_bundling(self, limit: int) -> int:
-        """Bundles are the kernel's business, which a test does not see: only note the limit."""
+        """Note the limit; packets stay single, as the kernel would not show bundles to a protocol either."""
         self.bundle_limit = limit
         return limit
 
     def stop_bundling(self) -> None:
-        """No more bundles."""
+        """Note that bundles are not allowed any more."""
         self.bundle_limit = 0
 
     def pauseProducing(self) -> None:
         """Give the protocol no more packets."""
-        self.is_paused = True
+        self.move(Event.PAUSE)
 
     def resumeProducing(self) -> None:
         """Give the protocol packets again, soon; first those that were kept."""
         if self.is_paused:
-            self.is_paused = False
-            self._soon(self._give)
+            self.move(Event.RESUME)
+            self._call_soon(self._resume)
 
     def stopProducing(self) -> None:
         """Close."""
         self.loseConnection()
 
     def loseConnection(self) -> None:
-        """Send what waits, then close. What arrives from now on is not delivered."""
-        if self.protocol is not None and not self.is_losing and not self.is_aborted:
-            self.is_losing = True
-            if self._write_lost:
-                self._close_soon(Failure(main.CONNECTION_DONE))
-            else:
-                self._soon(self.flush)
+        """Send the queue, then close. Nothing that arrives from now on is delivered."""
+        if self.life is not Life.OPEN:
+            return
+        self.is_losing = True
+        self.move(Event.LOSE)
+        if self._is_writable():
+            self._call_soon(self.flush)
+        else:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+
+    def loseWriteConnection(self) -> None:
+        """Send the queue, then end the sending: the peer reads end of file, and may still send."""
+        if self._is_writable():
+            self.move(Event.DRAIN)
+            self._call_soon(self.flush)
 
     def abortConnection(self) -> None:
-        """Close soon, and forget what waits."""
+        """Close soon, and discard the queue."""
         self._abort(Failure(error.ConnectionAborted()))
 
     def getHost(self) -> PacketAddress:
@@ -214,51 +220,89 @@ class FakePacketTransport:
         return PacketAddress(b"\0host")
 
     def getPeer(self) -> PacketAddress:
-        """No address, as clients have none."""
+        """The empty address, as most clients have none."""
         return PacketAddress(None)
 
-    # --- how -----------------------------------------------------------------------------------
+    # --- inside ------------------------------------------------------------------------------
 
-    def _soon(self, call: Callable[..., object], *args: Any) -> None:
+    def _call_soon(self, call: Callable[..., object], *args: object) -> None:
         self.clock.callLater(0, call, *args)
 
-    def _give(self) -> None:
-        """Hand over what is kept, as far as the protocol takes it, and then the end."""
+    def _is_writable(self) -> bool:
+        return self.write_side in (WriteSide.OPEN, WriteSide.DRAINING)
+
+    def _take(self, packet: bytes) -> None:
+        """Put a packet into the socket."""
+        self.written.append(packet)
+        if self.capacity is not None:
+            self.capacity -= 1
+
+    def _read(self) -> None:
+        """Deliver what has arrived, and the end of file behind it."""
+        self._deliver()
+        if self.read_side is ReadSide.OPEN and self._peer_ended and not self._arrived:
+            self.move(Event.END_OF_FILE)
+            self._report_end_of_file()
+
+    def _resume(self) -> None:
+        """Deliver what was kept; then read again."""
+        self._deliver()
+        if self._arrived:
+            return
+        if self.read_side is ReadSide.RESUMING:
+            self.move(Event.RESUMED)
+            self._read()
+
+    def _report_end_of_file(self) -> None:
+        half = IHalfCloseableProtocol(self.protocol, None)
+        if half is None or not self._is_writable():
+            self._close_soon(Failure(main.CONNECTION_DONE))
+        else:
+            self.move(Event.REPORT)
+            half.readConnectionLost()
+
+    def _deliver(self) -> None:
+        """Hand over what has arrived, as far as the protocol takes it."""
         receiver = IPacketReceiver(self.protocol, None)
-        while self._undelivered and self._is_listening():
+        while self._arrived and self.read_side in (ReadSide.OPEN, ReadSide.RESUMING):
             assert self.protocol is not None
             if receiver is not None:
-                packets, self._undelivered = self._undelivered, []
+                packets, self._arrived = self._arrived, []
                 taken = receiver.packetsReceived(packets)
-                self._undelivered = packets[taken:] + self._undelivered
+                self._arrived = packets[taken:] + self._arrived
                 if taken < len(packets):
                     return  # until it is resumed
-            elif self._undelivered[0]:
-                self.protocol.dataReceived(self._undelivered.pop(0))
+            elif self._arrived[0]:
+                self.protocol.dataReceived(self._arrived.pop(0))
             else:
                 self._abort(Failure(error.ConnectionAborted("a packet longer than the limit arrived")))
-        if self._ended and not self._read_told and self._is_listening():
-            half = IHalfCloseableProtocol(self.protocol, None)
-            if half is None or self._write_lost:
-                self._close_soon(Failure(main.CONNECTION_DONE))
-            else:
-                self._read_told = True
-                half.readConnectionLost()
 
-    def _is_listening(self) -> bool:
-        return self.protocol is not None and not (self.is_paused or self.is_losing or self.is_aborted)
+    def _end_writing(self, event: Event) -> None:
+        self.move(event)
+        self.queue.discard_all()
+        if self.life is Life.CLOSING or self.read_side is ReadSide.REPORTED:
+            self._close_soon(Failure(main.CONNECTION_DONE))
+        else:
+            self._call_soon(self._report_end_of_writing)
+
+    def _report_end_of_writing(self) -> None:
+        half = IHalfCloseableProtocol(self.protocol, None)
+        if half is not None:
+            half.writeConnectionLost()
 
     def _abort(self, reason: Failure) -> None:
-        if self.protocol is not None and not self.is_aborted:
+        if self.life in (Life.OPEN, Life.CLOSING):
             self.is_aborted = True
+            self.move(Event.ABORT)
             self._close_soon(reason)
 
     def _close_soon(self, reason: Failure) -> None:
-        self._soon(self._close, reason)
+        self._call_soon(self._close, reason)
 
     def _close(self, reason: Failure) -> None:
-        if self.protocol is not None:
-            self._write_lost = True
+        if self.life is not Life.CLOSED:
+            self.move(Event.CLOSE)
             self.queue.discard_all()
             protocol, self.protocol, self.reason = self.protocol, None, reason
-            protocol.connectionLost(reason)
+            if protocol is not None:
+                protocol.connectionLost(reason)

@@ -1,6 +1,6 @@
-"""Reactors to test the transport on: every real one, and one that a test turns by hand.
+"""Reactors to test the transport on: every real one, and one that a test turns.
 
-The one place that imports Twisted's `ReactorBuilder`, which is in its wheel but not public.
+No other module imports Twisted's `ReactorBuilder`, which is in its wheel but not public.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TIMEOUT = 10
 
 
 def descriptors() -> dict[str, str]:
-    """The open descriptors of this process, and what they are."""
+    """Return the open descriptors of this process, and what they are."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -57,13 +57,13 @@ def descriptors() -> dict[str, str]:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected SEQPACKET sockets, neither of which waits."""
+    """Return two connected, non-blocking SEQPACKET sockets."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     return one, other
 
 
 def received(peer: socket.socket) -> list[bytes]:
-    """All that a raw peer can read right now; an empty packet at the end is end-of-file."""
+    """Return all packets that a raw peer can read right now; an empty packet at the end is end of file."""
     packets: list[bytes] = []
     while not packets or packets[-1]:
         try:
@@ -71,20 +71,20 @@ def received(peer: socket.socket) -> list[bytes]:
         except BlockingIOError:
             break
         except ConnectionResetError:
-            pass  # told once, before what still waits
+            pass  # reported once, before the packets that still wait
     return packets
 
 
-# --- protocols that write down what they are told -----------------------------------------------
+# --- protocols that record their calls ----------------------------------------------------------
 
 
 class Recorder(Protocol):
-    """Writes down what it is told, and calls back who waits for it.
+    """Records its calls, and fires the Deferreds of tests that wait for them.
 
-    :ivar packets: what ``dataReceived`` got, call by call.
+    :ivar packets: the packets that ``dataReceived`` got, call by call.
     :ivar lost: the reasons that ``connectionLost`` got; there should never be more than one.
     :ivar react: called with each packet.
-    :ivar soon: calls back who waits, so that it does not go on in the middle of a batch.
+    :ivar call_soon: fires the Deferreds, so that a test does not go on in the middle of a batch.
     """
 
     transport: Any
@@ -109,7 +109,7 @@ class Recorder(Protocol):
         self.noticed()
 
     def when(self, condition: Callable[[], object]) -> Deferred[None]:
-        """Fires as soon as something was noticed after which the condition holds."""
+        """Return a Deferred that fires with the first call after which the condition holds."""
         deferred: Deferred[None] = Deferred()
         if condition():
             deferred.callback(None)
@@ -118,15 +118,15 @@ class Recorder(Protocol):
         return deferred
 
     def whenLost(self) -> Deferred[None]:
-        """Fires when the connection is lost."""
+        """Return a Deferred that fires when the connection is lost."""
         return self.when(lambda: self.lost)
 
     def whenCount(self, count: int) -> Deferred[None]:
-        """Fires when so many packets have come."""
+        """Return a Deferred that fires when `count` packets have come."""
         return self.when(lambda: len(self.packets) >= count)
 
     def noticed(self) -> None:
-        """Something has happened: call back who waited for it."""
+        """Fire the Deferreds whose condition holds now."""
         for waiting in tuple(self._waiting):
             if waiting[0]() and waiting in self._waiting:
                 self._waiting.remove(waiting)
@@ -137,8 +137,8 @@ class Recorder(Protocol):
 class BatchRecorder(Recorder):
     """A recorder that takes batches.
 
-    :ivar batches: how many packets ``packetsReceived`` got, call by call.
-    :ivar room: how many packets it takes before it pauses the transport; None for any number.
+    :ivar batches: the number of packets that ``packetsReceived`` got, call by call.
+    :ivar room: packets that it takes before it pauses the transport; None for any number.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class HalfRecorder(Recorder):
         self.halves: list[str] = []
 
     def whenHalf(self) -> Deferred[None]:
-        """Fires when one end is lost."""
+        """Return a Deferred that fires when one end is lost."""
         return self.when(lambda: self.halves)
 
     def readConnectionLost(self) -> None:
@@ -182,17 +182,17 @@ class HalfRecorder(Recorder):
         self.noticed()
 
 
-# --- a reactor that a test turns by hand --------------------------------------------------------
+# --- a reactor that a test turns ----------------------------------------------------------------
 
 
 class HandTurnedReactor(MemoryReactorClock):
-    """A reactor of which a test decides when it looks at sockets and when time passes."""
+    """A reactor that looks at sockets, and whose time passes, only when a test says so."""
 
     def turn(self, times: int = 1) -> None:
-        """One turn of a reactor's: what is due is called, then what is readable is read.
+        """Turn the reactor: make the calls that are due, then read what is readable.
 
-        What is put off meanwhile, if only by 0 seconds, waits for the next turn, as with real reactors
-        (`Clock.advance` would call it at once).
+        Calls that are scheduled meanwhile, if only by 0 seconds, wait for the next turn, as with real reactors
+        (`Clock.advance` would make them at once).
         """
         for _ in range(times):
             due: list[Any] = [call for call in self.getDelayedCalls() if call.getTime() <= self.seconds()]
@@ -206,7 +206,7 @@ class HandTurnedReactor(MemoryReactorClock):
                     reader.doRead()
 
     def settle(self) -> None:
-        """Turn until nothing is left to do now."""
+        """Turn until no work is left that is due now."""
         self.turn(8)
 
 
@@ -215,7 +215,7 @@ class HandTurnedReactor(MemoryReactorClock):
 
 @implementer(interfaces.IReadDescriptor)
 class _Readable:
-    """Waits with the reactor's own means for a raw socket, apart from the code that is tested."""
+    """Waits for a raw socket with the reactor itself, apart from the code under test."""
 
     def __init__(self, reactor: Any, sock: socket.socket) -> None:
         self._reactor = reactor
@@ -232,7 +232,7 @@ class _Readable:
         ready.callback(None)
 
     def connectionLost(self, reason: Failure) -> None:
-        """A poll reactor's word for a hang-up, which a raw socket learns by reading."""
+        """Fire too: a poll reactor reports a hang-up like this, and a raw socket learns it by reading."""
         self.doRead()
 
     def logPrefix(self) -> str:
@@ -241,7 +241,7 @@ class _Readable:
 
 @implementer(interfaces.IWriteDescriptor)
 class _Writable(_Readable):
-    """The same for a socket to be written to."""
+    """The same for writing."""
 
     def __init__(self, reactor: Any, sock: socket.socket) -> None:
         self._reactor = reactor
@@ -260,23 +260,23 @@ class _Writable(_Readable):
 if TYPE_CHECKING:
 
     class _Base(ReactorBuilder, SynchronousTestCase):
-        """What the test cases are that `makeTestCaseClasses` makes."""
+        """The base of the test cases that `makeTestCaseClasses` makes."""
 else:
     _Base = ReactorBuilder
 
 
 def AsyncioSelectorReactor(case: Any) -> Any:
-    """An asyncio reactor with a loop of its own (it is called as a method of the test)."""
+    """Return an asyncio reactor with its own loop (called as a method of the test)."""
     loop = asyncio.new_event_loop()
     case.addCleanup(loop.close)
     return asyncioreactor.AsyncioSelectorReactor(loop)
 
 
 class PacketReactorBuilder(_Base):
-    """The base of tests that run on every reactor; each test method is an ``async`` one in `in_reactor`.
+    """The base of tests that run on every reactor; each test method is ``async`` and decorated with `in_reactor`.
 
-    After each test every connection it has made is closed, and nothing of it may be left: neither a
-    protocol that was not told exactly once, nor a descriptor, nor anything in the reactor.
+    After each test its connections are closed. Each protocol must have had exactly one ``connectionLost``, and neither
+    a descriptor nor a reader in the reactor may be left.
     """
 
     _reactors = [
@@ -296,7 +296,7 @@ class PacketReactorBuilder(_Base):
         self.addCleanup(shutil.rmtree, self.path)
 
     def buildReactor(self) -> Any:
-        """Build the reactor; here all four must be there."""
+        """Build the reactor; all four must be available."""
         try:
             return super().buildReactor()
         except SkipTest as why:
@@ -316,21 +316,21 @@ class PacketReactorBuilder(_Base):
         return peer
 
     def watch(self, protocol: Recorder) -> Recorder:
-        """Have a protocol that is connected in another way looked after too."""
+        """Close a protocol that was connected in another way after the test, too."""
         protocol.call_soon = lambda call, *args: self.reactor.callLater(0, call, *args)
         self._protocols.append(protocol)
         return protocol
 
     def readable(self, peer: socket.socket) -> Deferred[None]:
-        """Fires when a raw socket has something to read."""
+        """Return a Deferred that fires when a raw socket is readable."""
         return _Readable(self.reactor, peer).ready
 
     def writable(self, peer: socket.socket) -> Deferred[None]:
-        """Fires when a raw socket can be written to."""
+        """Return a Deferred that fires when a raw socket is writable."""
         return _Writable(self.reactor, peer).ready
 
     def turns(self, count: int = 1) -> Deferred[None]:
-        """Fires after so many turns of the reactor."""
+        """Return a Deferred that fires after `count` turns of the reactor."""
         deferred: Deferred[None] = Deferred()
 
         def turn(left: int) -> None:
@@ -343,7 +343,7 @@ class PacketReactorBuilder(_Base):
         return deferred
 
     async def send(self, peer: socket.socket, *packets: bytes) -> None:
-        """Send from a raw socket, at its pace."""
+        """Send packets from a raw socket, and wait when it is full."""
         for packet in packets:
             while True:
                 try:
@@ -353,7 +353,7 @@ class PacketReactorBuilder(_Base):
                     await self.writable(peer)
 
     async def receive(self, peer: socket.socket, count: int) -> list[bytes]:
-        """Receive so many packets at a raw socket; end-of-file counts as an empty one."""
+        """Receive `count` packets at a raw socket; end of file counts as an empty one."""
         packets: list[bytes] = []
         while len(packets) < count:
             try:
@@ -363,15 +363,15 @@ class PacketReactorBuilder(_Base):
         return packets
 
     async def tidyUp(self) -> None:
-        """Close what is still open, and see that each protocol was told once."""
+        """Close what is still open, and check that each protocol had one ``connectionLost``."""
         for sock in self._sockets:
             sock.close()
         for protocol in self._protocols:
             if not protocol.lost:
                 protocol.transport.abortConnection()
                 await protocol.whenLost()
-        told = [len(protocol.lost) for protocol in self._protocols]
-        assert told == [1] * len(told), f"connectionLost was called {told} times"
+        losses = [len(protocol.lost) for protocol in self._protocols]
+        assert losses == [1] * len(losses), f"connectionLost was called {losses} times"
         multiplexers = [reader for reader in self.reactor.getReaders() if isinstance(reader, Multiplexer)]
         assert not multiplexers, "a multiplexer without sockets is still in the reactor"
 

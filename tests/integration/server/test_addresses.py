@@ -1,4 +1,4 @@
-"""Where a bus listens, who may reach it there, and what becomes of the file."""
+"""The bus's addresses: where it listens, which users can connect, and what becomes of the file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def seqpacket(name: str | Path | bytes | None = None, *, listening: bool = False
 
 
 def stale(path: Path) -> Path:
-    """A socket that nobody listens on any more."""
+    """A socket on which no server listens any more."""
     seqpacket(path, listening=True).close()
     assert stat.S_ISSOCK(path.stat().st_mode)
     return path
@@ -65,7 +65,7 @@ class TestPath:
         assert os.listdir(directory) == []
 
     def test_relative_with_another_directory_to_run_in(self, bus, directory):
-        """Nor does it matter that twistd changes to another directory (--rundir)."""
+        """The same if twistd changes to another directory (--rundir)."""
         (directory / "run").mkdir()
         started = bus(address="bus", flags=["-n", "--pidfile=", f"--rundir={directory}/run"])
         started.address = directory / "bus"
@@ -90,7 +90,7 @@ class TestPath:
         assert "at most 107" in line
 
     def test_replaced_by_somebody_else(self, bus, directory):
-        """A file that was put in the socket's place meanwhile is not the bus's to remove."""
+        """The bus does not remove a file that was put in the socket's place meanwhile."""
         started = bus()
         (directory / "bus").unlink()
         (directory / "bus").write_text("somebody else's")
@@ -98,7 +98,7 @@ class TestPath:
         assert (directory / "bus").read_text() == "somebody else's"
 
     def test_removed_by_somebody_else(self, bus, directory):
-        """That the file is gone already is no reason for an error."""
+        """A file that is gone already is not an error."""
         started = bus()
         (directory / "bus").unlink()
         assert started.stop() == 0
@@ -106,7 +106,7 @@ class TestPath:
 
 
 class TestDefault:
-    """Where it listens if it is not told."""
+    """The default address."""
 
     def test_root(self, as_root, spawn, directory):
         """Root's bus listens on /run/sbus.sock."""
@@ -120,7 +120,7 @@ class TestDefault:
         assert started.stop() == 0
 
     def test_user(self, spawn, directory, request):
-        """Anyone else's in $XDG_RUNTIME_DIR."""
+        """The bus of any other user listens in $XDG_RUNTIME_DIR."""
         become = request.getfixturevalue("become") if os.geteuid() == 0 else []
         directory.chmod(0o777)
         env = {"XDG_RUNTIME_DIR": str(directory)}
@@ -130,19 +130,19 @@ class TestDefault:
         assert goes_on(started)
 
     def test_user_without_a_directory(self, directory, request):
-        """Without that variable the user is told to name a place."""
+        """Without that variable the error asks for a place."""
         become = request.getfixturevalue("become") if os.geteuid() == 0 else []
         line = refusal(directory, before=become, env={"XDG_RUNTIME_DIR": None}, named=False)
         assert "XDG_RUNTIME_DIR is not set" in line
         assert "--socket=" in line
 
     def test_empty_is_not_the_default(self, directory):
-        """An empty --socket= (of a variable that is not set, say) is a mistake, not a wish for the default."""
+        """An empty --socket= (from an unset variable, say) is an error, not the default."""
         assert "must not be empty" in refusal(directory, address="")
 
 
 class TestMode:
-    """--mode and --group: who may connect."""
+    """--mode and --group: which users can connect."""
 
     @pytest.mark.parametrize("mode", ["0700", "0777", "700", "0"])
     def test_final_mode(self, bus, directory, mode):
@@ -153,7 +153,7 @@ class TestMode:
 
     @pytest.mark.parametrize(("mode", "umask"), [("0700", 0), ("0750", 0o022), ("0777", 0o777)])
     def test_never_more(self, bus, directory, mode, umask):
-        """The file never has more permissions than that, not even for a moment: somebody who only watches says so."""
+        """The file never has more permissions than the mode, not even for a moment, as an observer outside sees."""
         program = (
             "import os, sys\n"
             "path, final, seen = sys.argv[1], int(sys.argv[2], 8), set()\n"
@@ -181,7 +181,7 @@ class TestMode:
         assert all(found & ~int(mode, 8) == 0 for found in seen), [oct(found) for found in seen]
 
     def test_never_more_step_by_step(self, bus, directory):
-        """Nor has it more at any step of the server's own: seen before each change of the file."""
+        """The same at each step of the server: it is looked at before each change of the file."""
         (directory / "sitecustomize.py").write_text(
             "import os, sys\n"
             f"path = {str(directory / 'bus')!r}\n"
@@ -197,13 +197,13 @@ class TestMode:
 
     @pytest.mark.parametrize("mode", ["", "rwx", "1777"])
     def test_no_mode(self, directory, mode):
-        """What is no mode is refused with an example of one."""
+        """Text that is not a mode is refused with an example of one."""
         line = refusal(directory, f"--mode={mode}")
         assert f"--mode={mode}: " in line
         assert "0770" in line
 
     def test_others_are_kept_out(self, as_root, bus):
-        """With the default mode nobody else can connect."""
+        """With the default mode no other user can connect."""
         started = bus()
         with pytest.raises(PermissionError):
             Client(started.address, user=OTHER_USER)
@@ -227,7 +227,7 @@ class TestMode:
         assert "getent group" in line
 
     def test_group_of_others(self, become, directory):
-        """Who is no member of the group (nor root) is told that."""
+        """A user who is not a member of the group (nor root) gets an error that says so."""
         directory.chmod(0o777)
         line = refusal(directory, "--group=0", before=become)
         assert "only a member of the group (or root)" in line
@@ -238,7 +238,7 @@ class TestUsers:
     """--allow-user, and policies."""
 
     def test_only_those(self, as_root, bus):
-        """Only the users named, and the server's own, are let in; the log tells of the others."""
+        """Only the named users and the server's own are admitted; the log names the others."""
         started = bus("--mode=0777", f"--allow-user={OTHER_USER[0]}")
         allowed = started.client(b"hello", user=OTHER_USER)
         own = started.client()
@@ -260,13 +260,13 @@ class TestUsers:
 
     @pytest.mark.parametrize("group", [OTHER_USER[0], 0])
     def test_the_group_does_not_matter(self, as_root, bus, group):
-        """It is the UID that counts."""
+        """The UID decides."""
         started = bus("--mode=0777", f"--allow-user={OTHER_USER[0]}")
         assert started.client(user=(OTHER_USER[0], group)).sync() == []
         assert started.client(user=(THIRD_USER[0], group)).has_ended()
 
     def test_refused_publisher(self, as_root, bus):
-        """What somebody who is not allowed has sent in the meantime is not handled."""
+        """Packets that a refused user has sent in the meantime are not handled."""
         started = bus("--mode=0777", f"--allow-user={OTHER_USER[0]}")
         listener = started.client(b"")
         started.kill(signal.SIGSTOP)
@@ -277,7 +277,7 @@ class TestUsers:
         assert listener.sync() == []
 
     def test_own_user_is_always_allowed(self, become, bus, directory):
-        """The server's own user needs not be named; root does."""
+        """The server's own user need not be named; root must be."""
         directory.chmod(0o777)
         started = bus("--mode=0777", f"--allow-user={THIRD_USER[0]}", before=become)
         assert started.client(user=OTHER_USER).sync() == []
@@ -292,17 +292,17 @@ class TestUsers:
 
     @pytest.mark.parametrize("uid", ["4294967295", "-1"])
     def test_no_uid(self, directory, uid):
-        """What is no UID is refused."""
+        """Text that is not a UID is refused."""
         assert f"--allow-user={uid}: " in refusal(directory, f"--allow-user={uid}")
 
     def test_own_user_policy(self, as_root, bus):
-        """--credentials=own-user keeps everybody else out, whatever the mode and --allow-user say."""
+        """--credentials=own-user refuses every other user, whatever the mode and --allow-user say."""
         started = bus("--mode=0777", "--credentials=own-user", f"--allow-user={OTHER_USER[0]}")
         assert started.client().sync() == []
         assert started.client(user=OTHER_USER).has_ended()
 
     def test_no_such_policy(self, directory):
-        """A policy that is not installed is refused, with those that are."""
+        """A policy that is not installed is refused, and the error lists those that are."""
         line = refusal(directory, "--credentials=none-such")
         assert "'none-such'" in line
         assert "kernel, own-user" in line
@@ -344,7 +344,7 @@ class TestAbstract:
 
     @pytest.mark.parametrize("text", ["xyz", "00" * 109])
     def test_not_hexadecimal(self, directory, text):
-        """What is no hexadecimal name is refused."""
+        """A name that is not hexadecimal is refused."""
         assert "hexadecimal digits" in refusal(directory, address=f"/dev/unix/abstract/{text}")
 
     @pytest.mark.parametrize("text", ["@", "@" + "x" * 108])
@@ -359,7 +359,7 @@ class TestAbstract:
         assert goes_on(started)
 
     def test_users(self, as_root, become, bus):
-        """Without --allow-user only the server's own user and root may connect, as no file mode keeps anybody out."""
+        """Without --allow-user only the server's own user and root can connect, as no file mode protects it."""
         address = f"@sbus-test-users-{os.getpid()}"
         started = bus("--mode=0777", address=address, before=become)
         assert started.client(user=OTHER_USER).sync() == []
@@ -376,7 +376,7 @@ class TestInherited:
 
     @pytest.mark.parametrize("listening", [False, True])
     def test_path(self, spawn, directory, listening):
-        """A bound SEQPACKET socket, listening or not, is served; its file stays with whoever made it."""
+        """A bound SEQPACKET socket, listening or not, is served; its file stays with the process that made it."""
         with seqpacket(directory / "made", listening=listening) as sock:
             fd = sock.fileno()
             started = spawn(Bus, directory, address=f"/dev/fd/{fd}", pass_fds=[fd]).wait_started()
@@ -386,7 +386,7 @@ class TestInherited:
         assert os.listdir(directory) == ["made"]
 
     def test_waiting_clients(self, spawn, directory):
-        """Clients that have connected before the bus was started are served."""
+        """Clients that connected before the bus was started are served."""
         with seqpacket(directory / "made", listening=True) as sock, Client(directory / "made") as client:
             packet = b"MSG early\0bird"
             client.sub(b"early")
@@ -396,7 +396,7 @@ class TestInherited:
             assert started.is_running()
 
     def test_abstract(self, as_root, spawn, directory):
-        """An abstract address is one also if it is inherited: other users are not let in."""
+        """An inherited abstract address is treated as one: other users are refused."""
         name = b"\0sbus-test-inherited-%d" % os.getpid()
         with seqpacket(name) as sock:
             started = spawn(Bus, directory, address=f"/dev/fd/{sock.fileno()}", pass_fds=[sock.fileno()])
@@ -440,7 +440,7 @@ class TestInherited:
 
 
 def activation(fds: list[int], names: str | None = None) -> tuple[list[str], list[int]]:
-    """A command that passes descriptors to the one behind it as systemd does (sd_listen_fds(3)); those to pass."""
+    """A command that passes descriptors to the next one as systemd does (sd_listen_fds(3)), and those to pass."""
     moves = " ".join(f"exec {3 + n}<&{fd};" for n, fd in enumerate(fds))
     naming = f"export LISTEN_FDNAMES={names};" if names is not None else ""
     script = f'{moves} {naming} export LISTEN_PID=$$ LISTEN_FDS={len(fds)}; exec "$@"'
@@ -474,7 +474,7 @@ class TestSystemd:
         assert os.listdir(directory) == ["made"]
 
     def test_by_name(self, spawn, directory, high):
-        """Of several sockets the one of that name is served."""
+        """Of several sockets the one with that name is served."""
         with seqpacket(directory / "one", listening=True) as one, seqpacket(directory / "two", listening=True) as two:
             before, fds = activation([high(one), high(two)], "first:second")
             started = spawn(Bus, directory, address="systemd:second", before=before, pass_fds=fds).wait_started()
@@ -490,7 +490,7 @@ class TestSystemd:
         assert "FileDescriptorName=other" in line
 
     def test_nothing_passed(self, directory):
-        """Without socket activation it is refused, with the way to it."""
+        """Without socket activation the address is refused, and the error says how to get it."""
         line = refusal(directory, address="systemd")
         assert "systemd passed no socket" in line
         assert "ListenSequentialPacket=" in line
@@ -506,7 +506,7 @@ class TestSystemd:
 
     @pytest.mark.parametrize("name", [None, "bus"])
     def test_with_the_real_tool(self, spawn, directory, name):
-        """systemd-socket-activate starts the bus with the first client, who is served."""
+        """systemd-socket-activate starts the bus with the first client, and that client is served."""
         tool = shutil.which("systemd-socket-activate")
         if tool is None:
             pytest.skip("systemd-socket-activate is not installed")
@@ -525,7 +525,7 @@ class TestSystemd:
 
 
 class TestInTheWay:
-    """Something is there already."""
+    """The path exists already."""
 
     def test_live_server(self, bus, directory):
         """A live server's address is refused, with or without --reuse; the live one is not disturbed."""
@@ -542,7 +542,7 @@ class TestInTheWay:
         assert goes_on(started)
 
     def test_live_but_busy_server(self, directory):
-        """A server that is alive but does not accept (its backlog is full) is alive."""
+        """A server that is alive but does not accept (its backlog is full) counts as alive."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.bind(str(directory / "bus"))
             sock.listen(0)
@@ -559,7 +559,7 @@ class TestInTheWay:
                     client.close()
 
     def test_live_server_of_another_kind(self, directory):
-        """Nor is a live stream or datagram socket replaced."""
+        """A live stream or datagram socket is not replaced either."""
         for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
             with socket.socket(socket.AF_UNIX, kind) as sock:
                 sock.bind(str(directory / "bus"))
@@ -583,12 +583,12 @@ class TestInTheWay:
         assert stat.S_IMODE((directory / "bus").stat().st_mode) == 0o700
 
     def test_reuse_of_nothing(self, bus):
-        """--reuse where there is nothing to reuse is no mistake."""
+        """--reuse with nothing to reuse is not an error."""
         assert goes_on(bus("--reuse"))
 
     @pytest.mark.parametrize("what", ["file", "empty file", "directory", "pipe", "link", "dangling link"])
     def test_not_a_socket(self, directory, what):
-        """What is no socket is never replaced."""
+        """A file that is not a socket is never replaced."""
         path = directory / "bus"
         if what.endswith("file"):
             path.write_text("precious" if what == "file" else "")
@@ -607,11 +607,11 @@ class TestInTheWay:
         assert path.lstat() == before
 
     def test_somebody_elses_server(self, become, bus, directory):
-        """A socket that one may not connect to is never replaced: nobody knows whether it is alive."""
+        """A socket that one may not connect to is never replaced: nothing shows whether a server listens there."""
         directory.chmod(0o777)
         started = bus()
         line = refusal(directory, "--reuse", before=become)
-        assert f"{started.address} is there already" in line
+        assert f"{started.address} exists already" in line
         assert "remove it yourself" in line
         assert goes_on(started)
 
@@ -656,7 +656,7 @@ class TestInTheWay:
 
 
 class TestDirectories:
-    """Where a socket cannot be made."""
+    """Directories in which no socket can be made."""
 
     def test_missing(self, directory):
         """A missing directory is named."""
@@ -664,19 +664,19 @@ class TestDirectories:
         assert f"make the directory {directory}/missing first" in line
 
     def test_not_a_directory(self, directory):
-        """So is one that is none."""
+        """A file in place of the directory is named."""
         (directory / "file").touch()
         assert f"{directory}/file is not a directory" in refusal(directory, address=directory / "file" / "bus")
 
     def test_no_permission(self, become, directory):
-        """A directory in which the user may not write is named."""
+        """A directory without write permission is named."""
         line = refusal(directory, before=become)
         assert "Permission denied" in line
         assert str(directory) in line
         assert "--socket" in line
 
     def test_locked_by_somebody(self, bus, directory):
-        """That somebody holds a lock on the directory does not keep the bus from starting."""
+        """A lock on the directory, held by another process, does not keep the bus from starting."""
         fd = os.open(directory, os.O_RDONLY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

@@ -23,19 +23,19 @@ LIMIT = DEFAULT_MAX_PACKET
 
 
 def numbered(count: int, start: int = 0, size: int = 4) -> list[bytes]:
-    """Packets that can be told apart."""
+    """Packets that differ."""
     return [b"%0*d" % (size, i) for i in range(start, start + count)]
 
 
 def forever(sink: socket.socket) -> Iterator[bytes]:
-    """Packets for a peer that always reads what it has got before it gets more."""
+    """Packets for a peer that reads what it has before it gets more."""
     while True:
         received(sink)
         yield b"more"
 
 
 class CountingTransport(PacketTransport):
-    """Counts how often the multiplexer calls on it."""
+    """Counts the calls from the multiplexer."""
 
     calls = 0
 
@@ -81,7 +81,7 @@ class Edges(PacketReactorBuilder):
 
     @in_reactor
     async def test_batches(self):
-        """A protocol that takes batches gets what waits in batches, in order and complete."""
+        """A protocol that takes batches gets waiting packets in batches, in order and complete."""
         recorder = BatchRecorder()
         peer = self.connect(recorder)
         packets = numbered(200)
@@ -93,7 +93,7 @@ class Edges(PacketReactorBuilder):
 
     @in_reactor
     async def test_write_in_data_received(self):
-        """What is written from within dataReceived is sent, packet by packet and in order."""
+        """Packets written from within dataReceived are sent one by one and in order."""
         recorder = Recorder(lambda packet: recorder.transport.writeSequence([b"echo", packet]))
         peer = self.connect(recorder)
         packets = numbered(100)
@@ -104,7 +104,7 @@ class Edges(PacketReactorBuilder):
 
     @in_reactor
     async def test_descriptors_are_dropped(self):
-        """Of a packet with descriptors the packet arrives, and the descriptors are closed."""
+        """A packet sent with descriptors arrives, and the descriptors are closed."""
         recorder = Recorder()
         peer = self.connect(recorder)
         reading, writing = os.pipe()
@@ -120,11 +120,11 @@ class Edges(PacketReactorBuilder):
 
 
 class Pausing(PacketReactorBuilder):
-    """Who is paused gets nothing, and loses nothing."""
+    """A paused protocol gets nothing, and loses nothing."""
 
     @in_reactor
     async def test_pause_inside_a_batch(self):
-        """What was read when the protocol paused is kept; on resuming it comes first, once, then the rest."""
+        """Packets read when the protocol paused are kept; on resuming they come first, once, then the rest."""
         recorder = Recorder(lambda packet: packet == b"0003" and recorder.transport.pauseProducing())
         peer = self.connect(recorder)
         for packet in numbered(10):
@@ -142,7 +142,7 @@ class Pausing(PacketReactorBuilder):
 
     @in_reactor
     async def test_pause_after_every_packet(self):
-        """A protocol that pauses after each packet gets one for each time it resumes."""
+        """A protocol that pauses after each packet gets one packet each time it resumes."""
         recorder = Recorder(lambda packet: recorder.transport.pauseProducing())
         peer = self.connect(recorder)
         for packet in numbered(100):
@@ -156,7 +156,7 @@ class Pausing(PacketReactorBuilder):
 
     @in_reactor
     async def test_pause_and_resume_inside_a_batch(self):
-        """To pause and resume at once, in the middle of a batch, changes nothing."""
+        """Pausing and resuming at once, in the middle of a batch, changes nothing."""
 
         def react(packet):
             recorder.transport.pauseProducing()
@@ -205,7 +205,7 @@ class Pausing(PacketReactorBuilder):
 
     @in_reactor
     async def test_peer_leaves_while_paused(self):
-        """What a peer sent before it left is delivered once the protocol resumes, and only then the loss."""
+        """Packets that a peer sent before it left are delivered when the protocol resumes, and only then the loss."""
         recorder = Recorder(lambda packet: packet == b"0001" and recorder.transport.pauseProducing())
         peer = self.connect(recorder)
         for packet in numbered(150):
@@ -222,7 +222,7 @@ class Pausing(PacketReactorBuilder):
 
     @in_reactor
     async def test_peer_leaves_while_paused_again_and_again(self):
-        """A protocol that pauses after each packet gets all of a peer's that is long gone."""
+        """A protocol that pauses after each packet gets all packets of a peer that left long ago."""
         recorder = Recorder(lambda packet: recorder.transport.pauseProducing())
         peer = self.connect(recorder)
         for packet in numbered(20):
@@ -260,7 +260,7 @@ class Pausing(PacketReactorBuilder):
 
     @in_reactor
     async def test_vanished_peer_of_a_paused_writer(self):
-        """A peer that vanishes while its connection is paused and has much to send costs nothing either."""
+        """A peer that vanishes does not keep the reactor busy either if its paused connection has much to send."""
         recorder = Recorder()
         peer = self.connect(recorder, transport_class=CountingTransport)
         recorder.transport.pauseProducing()
@@ -284,7 +284,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_write_and_close_at_once(self):
-        """A peer that sends and closes at once loses nothing: all is delivered, then the loss is told."""
+        """A peer that sends and closes at once loses nothing: every packet is delivered before the loss is reported."""
         for recorder in (Recorder(), BatchRecorder(), HalfRecorder()):
             peer = self.connect(recorder)
             for packet in numbered(200):
@@ -311,7 +311,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_half_close(self):
-        """With IHalfCloseableProtocol the peer's end-of-file is told, and one can go on writing."""
+        """With IHalfCloseableProtocol the peer's end of file is reported, and the protocol can go on writing."""
         recorder = HalfRecorder()
         peer = self.connect(recorder)
         peer.send(b"last")
@@ -330,7 +330,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_half_closed_by_a_peer_that_then_leaves(self):
-        """A half-closed connection ends when the peer is gone altogether, though nobody reads or writes."""
+        """A half-closed connection ends when the peer closes, even if neither side reads or writes."""
         recorder = HalfRecorder()
         peer = self.connect(recorder)
         peer.shutdown(socket.SHUT_WR)
@@ -341,7 +341,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_lose_write_connection(self):
-        """loseWriteConnection sends what waits, then the peer reads end-of-file; we still read."""
+        """loseWriteConnection sends the queue, then the peer reads end of file; the protocol still gets packets."""
         recorder = HalfRecorder()
         peer = self.connect(recorder)
         recorder.transport.writeSequence(numbered(1000, size=500))
@@ -360,7 +360,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_lose_write_connection_of_a_plain_protocol(self):
-        """loseWriteConnection works for protocols that do not care for half-closed connections."""
+        """loseWriteConnection works for protocols that do not implement IHalfCloseableProtocol."""
         recorder = Recorder()
         peer = self.connect(recorder)
         recorder.transport.write(b"last")
@@ -372,7 +372,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_lose_connection_flushes(self):
-        """loseConnection closes only when all that was written is sent, however slow the peer."""
+        """loseConnection closes only when everything written is sent, however slow the peer is."""
         recorder = Recorder()
         peer = self.connect(recorder)
         packets = numbered(3000, size=1000)
@@ -436,7 +436,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_abort_connection(self):
-        """abortConnection sends nothing more and closes; the protocol is told ConnectionAborted, but not at once."""
+        """abortConnection sends nothing more and closes; the protocol gets ConnectionAborted, but not at once."""
         recorder = Recorder()
         peer = self.connect(recorder)
         recorder.transport.writeSequence(numbered(1000, size=1000))
@@ -462,7 +462,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_reset(self):
-        """A peer that closes with unread packets of ours loses none of those it has sent before."""
+        """A peer that closes with unread packets loses none of those that it has sent before."""
         for recorder in (Recorder(), BatchRecorder()):
             peer = self.connect(recorder)
             recorder.transport.write(b"never read")
@@ -491,7 +491,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_write_to_a_peer_that_has_left(self):
-        """A failed send abandons what waits at once, while what the peer has sent is still delivered."""
+        """A failed send discards the queue at once, while packets from the peer are still delivered."""
         for recorder in (Recorder(), HalfRecorder()):
             peer = self.connect(recorder)
             recorder.transport.pauseProducing()
@@ -518,7 +518,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_zero_length_packet_while_paused(self):
-        """An empty packet behind what is kept ends the connection only once that is delivered."""
+        """An empty packet behind kept packets ends the connection only once those are delivered."""
         recorder = Recorder(lambda packet: packet == b"0003" and recorder.transport.pauseProducing())
         peer = self.connect(recorder)
         for packet in [*numbered(10), b"", b"behind it"]:
@@ -551,7 +551,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_packet_over_the_limit_in_a_batch(self):
-        """A protocol that takes batches gets the empty packet in the place of one over the limit."""
+        """A protocol that takes batches gets the empty packet in place of a packet over the limit."""
         recorder = BatchRecorder()
         peer = self.connect(recorder, max_packet=1000)
         for packet in (b"a" * 1000, b"b" * 1001, b"c", b"d" * 50_000, b"e"):
@@ -577,7 +577,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_packet_that_cannot_be_sent(self):
-        """A packet that no send buffer takes ends a plain connection, as its peer would miss it in the stream."""
+        """A packet that no send buffer takes ends a plain connection, because its peer would miss it in the stream."""
         recorder = Recorder()
         peer = self.connect(recorder)
         recorder.transport.write(b"before")
@@ -589,7 +589,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_packet_that_cannot_be_sent_and_is_not_missed(self):
-        """A queue that can do without a packet that no send buffer takes keeps its connection, and the others."""
+        """A queue that can drop a packet that no send buffer takes keeps its connection, and its other packets."""
 
         class Lenient(FifoQueue):
             __slots__ = ("missed",)
@@ -609,7 +609,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_reactor_stops(self):
-        """When the reactor stops, protocols are told, as they are on any other transport of Twisted's."""
+        """When the reactor stops, protocols get connectionLost, as on any other transport in Twisted."""
         recorder = Recorder()
         self.connect(recorder)
         self.reactor.disconnectAll()
@@ -622,7 +622,7 @@ class Producing(PacketReactorBuilder):
 
     @in_reactor
     async def test_push_producer(self):
-        """A push producer is paused when much waits and resumed when nothing does, in turn and balanced."""
+        """A push producer is paused at the high-water mark and resumed when the queue is empty, in turn."""
         recorder = Recorder()
         peer = self.connect(recorder)
         producer = Producer(recorder.transport, 1000, size=1000)
@@ -643,7 +643,7 @@ class Producing(PacketReactorBuilder):
 
     @in_reactor
     async def test_pull_producer(self):
-        """A pull producer is asked for more whenever nothing waits."""
+        """A pull producer is asked for more whenever the queue is empty."""
         recorder = Recorder()
         peer = self.connect(recorder)
         producer = Producer(recorder.transport, 1000, size=1000, at_once=1)
@@ -681,7 +681,7 @@ class Producing(PacketReactorBuilder):
 
     @in_reactor
     async def test_lose_connection_waits_for_the_producer(self):
-        """A connection that is to be lost is closed only when its producer has finished (`ITransport`)."""
+        """loseConnection closes only when the producer has finished (`ITransport`)."""
         for streaming in (True, False):
             recorder = Recorder()
             peer = self.connect(recorder)
@@ -734,11 +734,11 @@ class Producer:
 
 
 class Fairness(PacketReactorBuilder):
-    """One connection's doings are its own."""
+    """An error in one connection reaches no other."""
 
     @in_reactor
     async def test_protocol_that_raises(self):
-        """A protocol that raises in dataReceived loses its own connection, and the others notice nothing."""
+        """A protocol that raises in dataReceived loses its own connection; the others are not affected."""
 
         def fail(packet):
             raise ZeroDivisionError
@@ -761,7 +761,7 @@ class Fairness(PacketReactorBuilder):
 
     @in_reactor
     async def test_protocol_that_raises_when_resumed(self):
-        """A protocol that raises over a packet that was kept loses its connection too."""
+        """A protocol that raises over a kept packet loses its connection too."""
 
         def react(packet):
             if packet == b"0000":
@@ -782,7 +782,7 @@ class Fairness(PacketReactorBuilder):
 
     @in_reactor
     async def test_producer_that_raises(self):
-        """A producer that raises costs its connection, not more."""
+        """A producer that raises costs its own connection only."""
 
         class Bad(Producer):
             def resumeProducing(self):
@@ -798,7 +798,7 @@ class Fairness(PacketReactorBuilder):
 
     @in_reactor
     async def test_connection_lost_that_raises(self):
-        """A protocol that raises in connectionLost harms nobody."""
+        """A protocol that raises in connectionLost does not affect other connections."""
 
         class Bad(Recorder):
             def connectionLost(self, reason=connectionDone):
@@ -853,7 +853,7 @@ class Fairness(PacketReactorBuilder):
 
     @in_reactor
     async def test_many_connections(self):
-        """Of hundreds of connections that are ready at once each is served."""
+        """If hundreds of connections are ready at once, each is served."""
         recorders = [Recorder() for _ in range(300)]
         peers = [self.connect(recorder) for recorder in recorders]
         for peer in peers:
@@ -866,7 +866,7 @@ class Listening(PacketReactorBuilder):
     """Ports and endpoints."""
 
     def factory(self) -> Any:
-        """A factory of recorders that are looked after; the last one is ``factory.last``."""
+        """A factory of recorders that the test closes; the last one is ``factory.last``."""
 
         class RecorderFactory(Factory):
             noisy = False
@@ -881,7 +881,7 @@ class Listening(PacketReactorBuilder):
 
     @in_reactor
     async def test_there_and_back(self):
-        """A client's packets reach a server's protocol, and the other way round; factories are started and stopped."""
+        """Packets pass between a client and a server's protocol; factories are started and stopped."""
         path = f"{self.path}/socket"
         servers, clients = self.factory(), self.factory()
         port = await SeqpacketServerEndpoint(self.reactor, path).listen(servers)
@@ -905,7 +905,7 @@ class Listening(PacketReactorBuilder):
 
     @in_reactor
     async def test_many_connect_at_once(self):
-        """Of hundreds that connect at once each is accepted, and what they sent before is read."""
+        """If hundreds of clients connect at once, each is accepted, and the packets sent before are read."""
         path = f"{self.path}/socket"
         accepted = []
         enough: Deferred[None] = Deferred()
@@ -954,7 +954,7 @@ class Listening(PacketReactorBuilder):
 
     @in_reactor
     async def test_stop_listening(self):
-        """A port that has stopped accepts no more, while its connections go on."""
+        """A port that has stopped accepts no more connections, and keeps those it has."""
         path = f"{self.path}/socket"
         servers, clients = self.factory(), self.factory()
         port = await SeqpacketServerEndpoint(self.reactor, path).listen(servers)

@@ -32,7 +32,7 @@ class Socket(FakePacketTransport):
     takes: Callable[[list[bytes]], int]
 
     def flush(self) -> None:
-        if self._write_lost or self.is_aborted:
+        if not self._is_writable():
             self.queue.discard_all()
             return
         while taken := self.queue.take(SHARE):
@@ -41,8 +41,8 @@ class Socket(FakePacketTransport):
             if sent < len(taken) and len(self.queue):
                 return
 
-    def try_send(self, packets: list[bytes], packed: BundleCache | None = None) -> int:
-        if self._write_lost or self.is_aborted:
+    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
+        if not self._is_writable():
             return 0
         return self.takes(packets)
 

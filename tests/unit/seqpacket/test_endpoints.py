@@ -50,7 +50,7 @@ class Recorders(Factory):
 
 
 class World:
-    """A reactor that is turned by hand, the ports that listen in it and the connections that are made."""
+    """A reactor that the test turns, the ports that listen in it, and its connections."""
 
     def __init__(self, directory: Path) -> None:
         self.reactor = HandTurnedReactor()
@@ -73,7 +73,7 @@ class World:
         return result(endpoint.connect(self.clients))
 
     def meet(self, client: Any) -> None:
-        """See that a client's packets reach the server, and the other way round."""
+        """Check that a client's packets reach the server, and the server's reach the client."""
         self.reactor.settle()
         server = self.servers.made[-1]
         client.transport.write(b"there")
@@ -104,7 +104,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def result(deferred: defer.Deferred[Any]) -> Any:
-    """What a Deferred has fired with already."""
+    """Return the result of a Deferred that has fired already."""
     fired: list[Any] = []
     deferred.addCallback(fired.append)
     failures: list[Any] = []
@@ -129,7 +129,7 @@ def test_path(world):
 
 
 def test_relative_path(world, monkeypatch):
-    """A relative path is one in the current directory, and is removed also from another."""
+    """A relative path is relative to the current directory, and is removed from another one too."""
     monkeypatch.chdir(world.directory)
     port = world.listen(SeqpacketServerEndpoint(world.reactor, "here"))
     world.meet(world.connect(SeqpacketClientEndpoint(world.reactor, "here")))
@@ -159,7 +159,7 @@ def test_random_abstract(world):
 
 
 def test_inherited_descriptor(world):
-    """A socket that the parent process made is listened on; its path stays when the port stops."""
+    """An endpoint listens on a socket that the parent process made; its path stays when the port stops."""
     parent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent.bind(world.path)
     endpoint = SeqpacketServerEndpoint(world.reactor, f"/dev/fd/{os.dup(parent.fileno())}")
@@ -172,7 +172,7 @@ def test_inherited_descriptor(world):
 
 
 def test_bound_ahead(world):
-    """A socket that was made ahead is the one that is listened on."""
+    """An endpoint listens on the socket that was made ahead."""
     endpoint = SeqpacketServerEndpoint(world.reactor, world.path)
     endpoint.bind()
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -192,7 +192,7 @@ def test_no_socket_from_systemd(world, monkeypatch):
 
 
 def test_mode_and_group(world):
-    """The path gets the permissions and the group that were asked for; 0700 by default."""
+    """The path gets the requested permissions and group; the default is 0700."""
     world.listen()
     assert stat.S_IMODE(os.stat(world.path).st_mode) == 0o700
     other = str(world.directory / "other")
@@ -202,7 +202,7 @@ def test_mode_and_group(world):
 
 
 def test_reuse(world):
-    """A path that nobody listens on is replaced only if that is asked for; one in use, or a file, never."""
+    """A path without a server is replaced only on request; one in use, or a file, never."""
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     stale.bind(world.path)
     stale.close()
@@ -251,7 +251,7 @@ def test_failed_start(world, monkeypatch):
 
 
 def test_strings(world):
-    """serverFromString and clientFromString know ``seqpacket:``, without anybody importing it."""
+    """serverFromString and clientFromString know ``seqpacket:`` without an import."""
     server = serverFromString(world.reactor, f"seqpacket:{world.path}:mode=770")
     client = clientFromString(world.reactor, f"seqpacket:{world.path}:timeout=5")
     assert isinstance(server, SeqpacketServerEndpoint)
@@ -310,7 +310,7 @@ def test_abstract_string(world):
     ],
 )
 def test_wrong_server_strings(text, hint):
-    """A wrong option of a server's string is told by its name, with what would be right."""
+    """A wrong option in a server's string is named in the error, with what would be right."""
     with pytest.raises(AddressError, match=hint):
         serverFromString(HandTurnedReactor(), text)
 
@@ -327,13 +327,13 @@ def test_wrong_server_strings(text, hint):
     ],
 )
 def test_wrong_client_strings(text, hint):
-    """A wrong option of a client's string is told by its name, with what would be right."""
+    """A wrong option in a client's string is named in the error, with what would be right."""
     with pytest.raises(AddressError, match=hint):
         clientFromString(HandTurnedReactor(), text)
 
 
 def test_unknown_option():
-    """An option that there is not is named, as with Twisted's own endpoints."""
+    """An unknown option is named in the error, as with Twisted's own endpoints."""
     with pytest.raises(TypeError, match="'mod'"):
         serverFromString(HandTurnedReactor(), "seqpacket:/a:mod=700")
     with pytest.raises(TypeError, match="'mode'"):
@@ -388,7 +388,7 @@ SCRIPT = """
 
 
 def test_installed_plugins(tmp_path):
-    """A program that knows no more of the bus than the string ``seqpacket:`` listens and connects with it."""
+    """A program listens and connects with the string ``seqpacket:`` alone."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "socket")],
         cwd=tmp_path,
@@ -404,7 +404,7 @@ def test_installed_plugins(tmp_path):
 
 
 def test_nobody_there(world):
-    """Where there is no socket, nobody listens, or something else does, connecting fails with a ConnectError."""
+    """Without a socket, without a server, or with something else there, connecting fails with a ConnectError."""
     with pytest.raises(error.ConnectError):
         world.connect()
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -466,7 +466,7 @@ def test_full_backlog_for_too_long(world, crowded):
 
 
 def test_cancelled(world, crowded):
-    """A client that is told to stop trying stops."""
+    """A client that is cancelled stops trying."""
     connected = SeqpacketClientEndpoint(world.reactor, world.path).connect(world.clients)
     world.reactor.advance(0.01)
     connected.cancel()
@@ -543,7 +543,7 @@ def test_protocol_that_fails_to_start(world):
 
 
 def test_protocol_that_fails_to_end(world):
-    """A client whose protocol raises in connectionLost is stopped all the same."""
+    """A client whose protocol raises in connectionLost still has its factory stopped."""
 
     class Failing(Recorder):
         def connectionLost(self, reason=None):

@@ -1,4 +1,4 @@
-"""The multiplexer: in the reactor while it has sockets, fair among them, and proof against their failures."""
+"""The multiplexer: in the reactor while it has sockets, fair to all of them, and robust against their failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, soc
 
 
 class Handler:
-    """A socket in the multiplexer that writes down what it is told.
+    """A socket in the multiplexer that records its calls.
 
     :ivar react: called when it is ready.
     """
@@ -100,7 +100,7 @@ def logged() -> Iterator[list[LogEvent]]:
 
 
 def test_in_the_reactor_while_it_has_sockets(reactor, multiplexer, handlers):
-    """The multiplexer is in the reactor while it has a socket, and no longer."""
+    """The multiplexer is in the reactor only while it has a socket."""
     assert reactor.getReaders() == []
     assert multiplexer.fileno() == -1
     one, two = handlers(), handlers()
@@ -165,7 +165,7 @@ def test_reactors_do_not_meet(handlers):
 
 
 def test_hub_goes_with_its_reactor():
-    """Neither a reactor that nobody uses any more nor its multiplexer stays in memory."""
+    """Neither a reactor that is no longer used nor its multiplexer stays in memory."""
     reactor = HandTurnedReactor()
     Handler(Multiplexer.of(reactor)).close()
     gone = weakref.ref(reactor), weakref.ref(Multiplexer.of(reactor))
@@ -175,7 +175,7 @@ def test_hub_goes_with_its_reactor():
 
 
 def test_read_descriptor(multiplexer):
-    """The multiplexer is what the reactor expects to read from."""
+    """The multiplexer is a read descriptor, as the reactor expects."""
     verifyObject(IReadDescriptor, multiplexer)
     assert multiplexer.logPrefix() == "sbus"
 
@@ -184,7 +184,7 @@ def test_read_descriptor(multiplexer):
 
 
 def test_events(reactor, multiplexer, handlers):
-    """A socket is told what it is watched for, and always of a hang-up."""
+    """A socket gets the events that it is watched for, and always a hang-up."""
     handler = handlers(WRITE)
     handler.peer.send(b"one")
     reactor.turn()
@@ -203,7 +203,7 @@ def test_events(reactor, multiplexer, handlers):
 
 
 def test_alone(reactor, handlers):
-    """A socket learns whether it is the only one that is ready."""
+    """A socket learns whether it alone is ready."""
     one, two = handlers(), handlers()
     one.peer.send(b"one")
     reactor.turn()
@@ -214,7 +214,7 @@ def test_alone(reactor, handlers):
 
 
 def test_crowded(reactor, multiplexer, handlers):
-    """It is crowded where more than one socket has something to be read; who can only write is none of these."""
+    """Sockets are contended if more than one has packets to be read; a socket that is only writable does not count."""
     one, two = handlers(), handlers(WRITE)
     seen = []
     one.react = lambda: seen.append(multiplexer.contended)
@@ -228,7 +228,7 @@ def test_crowded(reactor, multiplexer, handlers):
 
 
 def test_so_many_a_turn(reactor, handlers):
-    """A turn serves no more than 64 sockets; those that are ready all the time are served in rotation."""
+    """A turn serves at most 64 sockets; those that are always ready are served in rotation."""
     many = [handlers() for _ in range(200)]
     for handler in many:
         handler.peer.send(b"one")
@@ -239,7 +239,7 @@ def test_so_many_a_turn(reactor, handlers):
 
 
 def test_looks_again_while_something_is_read(reactor, multiplexer, handlers):
-    """Who becomes ready while others read is served in the same turn, and a turn has an end."""
+    """A socket that becomes ready while others read is served in the same turn, and a turn has an end."""
     one, two, mute = handlers(), handlers(), handlers()
 
     def read():
@@ -264,7 +264,7 @@ def test_looks_again_while_something_is_read(reactor, multiplexer, handlers):
 
 
 def test_removed_in_the_same_turn(reactor, multiplexer, handlers):
-    """A socket that is removed by another's doings in the same turn is told nothing any more."""
+    """A socket that another one removes in the same turn gets no more calls."""
     one, two = handlers(), handlers()
     one.react = two.close
     two.react = one.close
@@ -285,7 +285,7 @@ def test_remove_all_in_a_turn(reactor, multiplexer, handlers):
 
 
 def test_remove_unknown(multiplexer, handlers):
-    """To remove a socket that is not there does nothing."""
+    """Removing a socket that is not there does nothing."""
     handler = handlers()
     multiplexer.remove(handler.peer.fileno())
     handler.close()
@@ -296,7 +296,7 @@ def test_remove_unknown(multiplexer, handlers):
 
 
 def test_failure_is_contained(reactor, handlers, logged):
-    """An exception of one socket's is logged and told to it; the others are served."""
+    """An exception in one socket is logged and passed to its handler; the others are served."""
 
     def fail():
         raise ZeroDivisionError
@@ -315,7 +315,7 @@ def test_failure_is_contained(reactor, handlers, logged):
 
 
 def test_failure_of_a_failure(reactor, handlers, logged):
-    """An exception while a failed socket is cleaned up is logged, and harms no other either."""
+    """An exception while a failed socket is cleaned up is logged, and does not reach other sockets."""
 
     def fail(*_):
         raise ZeroDivisionError
@@ -354,7 +354,7 @@ def test_reactor_gives_up(reactor, multiplexer, handlers, logged):
 
 
 def test_soon_in_a_turn(reactor, multiplexer, handlers):
-    """What is put off during a turn is done in its end, after every socket was served, in order."""
+    """Calls deferred during a turn run at its end, after every socket was served, in order."""
     calls: list[Any] = []
     many = [handlers() for _ in range(3)]
 
@@ -371,7 +371,7 @@ def test_soon_in_a_turn(reactor, multiplexer, handlers):
 
 
 def test_soon_outside_of_a_turn(reactor, multiplexer):
-    """What is put off outside of a turn is done by the reactor, in order, and never at once."""
+    """Calls deferred outside a turn are made by the reactor, in order, and never at once."""
     calls: list[int] = []
     for i in range(3):
         multiplexer.call_soon(calls.append, i)
@@ -383,7 +383,7 @@ def test_soon_outside_of_a_turn(reactor, multiplexer):
 
 
 def test_soon_before_a_turn(reactor, multiplexer, handlers):
-    """What was put off before a turn is done once, in that turn, before what the turn puts off."""
+    """Calls deferred before a turn run once, in that turn, before those that the turn defers."""
     calls: list[str] = []
     handler = handlers()
     handler.react = lambda: multiplexer.call_soon(calls.append, "in the turn")
@@ -396,7 +396,7 @@ def test_soon_before_a_turn(reactor, multiplexer, handlers):
 
 
 def test_soon_out_of_soon(reactor, multiplexer, handlers):
-    """What is put off by what was put off is done in the same turn, but a turn does not go on for ever."""
+    """Calls deferred by deferred calls run in the same turn, but a turn has an end."""
     calls: list[int] = []
 
     def again(i):
@@ -418,7 +418,7 @@ def test_soon_out_of_soon(reactor, multiplexer, handlers):
 
 
 def test_soon_that_fails(reactor, multiplexer, logged):
-    """An exception in what was put off is logged, and the rest is done."""
+    """An exception in a deferred call is logged, and the other calls are made."""
     calls: list[str] = []
     multiplexer.call_soon(calls.append, "one")
     multiplexer.call_soon(lambda: 1 // 0)

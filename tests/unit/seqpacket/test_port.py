@@ -1,4 +1,4 @@
-"""The port: accepts in bounded portions, survives what a connection does to it, and does not spin."""
+"""The port: accepts a bounded number at a time, survives failing connections, and does not spin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from sbus.seqpacket.port import PacketPort
-from sbus.syscalls import addresses
+from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import max_sendable
 from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, received
 
@@ -72,13 +72,13 @@ class FailingSocket:
 
 
 class World:
-    """A listening port in a reactor that is turned by hand."""
+    """A listening port in a reactor that the test turns."""
 
     def __init__(self, directory: Path) -> None:
         self.reactor = HandTurnedReactor()
         self.path = str(directory / "socket")
         self.factory = Recorders()
-        bound: Any = addresses.listen(addresses.parse(self.path))
+        bound: Any = listening.listen(addresses.parse(self.path))
         self.sock = FailingSocket(bound.sock)
         bound.sock = self.sock
         self.port = PacketPort(self.reactor, bound, self.factory, 1000)
@@ -120,7 +120,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def logged() -> Iterator[list[LogEvent]]:
-    """What is logged during the test."""
+    """The events logged during the test."""
     events: list[LogEvent] = []
 
     @implementer(ILogObserver)
@@ -140,7 +140,7 @@ def failures(logged: list[LogEvent]) -> list[type]:
 
 
 def test_accepts(world):
-    """Who connects gets a protocol, and a send buffer that takes a packet of the limit."""
+    """A client that connects gets a protocol, and a send buffer that takes a packet of the limit."""
     peer = world.connect()
     peer.send(b"hello")
     world.turn(2)
@@ -153,7 +153,7 @@ def test_accepts(world):
 
 
 def test_accepts_so_many_a_turn(world):
-    """A turn accepts no more than 64 connections, so that a crowd at the door does not stop those inside."""
+    """A turn accepts at most 64 connections, so that a rush of new clients does not stop the others."""
     for _ in range(100):
         world.connect()
     world.turn()
@@ -163,14 +163,14 @@ def test_accepts_so_many_a_turn(world):
 
 
 def test_accepted_sockets_are_not_inherited(world):
-    """A program that the server starts gets none of its connections."""
+    """A program that the server starts inherits none of its connections."""
     world.connect()
     world.turn()
     assert not os.get_inheritable(world.made[0].transport.fileno())
 
 
 def test_connection_that_is_gone_already(world):
-    """Who connects, sends and leaves before it is accepted is heard, and not lost twice."""
+    """A client that connects, sends and leaves before it is accepted is served, and lost once."""
     peer = world.connect()
     peer.send(b"hello")
     peer.close()
@@ -205,7 +205,7 @@ def test_factory_that_raises(world, logged):
 
 
 def test_protocol_that_fails_to_start(world, logged):
-    """A connection whose protocol raises when it is made is told, logged and closed; the next ones are accepted."""
+    """A connection whose protocol raises when it is made is logged and closed; the next ones are accepted."""
 
     class Failing(Recorder):
         def connectionMade(self):
@@ -227,7 +227,7 @@ def test_protocol_that_fails_to_start(world, logged):
 
 
 def test_aborted_connections(world):
-    """Errors of the connection that is accepted are skipped: the next one is not to blame."""
+    """An error of the connection being accepted is skipped, and the next one is accepted."""
     world.sock.errors = [errno.ECONNABORTED, errno.EPROTO, errno.EINTR]
     world.connect()
     world.turn()
@@ -236,7 +236,7 @@ def test_aborted_connections(world):
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_no_descriptors(world, logged, number):
-    """Without descriptors one peer a second is turned away, with one line in the log, and then all goes on."""
+    """Without descriptors one peer a second is turned away, with one line in the log; later the port recovers."""
     first, second = world.connect(), world.connect()
     world.sock.errors = [number, 0, number, 0]
     world.turn(10)
@@ -258,7 +258,7 @@ def test_no_descriptors(world, logged, number):
 
 
 def test_no_descriptors_at_all(world, monkeypatch):
-    """A port that could not get its spare descriptor back turns nobody away, and gets it with the next connection."""
+    """A port without its spare descriptor turns no connection away, and gets the spare back with the next one."""
     first, second = world.connect(), world.connect()
     world.sock.errors = [errno.EMFILE, 0, errno.EMFILE]
 
@@ -284,7 +284,7 @@ def test_no_descriptors_at_all(world, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_no_memory(world, number):
-    """Without memory nobody is turned away: the port waits a second."""
+    """Without memory no connection is turned away: the port waits a second."""
     peer = world.connect()
     world.sock.errors = [number]
     world.turn(10)
@@ -296,7 +296,7 @@ def test_no_memory(world, number):
 
 
 def test_unexpected_error(world, logged):
-    """An error that accept should not give is logged, and the port tries again a second later rather than spin."""
+    """An unexpected error of accept is logged, and the port tries again a second later instead of spinning."""
     world.connect()
     world.sock.errors = [errno.EPERM]
     world.turn(10)
@@ -308,7 +308,7 @@ def test_unexpected_error(world, logged):
 
 
 def test_stop_while_waiting(world):
-    """A port that is stopped while it waits for descriptors stops for good."""
+    """A port that is stopped while it waits for descriptors stays stopped."""
     world.connect()
     world.sock.errors = [errno.EMFILE, errno.EMFILE]
     world.turn()
@@ -332,7 +332,7 @@ def test_stop(world):
 
 
 def test_connections_outlive_the_port(world):
-    """Connections go on when the port has stopped."""
+    """Connections stay open when the port has stopped."""
     peer = world.connect()
     world.turn()
     world.port.stopListening()
@@ -342,7 +342,7 @@ def test_connections_outlive_the_port(world):
 
 
 def test_stop_while_accepting(world, logged):
-    """A protocol may stop the port that accepts it: nobody is accepted behind it."""
+    """A protocol can stop the port that accepts it: no connection is accepted after it."""
 
     def build():
         world.port.stopListening()
@@ -361,7 +361,7 @@ def test_stop_while_accepting(world, logged):
 def test_failed_start(tmp_path, monkeypatch):
     """A port that cannot start leaves nothing behind: no socket, no path, no started factory."""
     before = descriptors()
-    bound = addresses.listen(addresses.parse(str(tmp_path / "socket")))
+    bound = listening.listen(addresses.parse(str(tmp_path / "socket")))
     reactor, factory = HandTurnedReactor(), Recorders()
 
     def refuse(reader):
@@ -377,7 +377,7 @@ def test_failed_start(tmp_path, monkeypatch):
 
 
 def test_interface(world):
-    """The port has everything that its interface promises, and says where it listens."""
+    """The port has everything that its interface promises, and knows its address."""
     verifyObject(IListeningPort, world.port)
     assert world.path in repr(world.port)
 
@@ -393,7 +393,7 @@ SERVER = """
     from sbus.seqpacket import port as module
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 
-    module._PAUSE = 0.1
+    module._REST = 0.1
     accepts = 0
 
     class Counting:

@@ -1,11 +1,11 @@
-"""The transport in every order of events: real sockets, a reactor that is turned by hand."""
+"""The transport in every order of events: real sockets, a reactor that the test turns."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,63 +15,16 @@ from twisted.internet import error
 from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from zope.interface.verify import verifyObject
 
-from sbus.errors import CloseReason
-from sbus.flood import (
-    SOFT_STRATEGIES,
-    ClientSettings,
-    QueueLimits,
-    SendQueue,
-    SharedBudget,
-    Strategy,
-    UserShare,
-)
+from sbus.flood import SOFT_STRATEGIES
 from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import LARGEST, BundleCache, pack, unbundle
-from sbus.seqpacket import writing as module
+from sbus.seqpacket import transport as module
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import send_packets
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
-from sbus.testing import FakePacketTransport
-from tests.support.reactors import BatchRecorder, HalfRecorder, HandTurnedReactor, Recorder, received, socket_pair
-
-
-class World:
-    """A reactor turned by hand, and connections in it."""
-
-    def __init__(self) -> None:
-        self.reactor = HandTurnedReactor()
-        self.peers: list[socket.socket] = []
-        self.transports: list[PacketTransport] = []
-
-    def connect(
-        self,
-        protocol: Recorder,
-        max_packet: int = 1000,
-        transport_class: type[PacketTransport] = PacketTransport,
-    ) -> socket.socket:
-        ours, peer = socket_pair()
-        self.peers.append(peer)
-        transport = transport_class(self.reactor, ours, max_packet)
-        self.transports.append(transport)
-        transport.start(protocol)
-        return peer
-
-    def turn(self, times: int = 1) -> None:
-        self.reactor.turn(times)
-
-    def settle(self) -> None:
-        self.reactor.settle()
-
-    def close(self) -> None:
-        """Close everything; nothing may be left in the reactor."""
-        for peer in self.peers:
-            peer.close()
-        for transport in self.transports:
-            transport.abortConnection()
-        self.settle()
-        assert self.reactor.getReaders() == []
-        assert [call for call in self.reactor.getDelayedCalls() if call.active()] == []
+from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received, socket_pair
+from tests.support.transports import World, flood_controlled, numbered
 
 
 @pytest.fixture
@@ -79,44 +32,6 @@ def world() -> Iterator[World]:
     world = World()
     yield world
     world.close()
-
-
-def numbered(count: int, start: int = 0) -> list[bytes]:
-    return [b"%04d" % i for i in range(start, start + count)]
-
-
-class Watched:
-    """The owner of a queue, which counts what is lost and why the connection must be closed."""
-
-    def __init__(self) -> None:
-        self.lost = 0
-        self.reasons: list[CloseReason] = []
-
-    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
-        self.lost += dropped
-
-
-class SettledQueue(SendQueue):
-    """A queue that decides at once about what a first flush has left."""
-
-    watched: Watched
-
-    def ack(self, taken: list[bytes], sent: int) -> None:
-        super().ack(taken, sent)
-        if self.is_congested and self.pending and (outcome := self.settle(may_block=False)) is not None:
-            self.watched.lost += outcome.dropped
-            if outcome.close is not None:
-                self.watched.reasons.append(outcome.close)
-
-
-def flood_controlled(transport: PacketTransport, soft: Strategy) -> tuple[SendQueue, Watched]:
-    """Give a transport a queue with flood control, as the server does."""
-    receiver = Watched()
-    queue = SettledQueue(receiver, QueueLimits(), UserShare(SharedBudget()))
-    queue.watched = receiver
-    queue.configure(ClientSettings(soft=soft))
-    transport.queue = queue
-    return queue, receiver
 
 
 QUEUE, DISCARD, _, ERROR = SOFT_STRATEGIES
@@ -136,7 +51,7 @@ steps = st.lists(
 
 
 def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None:
-    """Do all this to a connection, then let it come to rest: nothing is lost, doubled or out of order."""
+    """Play a script on a connection, then let it settle: nothing is lost, doubled or out of order."""
     world = World()
     peer = world.connect(recorder)
     transport = recorder.transport
@@ -179,7 +94,7 @@ def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None
         assert recorder.packets == sent[: len(recorder.packets)]
         assert read == written[: len(read)]
     if leave:
-        # Whoever closes with unread packets takes their sender's connection with them; so read first.
+        # Closing with unread packets resets the connection; so read first.
         read += received(peer)
         peer.close()
         world.turn(2)
@@ -210,7 +125,7 @@ def test_any_order_of_events(script, kind, leave):
 
 
 def test_taken_in_two_turns_after_the_peer_left():
-    """One order of events that needs all the parts: a batch taken in pieces, the peer gone in between."""
+    """One order of events that needs every part: a batch taken in pieces, and the peer gone in between."""
     script = [("take", 5), ("send", 70), ("turn", 1), ("write", 3), ("take", 10), ("turn", 1)]
     play(script, BatchRecorder(), True)
     play(script, Recorder(), True)
@@ -220,7 +135,7 @@ def test_taken_in_two_turns_after_the_peer_left():
 
 
 def test_reads_more_in_a_turn_when_alone(world):
-    """A socket that alone is ready is read for several batches in a turn, but not without bound."""
+    """A socket that alone is ready is read for several batches in a turn, up to a bound."""
     recorder = BatchRecorder()
     peer = world.connect(recorder)
     grow_send_buffer(peer, 409_600)
@@ -233,7 +148,7 @@ def test_reads_more_in_a_turn_when_alone(world):
 
 
 def test_reads_one_where_the_last_came_alone(world, monkeypatch):
-    """Whose last packet came alone is read for one, and for batches again when more have come."""
+    """After a packet that came alone the transport asks for one, and for batches again once more have come."""
     recorder = BatchRecorder()
     peer = world.connect(recorder)
     asked = []
@@ -254,8 +169,8 @@ def test_reads_one_where_the_last_came_alone(world, monkeypatch):
     assert min(asked[4:]) > 1
 
 
-def test_sockets_in_company_take_turns(world):
-    """Of several sockets that are ready none is read for a second batch before each was read for one."""
+def test_contended_sockets_take_turns(world):
+    """If several sockets are ready, none is read for a second batch before each was read for one."""
     order = []
 
     class Ordered(BatchRecorder):
@@ -273,8 +188,8 @@ def test_sockets_in_company_take_turns(world):
     assert sorted(order[9:]) == [(n, 8) for n in range(3)]
 
 
-def test_share(world):
-    """A protocol says how much of it is read in one go while others want to be read too, and shortly after."""
+def test_read_limit(world):
+    """A protocol limits how much is read of it under contention, and shortly after."""
     recorders = [BatchRecorder() for _ in range(2)]
     peers = [world.connect(recorder) for recorder in recorders]
     busy = recorders[0]
@@ -309,7 +224,7 @@ def test_large_packets_come_in_small_batches(world):
 
 
 def test_lose_connection_over_a_kept_packet(world):
-    """A protocol that closes while it is given what was kept for it is given nothing more."""
+    """A protocol that closes while it is given packets kept for it is given nothing more."""
 
     class Closing(BatchRecorder):
         def packetsReceived(self, packets):
@@ -335,7 +250,7 @@ def test_lose_connection_over_a_kept_packet(world):
 
 
 def test_resume_after_end_of_file(world):
-    """To pause and resume a half-closed connection does not tell its end-of-file again, nor close it."""
+    """Pausing and resuming a half-closed connection neither reports its end of file again nor closes it."""
     recorder = HalfRecorder()
     peer = world.connect(recorder)
     peer.shutdown(socket.SHUT_WR)
@@ -350,7 +265,7 @@ def test_resume_after_end_of_file(world):
 
 
 def test_pause_and_resume_at_the_end_of_file(world):
-    """A protocol that pauses and resumes over the last packet before end-of-file is told of it once."""
+    """A protocol that pauses and resumes over the last packet before end of file gets one readConnectionLost."""
 
     def react(packet):
         recorder.transport.pauseProducing()
@@ -365,8 +280,32 @@ def test_pause_and_resume_at_the_end_of_file(world):
     assert not recorder.lost
 
 
+def test_pause_over_the_last_packet(world):
+    """End of file found by the same read as the last packet waits, too, while the protocol is paused."""
+    recorder = HalfRecorder(lambda packet: recorder.transport.pauseProducing())
+    peer = world.connect(recorder)
+    peer.send(b"last")
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    assert (recorder.packets, recorder.halves) == ([b"last"], [])
+    recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.halves == ["read"]
+
+
+def test_abort_over_the_last_packet(world):
+    """A protocol that aborts over the last packet before end of file gets connectionLost only."""
+    recorder = HalfRecorder(lambda packet: recorder.transport.abortConnection())
+    peer = world.connect(recorder)
+    peer.send(b"last")
+    peer.shutdown(socket.SHUT_WR)
+    world.settle()
+    assert recorder.halves == []
+    assert len(recorder.lost) == 1
+
+
 def test_resume_of_a_closed_connection(world):
-    """To resume a connection that is closing or lost does nothing."""
+    """Resuming a connection that is closing or lost does nothing."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.pauseProducing()
@@ -404,7 +343,7 @@ def test_pause_again_at_once(world):
 
 
 def test_abort_between_batches(world):
-    """A protocol that aborts over a batch is given no other, though more has been sent."""
+    """A protocol that aborts over a batch is given no other batch, though more was sent."""
 
     class Aborting(BatchRecorder):
         def packetsReceived(self, packets):
@@ -421,7 +360,7 @@ def test_abort_between_batches(world):
 
 
 def test_failed_read(world, monkeypatch):
-    """A read that fails ends the connection with ConnectionLost, which names the error."""
+    """A failed read ends the connection with ConnectionLost, which names the error."""
     recorder = Recorder()
     peer = world.connect(recorder)
 
@@ -437,7 +376,7 @@ def test_failed_read(world, monkeypatch):
 
 
 def test_failed_read_of_a_vanished_peer(world, monkeypatch):
-    """A read that fails when the peer has vanished while paused is the end of what it sent."""
+    """A failed read counts as the end of what the peer sent, if the peer has vanished while paused."""
     recorder = Recorder()
     peer = world.connect(recorder)
 
@@ -476,7 +415,7 @@ def test_what_is_written_in_one_turn_goes_in_one_batch(world, monkeypatch):
 
 
 def test_send_now(world):
-    """Packets sent past the queue are sent as far as the socket takes them; a connection that is broken takes none."""
+    """The socket takes what it can of packets sent past the queue; a broken connection takes none."""
     recorder = Recorder()
     peer = world.connect(recorder)
     transport = recorder.transport
@@ -496,8 +435,8 @@ def test_send_now(world):
     assert transport.try_send([b"too late"]) == 0
 
 
-def test_send_now_where_bundles_are_sent(world):
-    """Who gets bundles gets what comes together in bundles past the queue too, but not before the answer is sent."""
+def test_try_send_where_bundles_are_sent(world):
+    """A peer that takes bundles also gets them past the queue, but not before the answer to its request is sent."""
     recorder = Recorder()
     peer = world.connect(recorder)
     transport = recorder.transport
@@ -520,8 +459,8 @@ def test_send_now_where_bundles_are_sent(world):
     assert received(peer) == numbered(2)
 
 
-def test_send_now_to_many_puts_together_once(world, monkeypatch):
-    """What goes to many is put together once for each size of bundle, and is the same for all."""
+def test_try_send_to_many_puts_together_once(world, monkeypatch):
+    """Packets for many receivers are bundled once for each limit, and all get the same bundle."""
     limits = []
 
     def counted(packets, limit, most):
@@ -530,13 +469,13 @@ def test_send_now_to_many_puts_together_once(world, monkeypatch):
 
     monkeypatch.setattr(module, "pack", counted)
     packets = numbered(10)
-    packed: BundleCache = {}
+    cache: BundleCache = {}
     for limit in (1000, 1000, 900, 1000, 900):
         recorder = Recorder()
         peer = world.connect(recorder)
         recorder.transport.start_bundling(limit)
         recorder.transport.flush()
-        assert recorder.transport.try_send(packets, packed) == 10
+        assert recorder.transport.try_send(packets, cache) == 10
         got = received(peer)
         assert len(got) == 1
         assert unbundle(got) == packets
@@ -559,7 +498,7 @@ def test_bounded_writing(world, monkeypatch):
 
 
 def test_full_socket_is_not_polled(world):
-    """While a socket is full nobody tries to send; when the peer reads it goes on by itself."""
+    """Nothing is sent while a socket is full; sending goes on by itself when the peer reads."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.writeSequence(numbered(1000))
@@ -576,7 +515,7 @@ def test_full_socket_is_not_polled(world):
 
 
 class CountingTransport(PacketTransport):
-    """Counts how often the multiplexer calls on it."""
+    """Counts the calls from the multiplexer."""
 
     calls = 0
 
@@ -586,7 +525,7 @@ class CountingTransport(PacketTransport):
 
 
 def test_idle_when_all_is_sent(world):
-    """A connection that was congested, and has sent everything, costs nothing any more."""
+    """A connection that was congested and has sent everything causes no more work."""
     recorder = Recorder()
     peer = world.connect(recorder, transport_class=CountingTransport)
     recorder.transport.writeSequence(numbered(1000))
@@ -600,7 +539,7 @@ def test_idle_when_all_is_sent(world):
 
 
 def test_idle_when_nothing_can_be_sent(world):
-    """A congested connection whose peer reads no more, though it may still send, costs nothing any more."""
+    """A congested connection whose peer reads no more, though it can still send, causes no more work."""
     recorder = HalfRecorder()
     peer = world.connect(recorder, transport_class=CountingTransport)
     recorder.transport.writeSequence(numbered(1000))
@@ -618,7 +557,7 @@ def test_idle_when_nothing_can_be_sent(world):
 
 
 def test_aborting_counts_what_waits(world):
-    """What waits in a queue with flood control when its connection is aborted is counted as dropped."""
+    """The packets left in a queue with flood control are counted as dropped when the connection is aborted."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, QUEUE)
@@ -630,8 +569,7 @@ def test_aborting_counts_what_waits(world):
 
 
 def test_packet_too_long_for_the_socket_is_no_fault_of_the_receivers(world):
-    """A packet that the socket can never take is dropped and counted; the packets around it, and flood control, \
-are not affected."""
+    """A packet that the socket can never take is dropped and counted; other packets and flood control go on."""
     for soft in (QUEUE, DISCARD, ERROR):
         for place in (0, 2, 5):
             recorder = Recorder()
@@ -651,7 +589,7 @@ are not affected."""
 
 
 def test_several_packets_too_long_for_the_socket(world):
-    """Of a batch all packets arrive but those that the socket can never take."""
+    """All packets of a batch arrive except those that the socket can never take."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
@@ -664,7 +602,7 @@ def test_several_packets_too_long_for_the_socket(world):
 
 
 def test_packet_too_long_for_a_congested_socket(world):
-    """A packet that the socket can never take does not block the queue that it waits in."""
+    """A packet that the socket can never take does not block its queue."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, QUEUE)
@@ -680,8 +618,8 @@ def test_packet_too_long_for_a_congested_socket(world):
     assert receiver.lost == 1
 
 
-def test_peer_that_left_is_not_said_to_misbehave(world):
-    """Flood control does not take a peer that has left for one whose socket is full; its losses are counted."""
+def test_peer_that_left_is_not_taken_for_slow(world):
+    """Flood control does not take a peer that has left for a full socket; its losses are counted."""
     recorder = HalfRecorder()
     peer = world.connect(recorder)
     recorder.transport.pauseProducing()
@@ -698,7 +636,7 @@ def test_peer_that_left_is_not_said_to_misbehave(world):
 
 
 def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):
-    """The same if the peer leaves between two packets of one batch, when the kernel just says how many went."""
+    """The same if the peer leaves between two packets of a batch, and the kernel reports only how many were sent."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
@@ -734,7 +672,7 @@ def test_closing_with_a_queue_that_drops(world):
 
 @pytest.mark.parametrize(("size", "together"), [(600, 1), (400, 2)])
 def test_many_bundles_are_no_congestion(world, size, together):
-    """A receiver whose socket has room loses nothing to flood control, however many bundles it takes to get there."""
+    """A receiver whose socket has room loses nothing to flood control, however many bundles are needed."""
     for soft in (QUEUE, DISCARD, ERROR):
         recorder = Recorder()
         peer = world.connect(recorder)
@@ -769,7 +707,7 @@ def test_full_socket_where_bundles_are_sent(world):
 
 
 def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
-    """What was taken is lost, and is no fault of flood control's, also if some bundles have gone out before."""
+    """Packets taken from the queue are lost without blaming flood control, even if some bundles were sent before."""
     recorder = Recorder()
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
@@ -792,7 +730,7 @@ def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
 
 @pytest.mark.parametrize("first", [[], [bytes(7000)]])
 def test_send_buffer_made_smaller_than_a_bundle(world, first):
-    """What the socket takes no bundle of so long goes in shorter ones; only a packet too long by itself is refused."""
+    """If a bundle is too long for the socket, shorter ones are sent; only a packet too long by itself is refused."""
     for has_flood_control in (True, False):
         recorder = Recorder()
         peer = world.connect(recorder)
@@ -822,7 +760,7 @@ def test_send_buffer_made_smaller_than_a_bundle(world, first):
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_kernel_without_memory(world, monkeypatch, number):
-    """When the kernel has no memory for packets they are tried again a little later, and no sooner."""
+    """If the kernel has no memory for packets, the transport tries again a little later, and no sooner."""
     attempts = []
     out_of_memory = True
 
@@ -871,7 +809,7 @@ def test_closed_while_the_kernel_has_no_memory(world, monkeypatch):
 
 
 class Producer:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -886,8 +824,8 @@ class Producer:
         self.calls.append("stop")
 
 
-def test_push_producer_is_told_once(world):
-    """A push producer that does not stop writing is told to pause once, and to resume once all is sent."""
+def test_push_producer_is_paused_once(world):
+    """A push producer is paused once at the high-water mark, and resumed once when everything is sent."""
     recorder = Recorder()
     peer = world.connect(recorder)
     producer = Producer()
@@ -927,7 +865,7 @@ def test_producer_and_loss_of_writing(world):
 
 
 def test_producer_that_fails_to_stop(world):
-    """A producer that raises when it is stopped does not keep the protocol from being told."""
+    """A producer that raises in stopProducing does not keep connectionLost from the protocol."""
 
     class Stubborn(Producer):
         def stopProducing(self):
@@ -942,7 +880,7 @@ def test_producer_that_fails_to_stop(world):
 
 
 def test_lose_write_connection_waits_for_the_producer(world):
-    """loseWriteConnection waits for the producer, too, to finish."""
+    """loseWriteConnection, too, waits for the producer to finish."""
     recorder = Recorder()
     peer = world.connect(recorder)
     producer = Producer()
@@ -962,7 +900,7 @@ def test_lose_write_connection_waits_for_the_producer(world):
 
 
 def test_lose_connection_after_lose_write_connection(world):
-    """A connection whose writing end is shut already is closed by loseConnection."""
+    """loseConnection closes a connection that is already shut down for writing."""
     recorder = Recorder()
     world.connect(recorder)
     recorder.transport.loseWriteConnection()
@@ -974,7 +912,7 @@ def test_lose_connection_after_lose_write_connection(world):
 
 
 def test_lose_connection_after_a_failed_write(world):
-    """A paused connection whose peer has left is closed by loseConnection."""
+    """loseConnection closes a paused connection whose peer has left."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.pauseProducing()
@@ -988,7 +926,7 @@ def test_lose_connection_after_a_failed_write(world):
 
 
 def test_stop_producing_closes(world):
-    """A consumer that stops the transport as its producer closes the connection."""
+    """A consumer that calls stopProducing on the transport closes the connection."""
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.write(b"one")
@@ -999,7 +937,7 @@ def test_stop_producing_closes(world):
 
 
 def test_abort_out_of_flow_control(world):
-    """A queue that has its connection aborted in the middle of a flush sends nothing more."""
+    """A queue that aborts its connection in the middle of a flush sends nothing more."""
 
     class Aborting(FifoQueue):
         __slots__ = ()
@@ -1020,7 +958,7 @@ def test_abort_out_of_flow_control(world):
 
 
 def test_close_again(world):
-    """To close a lost connection, in whatever way, does nothing."""
+    """Closing a lost connection, by any method, does nothing."""
     recorder = Recorder()
     world.connect(recorder)
     transport = recorder.transport
@@ -1035,7 +973,7 @@ def test_close_again(world):
 
 
 def test_protocol_that_fails_to_start(world):
-    """A protocol that raises in makeConnection is told that the connection is lost, and it is closed."""
+    """A protocol that raises in makeConnection gets connectionLost, and the connection is closed."""
 
     class Failing(Recorder):
         def connectionMade(self):
@@ -1052,7 +990,7 @@ def test_protocol_that_fails_to_start(world):
     peer.close()
 
 
-# --- who and where ------------------------------------------------------------------------------
+# --- addresses ----------------------------------------------------------------------------------
 
 
 def test_interfaces(world):
@@ -1064,8 +1002,8 @@ def test_interfaces(world):
     verifyObject(IPacketQueue, recorder.transport.queue)
 
 
-def test_who_and_where(world):
-    """The transport says who the peer is, and answers also when the connection is lost."""
+def test_peer_and_addresses(world):
+    """The transport names its peer, and still answers when the connection is lost."""
     recorder = Recorder()
     world.connect(recorder)
     transport: Any = recorder.transport
@@ -1078,308 +1016,3 @@ def test_who_and_where(world):
     assert transport.fileno() == -1
     assert transport.getHost().name == transport.getPeer().name == b""
     assert not transport.connected
-
-
-# --- the fake does as the real one does ---------------------------------------------------------
-
-
-class RealLink:
-    """A protocol on a real transport, and its peer."""
-
-    def __init__(self, protocol: Recorder) -> None:
-        self.world = World()
-        self.protocol = protocol
-        self.peer = self.world.connect(protocol)
-        self.transport: Any = protocol.transport
-        self.got: list[bytes] = []
-        self.too_long = bytes(1001)
-        self.unsendable = bytes(max_sendable(self.transport.getHandle()) + 1)
-
-    def fill(self) -> None:
-        """Leave no room in the socket."""
-        while True:
-            try:
-                self.transport.getHandle().send(b"filling")
-            except BlockingIOError:
-                break
-
-    def send(self, *packets: bytes) -> None:
-        """The peer sends packets, in one batch."""
-        for packet in packets:
-            self.peer.send(packet)
-        self.settle()
-
-    def end(self) -> None:
-        """The peer sends no more."""
-        self.peer.shutdown(socket.SHUT_WR)
-        self.settle()
-
-    def deafen(self) -> None:
-        """The peer reads no more; this is noticed with the next flush."""
-        self.peer.shutdown(socket.SHUT_RD)
-        self.transport.flush()
-        self.settle()
-
-    def settle(self) -> None:
-        """Do what is due."""
-        self.world.settle()
-
-    def read(self) -> list[bytes]:
-        """What the peer has read so far, when it reads all that it can."""
-        for _ in range(20):
-            self.got += [packet for packet in received(self.peer) if packet not in (b"", b"filling")]
-            self.settle()
-        return self.got
-
-    def close(self) -> None:
-        self.world.close()
-
-
-class FakeLink:
-    """The same on a fake transport."""
-
-    def __init__(self, protocol: Recorder) -> None:
-        self.protocol = protocol
-        self.transport: Any = FakePacketTransport(longest=900)
-        self.transport.connect(protocol)
-        self.too_long = b""
-        self.unsendable = bytes(901)
-
-    def fill(self) -> None:
-        self.transport.capacity = 0
-
-    def send(self, *packets: bytes) -> None:
-        self.transport.deliver(*packets)
-        self.settle()
-
-    def end(self) -> None:
-        self.transport.end()
-        self.settle()
-
-    def deafen(self) -> None:
-        self.transport.breakDown()
-        self.settle()
-
-    def settle(self) -> None:
-        self.transport.clock.advance(0)
-
-    def read(self) -> list[bytes]:
-        self.transport.drain()
-        self.settle()
-        return self.transport.written
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture(params=[RealLink, FakeLink])
-def link(request: pytest.FixtureRequest) -> Iterator[Callable[[Recorder], Any]]:
-    """Connects a protocol to a real transport, or to a fake one."""
-    made: list[Any] = []
-
-    def connect(protocol: Recorder) -> Any:
-        made.append(request.param(protocol))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
-
-
-def test_alike_edges(link):
-    """On both each packet is one dataReceived, and each write one packet, sent soon but not at once."""
-    one = link(Recorder())
-    one.send(b"a", b"bc", b"def")
-    assert one.protocol.packets == [b"a", b"bc", b"def"]
-    one.transport.write(b"a")
-    one.transport.writeSequence([b"bc", b"def"])
-    assert len(one.transport.queue) == 3
-    assert one.read() == [b"a", b"bc", b"def"]
-    with pytest.raises(ValueError, match="empty"):
-        one.transport.write(b"")
-
-
-def test_alike_pauses(link):
-    """On both a pause holds back the rest of the batch; it comes soon after resuming, and once."""
-    one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
-    one.send(*numbered(5))
-    one.send(*numbered(5, 5))
-    assert one.protocol.packets == numbered(2)
-    one.transport.resumeProducing()
-    assert one.protocol.packets == numbered(2)
-    one.settle()
-    assert one.protocol.packets == numbered(10)
-
-
-def test_alike_parts_of_batches(link):
-    """On both what a protocol does not take of a batch comes again when it resumes."""
-    one = link(BatchRecorder())
-    one.protocol.room = 3
-    one.send(*numbered(10))
-    assert one.protocol.packets == numbered(3)
-    one.protocol.room = 4
-    one.transport.resumeProducing()
-    one.settle()
-    assert one.protocol.packets == numbered(7)
-    one.protocol.room = None
-    one.transport.resumeProducing()
-    one.settle()
-    assert one.protocol.packets == numbered(10)
-    assert one.protocol.batches == [10, 7, 3]
-
-
-def test_alike_end_of_file(link):
-    """On both end-of-file comes behind what was kept, and ends the connection."""
-    one = link(Recorder(lambda packet: packet == b"0001" and one.transport.pauseProducing()))
-    one.send(*numbered(5))
-    one.end()
-    assert not one.protocol.lost
-    one.transport.resumeProducing()
-    one.settle()
-    assert one.protocol.packets == numbered(5)
-    one.protocol.lost[0].trap(error.ConnectionDone)
-
-
-def test_alike_half_close(link):
-    """On both a half-closed connection is told of end-of-file once, and can be written to and closed."""
-    one = link(HalfRecorder())
-    one.send(b"last")
-    one.end()
-    one.transport.pauseProducing()
-    one.transport.resumeProducing()
-    one.settle()
-    assert one.protocol.halves == ["read"]
-    one.transport.write(b"answer")
-    one.transport.loseConnection()
-    assert one.read() == [b"answer"]
-    one.protocol.lost[0].trap(error.ConnectionDone)
-
-
-def test_alike_loss_of_writing(link):
-    """On both a peer that reads no more costs what waits; it is heard until its end-of-file."""
-    one = link(HalfRecorder())
-    one.fill()
-    one.transport.writeSequence(numbered(3))
-    one.settle()
-    assert len(one.transport.queue) == 3
-    one.deafen()
-    assert one.protocol.halves == ["write"]
-    assert len(one.transport.queue) == 0
-    one.transport.write(b"never")
-    one.send(b"still heard")
-    assert one.protocol.packets == [b"still heard"]
-    one.end()
-    assert one.protocol.halves == ["write"]
-    one.protocol.lost[0].trap(error.ConnectionDone)
-
-
-def test_alike_closing_after_loss_of_writing(link):
-    """On both loseConnection closes also if nothing can be written any more."""
-    one = link(HalfRecorder())
-    one.fill()
-    one.transport.write(b"one")
-    one.settle()
-    one.deafen()
-    one.transport.loseConnection()
-    one.settle()
-    one.protocol.lost[0].trap(error.ConnectionDone)
-
-
-def test_alike_closing(link):
-    """On both loseConnection sends what waits, takes nothing new and delivers nothing more."""
-    one = link(Recorder())
-    one.fill()
-    one.transport.writeSequence(numbered(3))
-    one.transport.loseConnection()
-    one.transport.write(b"never")
-    one.send(b"never")
-    assert not one.protocol.lost
-    assert one.read() == numbered(3)
-    one.protocol.lost[0].trap(error.ConnectionDone)
-    assert one.protocol.packets == []
-
-
-def test_alike_aborting(link):
-    """On both abortConnection forgets what waits, and tells the protocol soon, once."""
-    one = link(Recorder())
-    one.transport.write(b"never")
-    one.transport.abortConnection()
-    one.transport.loseConnection()
-    one.transport.abortConnection()
-    assert not one.protocol.lost
-    one.settle()
-    assert one.read() == []
-    (reason,) = one.protocol.lost
-    reason.trap(error.ConnectionAborted)
-    assert not one.transport.connected
-
-
-def test_alike_truncation(link):
-    """On both a packet over the limit costs a plain protocol its connection, and is empty in a batch."""
-    one = link(Recorder())
-    one.send(b"a", one.too_long, b"c")
-    assert one.protocol.packets == [b"a"]
-    one.protocol.lost[0].trap(error.ConnectionAborted)
-    two = link(BatchRecorder())
-    two.send(b"a", two.too_long, b"c")
-    assert two.protocol.packets == [b"a", b"", b"c"]
-    assert not two.protocol.lost
-
-
-def test_alike_refusal(link):
-    """On both a packet that cannot be sent ends a plain connection, while flood control just drops it."""
-    one = link(Recorder())
-    one.transport.writeSequence([b"a", one.unsendable, b"c"])
-    one.settle()
-    one.protocol.lost[0].trap(error.MessageLengthError)
-    assert one.read() == [b"a"]
-    two = link(Recorder())
-    queue, receiver = flood_controlled(two.transport, ERROR)
-    queue.pending += [b"a", two.unsendable, b"c"]
-    two.transport.flush()
-    assert two.read() == [b"a", b"c"]
-    assert (receiver.lost, receiver.reasons) == (1, [])
-
-
-def test_alike_flood_control(link):
-    """On both flood control learns what the socket does not take, and that it has room again."""
-    one = link(Recorder())
-    queue, receiver = flood_controlled(one.transport, QUEUE)
-    one.fill()
-    queue.pending += numbered(5)
-    one.transport.flush()
-    assert queue.is_congested
-    assert queue.messages == 5
-    assert one.read() == numbered(5)
-    assert not queue.is_congested
-    two = link(Recorder())
-    queue, receiver = flood_controlled(two.transport, DISCARD)
-    two.fill()
-    queue.pending += numbered(5)
-    two.transport.loseConnection()
-    two.settle()
-    assert receiver.lost == 5
-    assert len(two.protocol.lost) == 1
-
-
-def test_fake_interfaces():
-    """The fake has everything that its interfaces promise."""
-    fake = FakePacketTransport()
-    for interface in (IPacketTransport, ITransport, IPushProducer):
-        verifyObject(interface, fake)
-
-
-def test_fake_capacity():
-    """A fake takes so many packets, and goes on when the peer has read some."""
-    recorder = Recorder()
-    fake = FakePacketTransport(capacity=2)
-    fake.connect(recorder)
-    fake.writeSequence(numbered(10))
-    fake.clock.advance(0)
-    assert fake.written == numbered(2)
-    fake.drain(3)
-    assert fake.written == numbered(5)
-    fake.drain()
-    assert fake.written == numbered(10)
-    assert fake.getPeer().name == b""
-    assert fake.getHost().name

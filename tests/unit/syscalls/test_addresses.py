@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.errors import AddressError, ListenError
-from sbus.syscalls import addresses
-from sbus.syscalls.addresses import Address, adopt, connect, default_address, inherited_name, listen, parse
+from sbus.syscalls import listening
+from sbus.syscalls.addresses import Address, connect, default_address, parse
+from sbus.syscalls.listening import adopt, inherited_name, listen
 from sbus.syscalls.sockets import is_seqpacket
 
 NOBODY = 65_534
@@ -30,7 +31,7 @@ NOBODY = 65_534
 
 @pytest.fixture
 def directory():
-    """A directory with a short name (a socket's path has 107 bytes at most) into which other users may look."""
+    """A directory with a short name (a socket's path has 107 bytes at most) that other users can enter."""
     path = Path(tempfile.mkdtemp(prefix="sbus-"))
     path.chmod(0o755)
     yield path
@@ -44,14 +45,14 @@ def path(directory):
 
 @pytest.fixture(autouse=True)
 def _no_leaks():
-    """Whatever a test does, no descriptor of this process stays behind."""
+    """No test leaves a descriptor open."""
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) == before
 
 
 def on(path, **kwargs):
-    """Listen on a path, to be used with `closing`."""
+    """Listen on a path, for use with `closing`."""
     return contextlib.closing(listen(parse(str(path)), **kwargs))
 
 
@@ -60,7 +61,7 @@ def seqpacket():
 
 
 def talk(address):
-    """Whether one can connect to the address right now."""
+    """Return whether a client can connect to the address right now."""
     try:
         connect(address).close()
     except OSError:
@@ -69,7 +70,7 @@ def talk(address):
 
 
 def stale(path):
-    """A socket as a server leaves it that was killed."""
+    """A socket as a killed server leaves it."""
     with seqpacket() as sock:
         sock.bind(str(path))
         sock.listen()
@@ -100,7 +101,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
     "text", ["/run/sbus.sock", "relative", "./a b", "/dev/fd/x", "/dev/unix/abstractly", "systemdx"]
 )
 def test_paths(text):
-    """What looks like nothing else is a path."""
+    """Text that looks like no other kind of address is a path."""
     address = parse(text)
     assert address == Address(text, os.fsencode(text))
     assert address.is_path
@@ -108,7 +109,7 @@ def test_paths(text):
 
 
 def test_path_of_any_bytes():
-    """A path may have bytes that are no text in any encoding."""
+    """The bytes of a path need not be text in any encoding."""
     assert parse(os.fsdecode(b"/tmp/\xff\xfe")).name == b"/tmp/\xff\xfe"
 
 
@@ -132,7 +133,7 @@ def test_no_address(text):
 
 
 def test_abstract_name():
-    """@name is the abstract address of exactly this name, not padded."""
+    """@name is the abstract address of exactly this name, without padding."""
     address = parse("@name")
     assert address == Address("@name", b"\0name")
     assert address.is_abstract
@@ -171,7 +172,7 @@ def test_bad_hexadecimal(digits):
 
 
 def test_random_abstract_address():
-    """Each random address is another, written so that it can be passed on."""
+    """Each random address is different, and its text can be passed on."""
     one, other = parse("/dev/unix/abstract"), parse("/dev/unix/abstract")
     assert one.is_abstract
     assert len(one.name) == 108
@@ -181,7 +182,7 @@ def test_random_abstract_address():
 
 
 def test_descriptors_and_systemd():
-    """An inherited descriptor has a number, a socket of systemd's a name or none; neither is a name for the kernel."""
+    """An inherited descriptor has a number, a systemd socket a name or none; neither is a name for the kernel."""
     assert parse("/dev/fd/3") == Address("/dev/fd/3", descriptor=3)
     assert parse("systemd") == Address("systemd", systemd="")
     assert parse("systemd:bus") == Address("systemd:bus", systemd="bus")
@@ -203,7 +204,7 @@ def test_text_says_it_all(text):
 
 
 def test_default_address():
-    """Root's bus is in /run, anybody else's in their run-time directory."""
+    """The bus of root is in /run, that of any other user in the user's run-time directory."""
     assert default_address({}, 0) == "/run/sbus.sock"
     assert default_address({"XDG_RUNTIME_DIR": "/run/user/7"}, 0) == "/run/sbus.sock"
     assert default_address({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == "/run/user/7/sbus.sock"
@@ -216,7 +217,7 @@ def test_default_address():
 
 
 def test_listen_and_connect(path):
-    """One can talk to who listens; afterwards the path is gone, and to close again changes nothing."""
+    """A client can connect to a listening socket; closing it removes the path, and closing again changes nothing."""
     with on(path) as bound, contextlib.closing(connect(parse(str(path)))) as client:
         server, _ = bound.sock.accept()
         with server:
@@ -233,7 +234,7 @@ def test_listen_and_connect(path):
 
 
 def test_relative_path(directory, monkeypatch):
-    """A relative path is removed where it was made, wherever the process has gone since."""
+    """A relative path is removed where it was made, even if the process has changed its directory."""
     monkeypatch.chdir(directory)
     bound = listen(parse("socket"))
     monkeypatch.chdir("/")
@@ -255,7 +256,7 @@ def test_abstract(text):
 
 
 def test_abstract_names_are_exact():
-    """A padded name and one that is not are two addresses."""
+    """A padded name and an unpadded one are two addresses."""
     name = os.urandom(8).hex()
     with contextlib.closing(listen(parse(f"@{name}"))):
         assert talk(parse(f"@{name}"))
@@ -263,7 +264,7 @@ def test_abstract_names_are_exact():
 
 
 def test_connect_to_nobody(directory, path):
-    """Where nobody listens, connect raises what the kernel says, and leaves nothing open."""
+    """If no server listens, connect raises the kernel's error, and leaves nothing open."""
     with pytest.raises(FileNotFoundError):
         connect(parse(str(path)))
     stale(path)
@@ -279,7 +280,7 @@ def fill_backlog(bound, stack):
 
 
 def test_full_backlog(path):
-    """A server whose backlog is full is there, but one has to try again."""
+    """A server whose backlog is full is alive, and the client has to try again."""
     with on(path, backlog=0) as bound, contextlib.ExitStack() as stack:
         fill_backlog(bound, stack)
         with pytest.raises(BlockingIOError):
@@ -305,7 +306,7 @@ def test_descriptors_are_refused(path):
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
 @pytest.mark.parametrize("wanted", [0, 0o600, 0o700, 0o770, 0o777])
 def test_mode(path, wanted, umask):
-    """The path gets exactly the mode that was asked for, whatever the umask is, which stays as it is."""
+    """The path gets exactly the requested mode, whatever the umask is; the umask does not change."""
     before = os.umask(umask)
     try:
         with on(path, mode=wanted):
@@ -316,13 +317,13 @@ def test_mode(path, wanted, umask):
 
 
 def test_default_mode(path):
-    """Without a mode nobody but the owner gets in."""
+    """Without a mode only the owner can connect."""
     with on(path):
         assert mode(path) == 0o700
 
 
 def test_never_more_than_the_mode(path, monkeypatch):
-    """From the moment that it exists the path has no permission at all, until it has its group."""
+    """The path has no permissions from its first moment until it has its group."""
     seen = []
     real_chown, real_chmod = os.chown, os.chmod
 
@@ -345,7 +346,7 @@ def test_never_more_than_the_mode(path, monkeypatch):
 
 
 def test_nobody_is_served_before_the_mode_is_set(path, monkeypatch):
-    """While the path gets its mode nobody can connect, not even root."""
+    """While the path gets its mode no client can connect, not even root."""
     real_chmod = os.chmod
 
     def chmod(name, wanted):
@@ -358,7 +359,7 @@ def test_nobody_is_served_before_the_mode_is_set(path, monkeypatch):
 
 
 def test_group(path):
-    """The path is given to a group by its number or its name."""
+    """The path is given to a group by number or by name."""
     gid = os.getegid()
     groups = [gid] if os.geteuid() else [gid, 12_345]
     for number in (*groups, str(gid)):
@@ -376,14 +377,14 @@ def test_unknown_group(path):
     with pytest.raises(ListenError, match="no group is called '²'"):
         listen(parse(str(path)), group="²")
     for number in (2**32 - 1, "4294967295", 99_999_999_999, -1):
-        with pytest.raises(ListenError, match="is no group: a GID is less than"):
+        with pytest.raises(ListenError, match="is not a group: a GID is less than"):
             listen(parse(str(path)), group=number)
     assert not os.path.lexists(path)
 
 
 @needs_root
 def test_foreign_group(directory, path):
-    """A group that one is no member of is refused by the kernel; the line says what to choose instead."""
+    """The kernel refuses a group of which the user is not a member; the error says what to choose instead."""
     directory.chmod(0o777)
     with as_user(NOBODY), pytest.raises(ListenError, match=r"only a member of the group .*: choose another --group"):
         listen(parse(str(path)), group=12_345)
@@ -394,7 +395,7 @@ def test_foreign_group(directory, path):
 
 
 def test_live_socket(path):
-    """A path on which a server listens is never taken, with reuse neither; that server is not disturbed."""
+    """A path on which a server listens is never replaced, not even with reuse; that server is not disturbed."""
     with on(path) as bound:
         inode = os.lstat(path).st_ino
         for reuse in (True, False):
@@ -405,7 +406,7 @@ def test_live_socket(path):
 
 
 def test_live_socket_with_a_full_backlog(path):
-    """A server that does not get round to accepting is alive."""
+    """A server that does not accept in time is alive."""
     with on(path, backlog=0) as bound, contextlib.ExitStack() as stack:
         fill_backlog(bound, stack)
         with pytest.raises(ListenError, match="in use by a server that is running"):
@@ -426,7 +427,7 @@ def test_live_socket_of_another_kind(path, kind):
 
 
 def test_stale_socket(path):
-    """A path that a dead server left is replaced if that was asked for, and else the line says how to ask."""
+    """A path that a dead server left is replaced on request; otherwise the error says how to request it."""
     inode = stale(path)
     with pytest.raises(ListenError, match="left over from a server that is gone: start with --reuse"):
         listen(parse(str(path)))
@@ -437,7 +438,7 @@ def test_stale_socket(path):
 
 
 def test_reuse_of_nothing(path):
-    """To ask for reuse where nothing stands in the way is no mistake."""
+    """Requesting reuse if nothing is in the way is not an error."""
     with on(path, reuse=True) as bound:
         assert talk(bound.address)
 
@@ -469,7 +470,7 @@ def test_not_a_socket(directory, path, kind):
 
 
 def test_replace_empty(path):
-    """An empty file may be replaced if that was asked for; one with something in it, or a stale socket, may not."""
+    """An empty file is replaced on request; a file with content, or a stale socket, is not."""
     path.touch()
     with on(path, replace_empty=True) as bound:
         assert talk(bound.address)
@@ -483,7 +484,7 @@ def test_replace_empty(path):
 
 
 def test_close_leaves_what_is_not_ours(path):
-    """If somebody has put something else at the path meanwhile, it is not removed."""
+    """If another file was put at the path meanwhile, it is not removed."""
     bound = listen(parse(str(path)))
     path.unlink()
     with on(path) as other:
@@ -502,7 +503,7 @@ def test_close_leaves_what_is_not_ours(path):
 
 def test_two_servers_at_once(directory, path, monkeypatch):
     """The directory is locked until the socket listens, as before that it looks like a stale one."""
-    real_lock = addresses._directory_lock
+    real_lock = listening._directory_lock
     locked = []
 
     @contextlib.contextmanager
@@ -518,7 +519,7 @@ def test_two_servers_at_once(directory, path, monkeypatch):
                 os.close(fd)
             locked.append(talk(parse(str(path))))
 
-    monkeypatch.setattr(addresses, "_directory_lock", lock)
+    monkeypatch.setattr(listening, "_directory_lock", lock)
     with on(path, reuse=True):
         assert locked == [True]
         fd = os.open(directory, os.O_RDONLY)
@@ -529,7 +530,7 @@ def test_two_servers_at_once(directory, path, monkeypatch):
 
 
 def test_a_lock_that_is_given_back(directory, path, monkeypatch):
-    """While another server is being started in the directory one waits, looking again and again."""
+    """While another server starts in the directory, listen waits and tries again."""
     fd = os.open(directory, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     naps = []
@@ -548,8 +549,8 @@ def test_a_lock_that_is_given_back(directory, path, monkeypatch):
 
 
 def test_a_lock_that_is_not_given_back(directory, path, monkeypatch):
-    """Who holds the directory's lock for ever keeps nobody from listening for ever."""
-    monkeypatch.setattr(addresses, "_LOCK_PATIENCE", 0.01)
+    """A process that never gives back the directory's lock does not keep a server from listening."""
+    monkeypatch.setattr(listening, "_LOCK_TIMEOUT", 0.01)
     fd = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -577,7 +578,7 @@ def test_directory_that_is_none(directory, path):
 
 @pytest.mark.parametrize("directory_mode", [0o555, 0o600, 0o000])
 def test_no_permission(directory, path, directory_mode):
-    """A directory that one may not write to is named."""
+    """A directory without write permission is named."""
     directory.chmod(directory_mode)
     user = as_user(NOBODY) if os.geteuid() == 0 else contextlib.nullcontext()
     with user, pytest.raises(ListenError, match=f"you may not make a socket in {directory}: choose another --socket"):
@@ -587,7 +588,7 @@ def test_no_permission(directory, path, directory_mode):
 
 @needs_root
 def test_directory_that_cannot_be_read(directory, path):
-    """A directory that one may write to but not read serves as well."""
+    """A directory with write but without read permission serves as well."""
     directory.chmod(0o733)
     with as_user(NOBODY), on(path) as bound:
         assert talk(bound.address)
@@ -603,7 +604,7 @@ def test_directory_that_cannot_be_read(directory, path):
     ],
 )
 def test_other_errors(directory, path, monkeypatch, error, remedy):
-    """Whatever else the system says, the line has it with a remedy, and nothing is left behind."""
+    """Any other error of the system is reported with a remedy, and nothing is left behind."""
 
     def chmod(*args):
         raise OSError(error, os.strerror(error))
@@ -618,7 +619,7 @@ def test_other_errors(directory, path, monkeypatch, error, remedy):
 
 
 def test_no_descriptors_left(path):
-    """Without a free descriptor for the socket the line says what to raise."""
+    """Without a free descriptor for the socket the error says what to raise."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
@@ -636,7 +637,7 @@ def test_no_descriptors_left(path):
 
 @contextlib.contextmanager
 def inherited(sock):
-    """The address of a socket that somebody else has made; whoever adopts it closes it."""
+    """The address of a socket that another process made; `adopt` closes it."""
     fd = sock.detach()
     os.set_inheritable(fd, True)
     yield parse(f"/dev/fd/{fd}")
@@ -644,7 +645,7 @@ def inherited(sock):
 
 @pytest.mark.parametrize("is_listening", [True, False])
 def test_adopt(path, is_listening):
-    """A bound socket is taken over, listening or not; its path and mode stay with whoever made it."""
+    """A bound socket is adopted, listening or not; its path and mode stay with the process that made it."""
     sock = seqpacket()
     sock.bind(str(path))
     path.chmod(0o741)
@@ -691,7 +692,7 @@ def wrong_sockets():
 
 
 def test_adopt_refuses_what_it_cannot_use():
-    """Another kind of socket, or one that is not bound, is refused with a remedy; its owner keeps it, open."""
+    """Another kind of socket, or an unbound one, is refused with a remedy; its owner keeps it, open."""
     for sock, remedy in wrong_sockets():
         with sock:
             address = parse(f"/dev/fd/{sock.fileno()}")
@@ -722,7 +723,7 @@ def test_adopt_refuses_what_is_no_socket(directory):
 
 
 def test_inherited_name_of_other_kinds():
-    """The name of a socket of another kind is not asked for."""
+    """The name of another kind of socket is not returned."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         with pytest.raises(ListenError, match="not a Unix SOCK_SEQPACKET socket"):
             inherited_name(parse(f"/dev/fd/{sock.fileno()}"))
@@ -730,6 +731,6 @@ def test_inherited_name_of_other_kinds():
 
 
 def test_systemd_needs_a_descriptor():
-    """Sockets of systemd's come as descriptors; who found out which one listens on that."""
+    """Sockets from systemd are adopted by descriptor; listening on their name is refused."""
     with pytest.raises(ListenError, match="handed over as descriptors"):
         listen(parse("systemd:bus"))

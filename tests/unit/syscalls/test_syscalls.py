@@ -1,4 +1,4 @@
-"""Packets by the batch on real sockets: one test body for the compiled helper and for its plain twin."""
+"""Batches of packets on real sockets: one test body for the compiled helper and its twin in plain Python."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def descriptors():
 
 
 def test_nothing_there(helper, pair):
-    """Where nothing has arrived a read returns at once, with nothing."""
+    """If nothing has arrived, a read returns at once, with nothing."""
     ours, _ = pair
     assert helper.PacketReader(100).read(ours) == ([], False)
 
 
 def test_read(helper, pair):
-    """What has arrived comes in order, each packet for itself, with every byte."""
+    """Packets come in order, one by one, with every byte."""
     ours, theirs = pair
     packets = [b"a", b"\0", b"b\0c\n", bytes(range(256)) * 3, b"d"]
     for packet in packets:
@@ -93,7 +93,7 @@ def test_read(helper, pair):
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_read_never_waits(helper, pair, blocking):
-    """Nobody waits, even if the socket is one that does."""
+    """A read does not wait, even on a blocking socket."""
     ours, theirs = pair
     ours.setblocking(blocking)
     reader = helper.PacketReader(100)
@@ -104,7 +104,7 @@ def test_read_never_waits(helper, pair, blocking):
 
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 1000])
 def test_truncation(helper, pair, limit):
-    """A packet of the limit comes whole; one byte more, and the empty packet stands for it."""
+    """A packet of the limit comes whole; with one byte more, the empty packet stands for it."""
     ours, theirs = pair
     reader = helper.PacketReader(limit)
     whole = os.urandom(limit)
@@ -114,7 +114,7 @@ def test_truncation(helper, pair, limit):
 
 
 def test_one_at_a_time(helper, pair):
-    """Who wants one packet gets the next one, whole or as the empty packet, and the end by itself."""
+    """A read for one packet gets the next one, whole or as the empty packet, and the end by itself."""
     ours, theirs = pair
     for packet in (b"whole", b"too long", b"w", b""):
         theirs.send(packet)
@@ -125,7 +125,7 @@ def test_one_at_a_time(helper, pair):
 
 
 def test_one_at_a_time_to_the_end(helper, pair):
-    """A reset costs nothing of what waits, and is no error, where packets are read one at a time."""
+    """A reset costs no waiting packet, and is not an error, if packets are read one at a time."""
     ours, theirs = pair
     theirs.send(b"1")
     theirs.send(b"2")
@@ -136,7 +136,7 @@ def test_one_at_a_time_to_the_end(helper, pair):
 
 
 def test_one_of_a_closed_socket(helper, pair):
-    """A socket that was closed cannot be read for one packet either."""
+    """A closed socket cannot be read for one packet either."""
     pair[0].close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         helper.PacketReader(100).read(pair[0], 1)
@@ -169,7 +169,7 @@ def test_batches(helper, pair, size):
 
 
 def test_a_batch_is_64_packets(helper, pair):
-    """Without more being said a batch has 64 packets, in both directions."""
+    """By default a batch has 64 packets, in both directions."""
     ours, theirs = pair
     assert BATCH == helper.PacketReader(100).batch == 64
     packets = [b"%d" % i for i in range(70)]
@@ -181,7 +181,7 @@ def test_a_batch_is_64_packets(helper, pair):
 
 
 def test_less_than_a_batch(helper, pair):
-    """A read can be told to take fewer packets than a batch has; more it never takes."""
+    """A read can ask for fewer packets than a batch has; it never takes more."""
     ours, theirs = pair
     packets = [b"%d" % i for i in range(10)]
     for packet in packets:
@@ -202,20 +202,20 @@ def test_bounds(helper, max_packet, batch):
 
 @pytest.mark.parametrize("most", [0, -1])
 def test_bounds_of_a_read(helper, pair, most):
-    """A read takes at least one packet, as no packet would look like nothing there."""
+    """A read asks for at least one packet; none would look like an empty socket."""
     with pytest.raises(ValueError, match="a batch has at least 1 packet"):
         helper.PacketReader(100).read(pair[0], most)
 
 
 @pytest.mark.parametrize("size", [1 << 50, 1 << 58, 1 << 60, sys.maxsize])
 def test_packets_beyond_all_memory(helper, size):
-    """Buffers that no machine has are refused, also where their size cannot even be expressed."""
+    """Buffers larger than any memory are refused, even if their size overflows."""
     with pytest.raises(MemoryError):
         helper.PacketReader(size)
 
 
 def test_memory_is_given_back(helper):
-    """The buffers of a reader go with it."""
+    """The buffers of a reader are freed with it."""
 
     def pages():
         with open("/proc/self/statm") as file:
@@ -233,7 +233,7 @@ def test_memory_is_given_back(helper):
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_end_of_file(helper, pair, count):
-    """What was sent before the end comes with the news of it, and later reads say so again."""
+    """Packets sent before the end come together with it, and later reads report it again."""
     ours, theirs = pair
     packets = [b"%d" % i for i in range(count)]
     for packet in packets:
@@ -245,7 +245,7 @@ def test_end_of_file(helper, pair, count):
 
 
 def test_end_of_file_behind_a_full_batch(helper, pair):
-    """The end that stands behind a full batch is told by the next read."""
+    """The end that follows a full batch is reported by the next read."""
     ours, theirs = pair
     for _ in range(3):
         theirs.send(b"x")
@@ -256,7 +256,7 @@ def test_end_of_file_behind_a_full_batch(helper, pair):
 
 
 def test_half_closed(helper, pair):
-    """A peer that only sends no more has ended what it sends; one can still send to it."""
+    """A peer that is shut down for writing has ended its sending; it can still be sent to."""
     ours, theirs = pair
     theirs.send(b"last")
     theirs.shutdown(socket.SHUT_WR)
@@ -276,7 +276,7 @@ def test_zero_length_packet(helper, pair, before, after):
 
 
 def test_zero_length_packet_is_not_a_truncated_one(helper, pair):
-    """A packet that was too long is no end, though both have no bytes for the reader."""
+    """A packet that was too long is not an end, though the reader has no bytes of either."""
     ours, theirs = pair
     theirs.send(b"xx")
     assert helper.PacketReader(1).read(ours) == ([b""], False)
@@ -306,7 +306,7 @@ def test_reset_without_data(helper, pair):
 
 
 def test_reset_is_really_reported_first(pair):
-    """The kernel does what the tests on resets rely on."""
+    """The kernel behaves as the tests on resets rely on."""
     ours, theirs = pair
     theirs.send(b"x")
     ours.send(b"never read")
@@ -331,7 +331,7 @@ def test_reset_between_two_reads(helper, pair):
 
 
 class Scripted:
-    """A socket that answers as the test says: what a kernel may do, but seldom does when asked."""
+    """A socket that answers as the test says: what a kernel can do, but seldom does on request."""
 
     def __init__(self, *answers: bytes | OSError) -> None:
         self.answers = list(answers)
@@ -359,7 +359,7 @@ def test_errors_in_the_middle_lose_nothing():
 
 
 def test_closed_socket(helper, pair):
-    """On a closed socket both directions fail, and nothing is read from whoever has its descriptor now."""
+    """On a closed socket both directions fail, and the new owner of its descriptor loses nothing."""
     ours, _ = pair
     ours.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -373,7 +373,7 @@ def test_closed_socket(helper, pair):
 
 
 def with_descriptors(sock, packet, count):
-    """Send a packet and so many descriptors with it."""
+    """Send a packet with `count` descriptors."""
     with open(os.devnull, "rb") as file:
         rights = array.array("i", [file.fileno()] * count)
         sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
@@ -419,7 +419,7 @@ def test_descriptors_on_an_empty_packet(helper, pair):
 
 
 def test_refused_descriptors():
-    """Where the kernel can it refuses descriptors to the sender; a socket that cannot is none the worse for asking."""
+    """If the kernel can, it refuses descriptors to the sender; a socket that cannot is not changed."""
     ours, theirs = socketpair()
     with ours, theirs:
         disable_fd_passing(ours)
@@ -437,7 +437,7 @@ def test_refused_descriptors():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 64])
 def test_send(helper, pair, count):
-    """Packets go in order, each for itself, and their number comes back."""
+    """Packets are sent in order, one by one, and their number is returned."""
     ours, theirs = pair
     packets = [b"%d\0" % i * (i + 1) for i in range(count)]
     assert helper.send_packets(ours, packets) == count
@@ -447,7 +447,7 @@ def test_send(helper, pair, count):
 
 
 def test_full_socket(helper, pair):
-    """A socket takes what it takes, and then nothing, which is no error; it goes on where it stopped."""
+    """A full socket takes nothing more, which is not an error; sending goes on where it stopped."""
     ours, theirs = pair
     small(ours)
     packets = [b"%03d" % i for i in range(64)]
@@ -464,7 +464,7 @@ def test_full_socket(helper, pair):
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_send_never_waits(helper, pair, blocking):
-    """Nobody waits, even if the socket is one that does."""
+    """A send does not wait, even on a blocking socket."""
     ours, _ = pair
     small(ours)
     ours.setblocking(blocking)
@@ -475,7 +475,7 @@ def test_send_never_waits(helper, pair, blocking):
 
 
 def test_too_long_for_the_buffer(helper, pair):
-    """A packet that will never fit is an error of its own if it is the first, and else ends the batch before it."""
+    """A packet that never fits is an error if it is the first, and otherwise ends the batch before it."""
     ours, theirs = pair
     small(ours)
     longest = max_sendable(ours)
@@ -492,7 +492,7 @@ def test_too_long_for_the_buffer(helper, pair):
 
 @pytest.mark.parametrize("packets", [[b"a"], [b"a", b"b"]])
 def test_nobody_there(helper, pair, packets):
-    """To send to who is gone is EPIPE, and no signal."""
+    """Sending to a peer that has left is EPIPE, without a signal."""
     ours, theirs = pair
     theirs.close()
     with pytest.raises(BrokenPipeError):
@@ -501,7 +501,7 @@ def test_nobody_there(helper, pair, packets):
 
 @pytest.mark.parametrize("packets", [[b"a"], [b"a", b"b"]])
 def test_send_side_shut_down(helper, pair, packets):
-    """After our side was shut down nothing can be sent, and all can be read."""
+    """After the socket is shut down for writing nothing can be sent, and everything can be read."""
     ours, theirs = pair
     ours.shutdown(socket.SHUT_WR)
     with pytest.raises(BrokenPipeError):
@@ -511,7 +511,7 @@ def test_send_side_shut_down(helper, pair, packets):
 
 
 def test_subclasses_of_bytes(helper, pair):
-    """What is a kind of bytes is sent like bytes."""
+    """Subclasses of bytes are sent like bytes."""
     ours, theirs = pair
 
     class Kind(bytes):
@@ -525,7 +525,7 @@ def test_subclasses_of_bytes(helper, pair):
 @settings(max_examples=30)
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=100), st.integers(1, 64), st.integers(1, 200))
 def test_both_directions_of_both(packets, batch, limit):
-    """Whatever is sent by either implementation is read by either, the same, and in the same batches."""
+    """Packets sent by either implementation are read by either, the same, and in the same batches."""
     results = []
     for sender, receiver in (("_pure", "_pure"), ("_batch", "_batch"), ("_pure", "_batch"), ("_batch", "_pure")):
         ours, theirs = socketpair()
@@ -552,7 +552,7 @@ def test_both_directions_of_both(packets, batch, limit):
     ("pure", "used"), [("1", "_pure"), ("yes", "_pure"), ("0", "_batch"), ("", "_batch"), (None, "_batch")]
 )
 def test_choice(pure, used):
-    """The compiled helper is used where there is one, unless SBUS_PURE forbids it."""
+    """The compiled helper is used if there is one, unless SBUS_PURE forbids it."""
     load(used)
     environ = {name: value for name, value in os.environ.items() if name != "SBUS_PURE"}
     if pure is not None:
@@ -567,7 +567,7 @@ def test_choice(pure, used):
 
 
 def test_chosen_functions():
-    """What was chosen is one of the two, whole."""
+    """The chosen implementation is one of the two, not a mixture."""
     modules = {chosen.PacketReader.__module__, chosen.send_packets.__module__}
     assert modules == {"sbus.syscalls._batch" if chosen.COMPILED else "sbus.syscalls._pure"}
 
@@ -577,7 +577,7 @@ def test_chosen_functions():
 
 @pytest.mark.parametrize("size", [5_000, 100_000, DEFAULT_MAX_PACKET])
 def test_raise_send_buffer(helper, size):
-    """Afterwards a packet of the size fits, and by what is returned one can tell how long one may be, to the byte."""
+    """Afterwards a packet of the size fits, and the result is the length of the longest packet, to the byte."""
     ours, theirs = socketpair()
     with ours, theirs:
         longest = grow_send_buffer(ours, size)
@@ -598,7 +598,7 @@ def test_send_buffer_has_an_end():
 
 
 def test_peer_credentials():
-    """The kernel says who is at the other end."""
+    """The kernel names the peer of a connection."""
     ours, theirs = socketpair()
     with ours, theirs:
         me = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
@@ -606,7 +606,7 @@ def test_peer_credentials():
 
 
 def test_peer_credentials_of_large_ids():
-    """UIDs and GIDs are unsigned: the largest is no negative number."""
+    """UIDs and GIDs are unsigned: the largest is not a negative number."""
 
     class Socket(socket.socket):
         def getsockopt(self, *args):
@@ -626,7 +626,7 @@ def test_peer_credentials_of_large_ids():
     ],
 )
 def test_is_seqpacket(family, kind, wanted):
-    """A Unix-domain SEQPACKET socket is told from all others, by its descriptor too."""
+    """Only a Unix-domain SEQPACKET socket is recognized as one, by its descriptor too."""
     with socket.socket(family, kind) as sock:
         assert is_seqpacket(sock) is wanted
         again = socket.socket(fileno=os.dup(sock.fileno()))
@@ -635,7 +635,7 @@ def test_is_seqpacket(family, kind, wanted):
 
 
 def test_overflow_ids(monkeypatch, tmp_path):
-    """The overflow IDs are the system's; where it does not tell, what they are almost everywhere."""
+    """The overflow IDs are the system's, or the usual ones if the system does not publish them."""
     for i, name in enumerate(("overflowuid", "overflowgid")):
         with open(f"/proc/sys/kernel/{name}") as file:
             assert overflow_ids()[i] == int(file.read())

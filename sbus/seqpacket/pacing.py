@@ -1,0 +1,109 @@
+"""How much a transport reads in one go: one number before each read, and every constant behind it. No I/O.
+
+Theory of operation
+-------------------
+
+Three parties bound what is read of one socket before other sockets get their turn:
+
+* the multiplexer looks up to 8 times in one turn of the reactor which sockets are ready (its *passes*);
+* the pacer decides, in each pass, how often one socket is read and for how many packets;
+* the protocol sets `PacketTransport.read_limit`, when each packet costs it more than a little.
+
+The pacer's rules, and the measurements that chose them (``docs/performance.rst``, "Where the time goes"):
+
+* **A batch is 64 packets** (`BATCH`): a system call costs more than all that the bus does with a small message, and
+  another client waits for the handling of 64 packets at most.
+* **A lone packet is read alone.** After a read that found a single packet the next one asks for one, which is recv(2)
+  instead of recvmmsg(2) and copies no headers. If more packets are there, the next pass asks for a batch. Together
+  with leaving the second look to the multiplexer, this took a lone message from 68,600 to 55,800 instructions in user
+  space. Reading the same socket again, as before, mostly found nothing.
+* **A socket that alone is ready is read again**, as its sender is busy sending, until a batch is complete or
+  `READS_PER_PASS` is reached. Without the bound by packets a saturating publisher had eight batches, and all their
+  deliveries, before any other socket was served.
+* **Under contention the protocol's read limit counts.** A publisher to 8 subscribers, read 64 packets at a time, makes
+  512 copies, and a pair of other clients waited for that twice in each round trip. The server therefore asks for
+  about 48 copies. A limit of 128, 64, 48, 32 and 8 copies gave a round trip (99 %) of 1.5, 0.97, 0.85, 0.66 and 0.43
+  times the yardstick's, at 1.03, 1.03, 0.98, 0.87 and 0.61 times its throughput. The median of that round trip went
+  down to about a tenth.
+* **Contention is remembered** for `CONTENTION_TTL` reads: the sockets of a busy pair are idle for most of the passes
+  in which the publisher is read, so the present pass alone does not show that they are there.
+* **Bundles are read 16 at a time**, as each holds many packets, and once in a pass. With 16 instead of 8, and with
+  accounts kept for batches instead of packets, 1 to 1 went from 8.0 to 10.1 million messages a second, 1 to 8 from 30
+  to 35 and 1 to 64 from 18 to 47.
+
+Rejected: to wait a moment for the next message before the reactor has its turn. It needs a wait for two epoll sets,
+one within the other, and costs the kernel what it saves Python.
+"""
+
+from __future__ import annotations
+
+from sbus.syscalls.batch import BATCH
+
+__all__ = ["BUNDLES_PER_READ", "CONTENTION_TTL", "MAX_BUFFER", "READS_PER_PASS", "ReadPacer", "batch_size"]
+
+READS_PER_PASS = 8
+"""Reads of one socket in one pass of the multiplexer at most, if no other socket is ready."""
+CONTENTION_TTL = 64
+"""Reads for which contention is remembered after the last pass in which another socket had packets to be read."""
+BUNDLES_PER_READ = 16
+"""Packets in one read from a peer that sends bundles."""
+MAX_BUFFER = 32 << 20
+"""Bytes in the buffers of one batch, which all sockets with the same packet size share."""
+
+
+def batch_size(max_packet: int) -> int:
+    """Return the packets in a batch whose buffers stay within `MAX_BUFFER` bytes: 1 to `BATCH`.
+
+    :param max_packet: bytes in the longest packet.
+    """
+    return max(1, min(BATCH, MAX_BUFFER // max_packet))
+
+
+class ReadPacer:
+    """The limits of the reads of one socket.
+
+    `first_limit` begins a pass; `next_limit` follows each read that found packets.
+    """
+
+    __slots__ = ("_contention_ttl", "_last_read_full", "_packets_left", "_reads_left")
+
+    def __init__(self) -> None:
+        self._contention_ttl = 0
+        self._last_read_full = True
+        self._packets_left = 0
+        self._reads_left = 0
+
+    def first_limit(self, read_limit: int, exclusive: bool, contended: bool, pass_number: int, bundled: bool) -> int:
+        """Return the packets to ask for in the first read of a pass.
+
+        :param read_limit: packets to read in a pass under contention, as the protocol set it.
+        :param exclusive: no other socket is ready.
+        :param contended: other sockets have packets to be read.
+        :param pass_number: passes before this one in the same turn of the reactor.
+        :param bundled: the peer sends bundles.
+        """
+        if contended:
+            self._contention_ttl = CONTENTION_TTL
+        elif self._contention_ttl:
+            self._contention_ttl -= 1
+        if bundled:
+            self._reads_left = 1
+            return BUNDLES_PER_READ
+        if not self._last_read_full and not pass_number:
+            return 1
+        self._reads_left = READS_PER_PASS if exclusive else 1
+        self._packets_left = limit = read_limit if self._contention_ttl else BATCH
+        return limit
+
+    def next_limit(self, received: int) -> int:
+        """Return the packets to ask for in the next read of this pass; 0 if there is to be none.
+
+        :param received: packets that the last read found, at least 1.
+        """
+        if received == 1:
+            self._last_read_full = False
+            return 0
+        self._last_read_full = True
+        self._reads_left -= 1
+        self._packets_left -= received
+        return self._packets_left if self._reads_left and self._packets_left > 0 else 0

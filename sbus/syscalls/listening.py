@@ -1,0 +1,271 @@
+"""Sockets that listen on an address of a bus: on a path, an abstract name or an inherited descriptor.
+
+Theory of operation
+-------------------
+
+A path is made in steps, so that at no moment more users can connect than `listen` was asked to admit:
+
+1. lock the directory (flock(2)), so that two servers do not replace each other's fresh socket;
+2. if something stands at the path, check that it is a socket on which no server listens, and remove it;
+3. bind(2) a socket with permissions 0, so that the path is made without any;
+4. give it its group, then its mode, and only then call listen(2).
+
+The lock is kept until step 4 is done, because a socket that is bound and does not listen yet looks like a stale one.
+Any process that can read the directory can hold the lock, so `listen` waits 1 s for it and then goes on without.
+
+The check of step 2 connects a datagram socket. The kernel answers "connection refused" if no server listens, and
+"wrong type" if one does, and the server does not notice. Connecting a SEQPACKET socket was tried first: a bus with
+``--auto-close`` took the end of that visit for its last client's and stopped.
+
+An inherited socket (`adopt`) keeps its path and its mode, which belong to the process that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sbus.errors import ListenError
+from sbus.syscalls.addresses import Address
+from sbus.syscalls.sockets import disable_fd_passing, is_seqpacket
+
+__all__ = ["ListeningSocket", "adopt", "inherited_name", "listen"]
+
+_LOCK_TIMEOUT = 1.0
+"""Seconds to wait for another server that is starting in the same directory."""
+_LOCK_POLL = 0.005
+"""Seconds between two attempts to lock the directory."""
+
+
+@dataclass(slots=True)
+class ListeningSocket:
+    """A listening socket, and the path to remove when it closes.
+
+    :ivar path: the absolute path that was made for it, if there is one.
+    :ivar inode: (device, inode) of that path.
+    """
+
+    sock: socket.socket
+    address: Address
+    path: bytes | None = None
+    inode: tuple[int, int] | None = None
+
+    def close(self) -> None:
+        """Stop listening, and remove the path unless another server has replaced it. A second call does nothing."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                found = os.lstat(self.path)
+                if (found.st_dev, found.st_ino) == self.inode:
+                    os.unlink(self.path)
+        self.path = None
+        self.sock.close()
+
+
+def listen(
+    address: Address,
+    *,
+    mode: int = 0o700,
+    group: str | int | None = None,
+    reuse: bool = False,
+    replace_empty: bool = False,
+    backlog: int = socket.SOMAXCONN,
+) -> ListeningSocket:
+    """Listen on a path or an abstract address, or on an inherited descriptor.
+
+    The path never has more permissions than `mode`, not even for a moment.
+
+    :param mode: permissions of the path; to connect, a user needs permission to write.
+    :param group: name or number of the group that the path is given to.
+    :param reuse: replace a socket on which no server listens any more; never a live one, and nothing but a socket.
+    :param replace_empty: replace an empty regular file too.
+    :param backlog: connections that wait to be accepted at most (listen(2)).
+    :raises ListenError: with the reason and the remedy in one line.
+    """
+    if address.systemd is not None:
+        raise ListenError(f"{address.text}: sockets from systemd are handed over as descriptors")
+    if address.descriptor is not None:
+        return adopt(address, backlog)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        raise ListenError(_remedy(address, error)) from error
+    bound = ListeningSocket(sock, address)
+    try:
+        disable_fd_passing(sock)
+        if address.is_abstract:
+            sock.bind(address.name)
+            sock.listen(backlog)
+        else:
+            _listen_on_path(bound, mode, group, reuse, replace_empty, backlog)
+    except BaseException as error:
+        bound.close()
+        if isinstance(error, OSError):
+            raise ListenError(_remedy(address, error)) from error
+        raise
+    return bound
+
+
+def _listen_on_path(
+    bound: ListeningSocket, mode: int, group: str | int | None, reuse: bool, replace_empty: bool, backlog: int
+) -> None:
+    path = bound.address.name
+    os.fchmod(bound.sock.fileno(), 0)
+    # Until the socket listens it looks like a stale one.
+    with _directory_lock(os.path.dirname(path) or b"."):
+        if os.path.lexists(path):
+            _check_stale(bound.address, reuse, replace_empty)
+            os.unlink(path)
+        bound.sock.bind(path)
+        made = os.lstat(path)
+        bound.path, bound.inode = os.path.abspath(path), (made.st_dev, made.st_ino)
+        if group is not None:
+            os.chown(path, -1, _gid(group))
+        os.chmod(path, mode)
+        bound.sock.listen(backlog)
+
+
+def _gid(group: str | int) -> int:
+    if isinstance(group, str) and not (group.isascii() and group.isdigit()):
+        try:
+            return grp.getgrnam(group).gr_gid
+        except KeyError:
+            raise ListenError(f"no group is called {group!r}: name one of getent group") from None
+    gid = int(group)
+    if not 0 <= gid < 2**32 - 1:  # chown(2) takes 2^32 - 1 for "leave it as it is"
+        raise ListenError(f"{gid} is not a group: a GID is less than 2^32 - 1")
+    return gid
+
+
+@contextlib.contextmanager
+def _directory_lock(directory: bytes) -> Iterator[None]:
+    """Keep two servers from replacing each other's fresh socket as a stale one.
+
+    Goes on without the lock after `_LOCK_TIMEOUT`, and where a directory cannot be read or a file system cannot lock.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield  # bind(2) reports what is wrong with the directory
+        return
+    try:
+        deadline = time.monotonic() + _LOCK_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_LOCK_POLL)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
+    """Raise `ListenError` unless the path is a socket without a server, and can be replaced."""
+    text = address.text
+    found = os.lstat(address.name)
+    if replace_empty and stat.S_ISREG(found.st_mode) and not found.st_size:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ListenError(f"{text} exists and is not a socket: remove it yourself, or choose another --socket")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.connect(address.name)  # of another type: a server does not notice
+    except ConnectionRefusedError:
+        if not reuse:
+            raise ListenError(
+                f"{text} is left over from a server that is gone: start with --reuse to replace it, or remove it"
+            ) from None
+        return
+    except PermissionError:
+        raise ListenError(
+            f"{text} exists already, and you have no permission to find out whether a server listens there: "
+            "check that, and remove it yourself, or choose another --socket"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
+            raise
+    raise ListenError(f"{text} is in use by a server that is running: stop that one, or choose another --socket")
+
+
+def inherited_name(address: Address) -> bytes:
+    """Return the name that an inherited socket is bound to; an abstract one begins with a NUL.
+
+    :raises ListenError: if it is not a Unix-domain SEQPACKET socket.
+    """
+    sock = _inherited(address)
+    try:
+        name = sock.getsockname()
+        return name if isinstance(name, bytes) else os.fsencode(name)
+    finally:
+        sock.detach()
+
+
+def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> ListeningSocket:
+    """Listen on an inherited socket; its path, mode and removal stay with the process that made it.
+
+    :raises ListenError: if it is not a Unix-domain SEQPACKET socket, or is not bound.
+    """
+    sock = _inherited(address)
+    sock.setblocking(False)
+    os.set_inheritable(sock.fileno(), False)
+    disable_fd_passing(sock)
+    try:
+        name = sock.getsockname()
+        if not name:
+            raise ListenError(f"{address.text} is not bound to an address: bind it before passing it")
+        if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sock.listen(backlog)
+    except BaseException as error:
+        sock.detach()
+        if isinstance(error, OSError):
+            raise ListenError(f"{address.text} cannot listen ({error.strerror}): pass a socket that is bound") from None
+        raise
+    return ListeningSocket(sock, replace(address, name=os.fsencode(name)))
+
+
+def _inherited(address: Address) -> socket.socket:
+    """Return the socket that was passed to this process; the caller detaches it to keep the descriptor open."""
+    assert address.descriptor is not None
+    try:
+        sock = socket.socket(fileno=address.descriptor)
+    except OSError as error:
+        raise ListenError(
+            f"{address.text}: descriptor {address.descriptor} is not an open socket ({error.strerror}): "
+            "have the parent process pass one"
+        ) from None
+    if not is_seqpacket(sock):
+        sock.detach()
+        raise ListenError(
+            f"{address.text}: descriptor {address.descriptor} is not a Unix SOCK_SEQPACKET socket: "
+            "pass one (for systemd: ListenSequentialPacket=)"
+        )
+    return sock
+
+
+def _remedy(address: Address, error: OSError) -> str:
+    text, why = address.text, error.strerror or str(error)
+    directory = os.path.dirname(text) or "."
+    remedies = {
+        errno.EADDRINUSE: "another server is running there: stop that one, or choose another --socket",
+        errno.ENOENT: f"make the directory {directory} first, or choose another --socket",
+        errno.ENOTDIR: f"{directory} is not a directory: choose another --socket",
+        errno.EACCES: f"you may not make a socket in {directory}: choose another --socket, or start as a user who may",
+        errno.EPERM: "only a member of the group (or root) may give it the socket: choose another --group or user",
+        errno.EROFS: f"{directory} is read-only: choose another --socket",
+        errno.ENOSPC: f"the file system of {directory} is full: make room, or choose another --socket",
+        errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    }
+    return f"cannot listen on {text}: {why}: {remedies.get(error.errno or 0, 'choose another --socket')}"

@@ -1,0 +1,110 @@
+"""How much is read in one go: alone, under contention, packet by packet and in bundles."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.seqpacket.pacing import (
+    BUNDLES_PER_READ,
+    CONTENTION_TTL,
+    MAX_BUFFER,
+    READS_PER_PASS,
+    ReadPacer,
+    batch_size,
+)
+from sbus.syscalls.batch import BATCH
+
+
+def first(
+    pacer: ReadPacer,
+    read_limit: int = BATCH,
+    exclusive: bool = True,
+    contended: bool = False,
+    pass_number: int = 0,
+    bundled: bool = False,
+) -> int:
+    """The first limit of a pass, by default on a socket that alone is ready."""
+    return pacer.first_limit(read_limit, exclusive, contended, pass_number, bundled)
+
+
+def test_a_batch_at_first() -> None:
+    """A new connection is read for a whole batch."""
+    assert first(ReadPacer()) == BATCH
+
+
+def test_reads_again_until_a_batch_is_complete() -> None:
+    """A socket that alone is ready is read again, for what is missing from a batch."""
+    pacer = ReadPacer()
+    assert first(pacer) == BATCH
+    assert pacer.next_limit(20) == BATCH - 20
+    assert pacer.next_limit(30) == BATCH - 50
+    assert pacer.next_limit(BATCH - 50) == 0
+
+
+def test_reads_only_so_often() -> None:
+    """Reads that find little end after a number of them."""
+    pacer = ReadPacer()
+    first(pacer)
+    limits = [pacer.next_limit(2) for _ in range(READS_PER_PASS)]
+    assert all(limits[:-1])
+    assert limits[-1] == 0
+
+
+def test_one_read_when_others_are_ready() -> None:
+    """A socket that is not alone is read once in a pass."""
+    pacer = ReadPacer()
+    assert first(pacer, exclusive=False) == BATCH
+    assert pacer.next_limit(20) == 0
+
+
+def test_a_lone_packet() -> None:
+    """After a packet that came alone one is asked for, and no second read follows; a later pass asks for a batch."""
+    pacer = ReadPacer()
+    first(pacer)
+    assert pacer.next_limit(1) == 0
+    assert first(pacer) == 1
+    assert pacer.next_limit(1) == 0
+    assert first(pacer, pass_number=1) == BATCH
+    assert pacer.next_limit(5) > 0
+    assert first(pacer) == BATCH
+
+
+def test_contention_is_remembered() -> None:
+    """The protocol's limit counts under contention, and for some reads after it."""
+    pacer = ReadPacer()
+    assert first(pacer, read_limit=6) == BATCH
+    assert first(pacer, read_limit=6, contended=True, exclusive=False) == 6
+    assert [first(pacer, read_limit=6) for _ in range(CONTENTION_TTL)] == [6] * (CONTENTION_TTL - 1) + [BATCH]
+
+
+def test_bundles() -> None:
+    """From a peer that sends bundles a few are read, once in a pass; contention is remembered meanwhile."""
+    pacer = ReadPacer()
+    assert first(pacer, bundled=True, contended=True) == BUNDLES_PER_READ
+    assert pacer.next_limit(BUNDLES_PER_READ) == 0
+    assert first(pacer, read_limit=6) == 6
+
+
+@pytest.mark.parametrize(("max_packet", "packets"), [(1, BATCH), (MAX_BUFFER // BATCH, BATCH), (MAX_BUFFER + 1, 1)])
+def test_batch_size(max_packet: int, packets: int) -> None:
+    """Buffers stay within bounds, however long a packet may be; there is always room for one."""
+    assert batch_size(max_packet) == packets
+
+
+@given(st.lists(st.tuples(st.integers(1, BATCH), st.booleans(), st.booleans(), st.booleans()), max_size=50), st.data())
+def test_bounds(passes: list[tuple[int, bool, bool, bool]], data: st.DataObject) -> None:
+    """Whatever is found, a pass reads at most a batch in a few reads, and never asks for nothing."""
+    pacer = ReadPacer()
+    for read_limit, exclusive, contended, bundled in passes:
+        limit = first(pacer, read_limit=read_limit, exclusive=exclusive, contended=contended, bundled=bundled)
+        assert limit > 0
+        total = reads = 0
+        while limit:
+            assert limit <= BATCH - total
+            found = data.draw(st.integers(1, limit))
+            total += found
+            reads += 1
+            limit = pacer.next_limit(found)
+        assert reads <= (READS_PER_PASS if exclusive and not bundled else 1)
