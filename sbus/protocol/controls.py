@@ -1,9 +1,8 @@
 """Control messages: one table that the server, the client libraries, the command line and the documentation read.
 
-A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*: of one group, the newest
-message is in force. To add a control message, add its row here; what it does is up to the server
-(`sbus.server.protocol`). A plugin adds strategies and orders without a row: the group of such a key is what stands
-before its last slash.
+A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*; the newest message of a group
+is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.protocol`). A
+plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
 Protocol: "Control messages", "Flood control", "Echos", "Bundles".
 """
@@ -14,11 +13,16 @@ import enum
 from dataclasses import dataclass
 
 __all__ = [
+    "BUNDLE",
     "BUNDLE_OFF",
     "BUNDLE_ON",
     "CONTROLS",
+    "ECHO",
     "ECHO_OFF",
     "ECHO_ON",
+    "HARD",
+    "ORDER",
+    "SOFT",
     "WHOAMI",
     "Answer",
     "Control",
@@ -29,7 +33,7 @@ __all__ = [
 
 
 class Answer(enum.Enum):
-    """What the server answers; an answer is a control message with the key of its question."""
+    """The payload of the server's reply; a reply is a control message with the key of its question."""
 
     NONE = "nothing"
     EMPTY = "an empty payload"
@@ -40,13 +44,13 @@ class Answer(enum.Enum):
 class Control:
     """One control message.
 
-    :ivar key: the key, as it is sent.
-    :ivar group: the name of what it chooses; of one group, the newest message is in force.
-    :ivar default: whether it says what holds anyway, before any message of its group.
-    :ivar answer: what the server answers.
+    :ivar key: the key, as sent.
+    :ivar group: the name of the setting; the newest message of a group is in force.
+    :ivar default: whether it is in force before any message of its group was sent.
+    :ivar answer: the server's reply.
     :ivar repeated: whether a client sends it again after reconnecting.
-    :ivar refines: whether it leaves an earlier choice of its group in force beside it, so that both are repeated.
-    :ivar meaning: what it asks for, in one line.
+    :ivar refines: whether the earlier choice of its group stays in force beside it, so that a client repeats both.
+    :ivar meaning: the request in one line, as the receiving client would phrase it.
     """
 
     key: bytes
@@ -62,26 +66,27 @@ WHOAMI = b"!/cred/whoami"
 ECHO_ON, ECHO_OFF = b"echo/on", b"echo/off"
 BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
 
-_SOFT, _HARD, _ORDER, _ECHO, _BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
+SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
+"""The groups."""
 
 CONTROLS = (
     Control(key=WHOAMI, group=WHOAMI, answer=Answer.VALUE, repeated=False, meaning="say which credentials I have"),
-    Control(key=b"blocking/soft/queue", group=_SOFT, default=True, meaning="socket full: queue the message"),
-    Control(key=b"blocking/soft/discard", group=_SOFT, meaning="socket full: drop the message"),
-    Control(key=b"blocking/soft/block", group=_SOFT, meaning="socket full: queue it and block its publisher"),
-    Control(key=b"blocking/soft/error", group=_SOFT, meaning="socket full: disconnect me"),
-    Control(key=b"blocking/hard/discard", group=_HARD, default=True, meaning="queue full: drop the message"),
-    Control(key=b"blocking/hard/block", group=_HARD, meaning="queue full: queue it and block its publisher"),
-    Control(key=b"blocking/hard/error", group=_HARD, meaning="queue full: disconnect me"),
-    Control(key=b"order/queue", group=_ORDER, default=True, meaning="send the oldest message first"),
-    Control(key=b"order/stack", group=_ORDER, meaning="send the newest message first"),
-    Control(key=b"order/random", group=_ORDER, refines=True, meaning="send the largest message first"),
-    Control(key=ECHO_ON, group=_ECHO, default=True, meaning="send me my own messages, if I subscribed to them"),
-    Control(key=ECHO_OFF, group=_ECHO, meaning="do not send me my own messages"),
-    Control(key=BUNDLE_ON, group=_BUNDLE, answer=Answer.VALUE, meaning="take bundles from me, and send me bundles"),
+    Control(key=b"blocking/soft/queue", group=SOFT, default=True, meaning="socket full: queue the message"),
+    Control(key=b"blocking/soft/discard", group=SOFT, meaning="socket full: drop the message"),
+    Control(key=b"blocking/soft/block", group=SOFT, meaning="socket full: queue it and block its publisher"),
+    Control(key=b"blocking/soft/error", group=SOFT, meaning="socket full: disconnect me"),
+    Control(key=b"blocking/hard/discard", group=HARD, default=True, meaning="queue full: drop the message"),
+    Control(key=b"blocking/hard/block", group=HARD, meaning="queue full: queue it and block its publisher"),
+    Control(key=b"blocking/hard/error", group=HARD, meaning="queue full: disconnect me"),
+    Control(key=b"order/queue", group=ORDER, default=True, meaning="send the oldest message first"),
+    Control(key=b"order/stack", group=ORDER, meaning="send the newest message first"),
+    Control(key=b"order/random", group=ORDER, refines=True, meaning="send the largest message first"),
+    Control(key=ECHO_ON, group=ECHO, default=True, meaning="send me my own messages, if I subscribed to them"),
+    Control(key=ECHO_OFF, group=ECHO, meaning="do not send me my own messages"),
+    Control(key=BUNDLE_ON, group=BUNDLE, answer=Answer.VALUE, meaning="take bundles from me, and send me bundles"),
     Control(
         key=BUNDLE_OFF,
-        group=_BUNDLE,
+        group=BUNDLE,
         default=True,
         answer=Answer.EMPTY,
         repeated=False,
@@ -99,7 +104,7 @@ def find(key: bytes) -> Control | None:
 
 
 def group_of(key: bytes) -> bytes:
-    """Return the group of a control message; for a key without a row, what stands before its last slash."""
+    """Return the group of a control message; for a key without a row, the part before its last slash."""
     control = _BY_KEY.get(key)
     return control.group if control else key.rpartition(b"/")[0]
 

@@ -32,16 +32,16 @@ from sbus.errors import Disconnected
 from tests.support.harness import TIMEOUT, WHOAMI, Bus
 
 __all__ = [
-    "SHELLS",
-    "AsyncioShell",
-    "BlockingShell",
+    "BACKENDS",
+    "AsyncioBackend",
+    "Backend",
+    "BlockingBackend",
     "Client",
     "FakePeer",
     "FakeServer",
     "Gaps",
-    "Shell",
     "Sub",
-    "TwistedShell",
+    "TwistedBackend",
     "paused",
     "turn",
     "unread",
@@ -62,7 +62,7 @@ class Sub:
 
     async def get(self) -> Message:
         """The next message."""
-        message: Message = await self._client.shell.get(self._client, self.raw)
+        message: Message = await self._client.backend.get(self._client, self.raw)
         return message
 
     async def take(self, count: int) -> list[bytes]:
@@ -86,8 +86,8 @@ class Sub:
 
     async def __anext__(self) -> Message:
         if self._iterator is None:
-            self._iterator = await self._client.do(self._client.shell.iterate, self.raw)
-        message = await self._client.do(self._client.shell.advance, self._iterator)
+            self._iterator = await self._client.do(self._client.backend.iterate, self.raw)
+        message = await self._client.do(self._client.backend.advance, self._iterator)
         if message is _END:
             raise StopAsyncIteration
         return message
@@ -96,13 +96,13 @@ class Sub:
 class Client:
     """A `Bus`, of whatever library."""
 
-    def __init__(self, shell: Shell) -> None:
-        self.shell = shell
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.raw: Any = None
 
     async def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the library, wherever it has to be called, and wait for the result."""
-        return await self.shell.do(self, function, *args, **kwargs)
+        return await self.backend.do(self, function, *args, **kwargs)
 
     async def publish(self, key: bytes | str, payload: bytes = b"", **kwargs: Any) -> None:
         await self.do(self.raw.publish, key, payload, **kwargs)
@@ -111,7 +111,7 @@ class Client:
         await self.do(self.raw.publish_many, messages)
 
     async def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
-        return Sub(self, await self.do(self.shell.subscribe, self.raw, pattern, callback))
+        return Sub(self, await self.do(self.backend.subscribe, self.raw, pattern, callback))
 
     async def whoami(self, **kwargs: Any) -> bytes:
         me: bytes = await self.do(self.raw.whoami, **kwargs)
@@ -168,7 +168,7 @@ class Client:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Have it read, and answer, all the time; a library with an event loop does so anyway."""
-        async with self.shell.serving(self):
+        async with self.backend.serving(self):
             yield
 
     @property
@@ -181,23 +181,23 @@ class Gaps:
     """Hears of gaps (``on_gap``), in whatever thread."""
 
     def __init__(self) -> None:
-        self.told: list[Exception] = []
+        self.reported: list[Exception] = []
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
 
     def __call__(self, error: Exception) -> None:
-        self.told.append(error)
+        self.reported.append(error)
         self._loop.call_soon_threadsafe(self._changed.set)
 
     async def wait(self, count: int) -> None:
         """Wait until it has been told so often."""
         async with asyncio.timeout(TIMEOUT):
-            while len(self.told) < count:
+            while len(self.reported) < count:
                 self._changed.clear()
                 await self._changed.wait()
 
 
-class Shell(ABC):
+class Backend(ABC):
     """A library.
 
     :ivar failures: what an application's log would tell that it did not handle.
@@ -282,7 +282,7 @@ class Shell(ABC):
         yield
 
 
-class AsyncioShell(Shell):
+class AsyncioBackend(Backend):
     name = "asyncio"
 
     async def _connect(self, address: str | None, **settings: Any) -> Client:
@@ -298,7 +298,7 @@ class AsyncioShell(Shell):
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-class TwistedShell(Shell):
+class TwistedBackend(Backend):
     name = "twisted"
     reactor: Any
 
@@ -374,12 +374,12 @@ class _Thread:
 
 
 class _BlockingClient(Client):
-    def __init__(self, shell: Shell) -> None:
-        super().__init__(shell)
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
         self.thread = _Thread()
 
 
-class BlockingShell(Shell):
+class BlockingBackend(Backend):
     name = "blocking"
 
     async def _connect(self, address: str | None, **settings: Any) -> Client:
@@ -431,7 +431,7 @@ class BlockingShell(Shell):
             client.thread.stop()
 
 
-SHELLS: tuple[type[Shell], ...] = (BlockingShell, AsyncioShell, TwistedShell)
+BACKENDS: tuple[type[Backend], ...] = (BlockingBackend, AsyncioBackend, TwistedBackend)
 
 
 class FakeServer:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from sbus.client import aio, sending
+from sbus.client import aio, outbox
 from sbus.client.core import Message
-from sbus.client.session import HIGH_WATER
+from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, Disconnected
 from sbus.syscalls import batch
-from tests.integration.clients.backends import AsyncioShell, FakeServer, paused, turn, unread, wait_stuck
+from tests.integration.clients.backends import AsyncioBackend, FakeServer, paused, turn, unread, wait_stuck
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 
 
-async def test_async_with_and_for(native: AsyncioShell, shared: Bus) -> None:
+async def test_async_with_and_for(native: AsyncioBackend, shared: Bus) -> None:
     """The bus closes at the end of ``async with``, also when that ends with an exception; nothing is left open."""
     before = len(os.listdir("/proc/self/fd"))
     bus = await aio.connect(str(shared.address))
@@ -40,7 +40,7 @@ async def test_async_with_and_for(native: AsyncioShell, shared: Bus) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_waiting_for_the_end(native: AsyncioShell, directory: Path) -> None:
+async def test_waiting_for_the_end(native: AsyncioBackend, directory: Path) -> None:
     """`wait_closed` returns when we have closed, and raises why when the server has; nobody needs to call it."""
     with FakeServer(directory / "fake") as server:
         bus = (await native.connect(server.address)).raw
@@ -62,7 +62,7 @@ async def test_waiting_for_the_end(native: AsyncioShell, directory: Path) -> Non
     gc.collect()
 
 
-async def test_socket_is_there_for_its_options(native: AsyncioShell, shared: Bus) -> None:
+async def test_socket_is_there_for_its_options(native: AsyncioBackend, shared: Bus) -> None:
     """``.socket`` is the socket; after the end it raises why there is none."""
     client = await native.connect(shared.address)
     assert client.raw.socket.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
@@ -71,7 +71,7 @@ async def test_socket_is_there_for_its_options(native: AsyncioShell, shared: Bus
         _ = client.raw.socket
 
 
-async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioShell, shared: Bus) -> None:
+async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioBackend, shared: Bus) -> None:
     """What watches a connection that is not read is gone when it is read again, and when it is closed."""
     client, publisher = await native.connect(shared.address), await native.connect(shared.address)
     before = len(os.listdir("/proc/self/fd"))
@@ -89,7 +89,9 @@ async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioShe
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lack_of_memory_is_waited_out(
+    native: AsyncioBackend, shared: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the kernel has no memory for a packet it is sent a little later; the connection is not lost for that."""
     real, failures = batch.send_packets, [errno.ENOBUFS, errno.ENOMEM]
 
@@ -99,7 +101,7 @@ async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, m
         return real(sock, packets)
 
     client = await native.connect(shared.address)
-    monkeypatch.setattr(sending, "send_packets", send_packets)
+    monkeypatch.setattr(outbox, "send_packets", send_packets)
     sub = await client.subscribe("k")
     async with asyncio.timeout(TIMEOUT):
         await client.publish("k", b"1")
@@ -107,7 +109,7 @@ async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, m
     assert failures == []
 
 
-async def stuck(native: AsyncioShell, server: Bus) -> tuple[aio.Bus, asyncio.Task[None]]:
+async def stuck(native: AsyncioBackend, server: Bus) -> tuple[aio.Bus, asyncio.Task[None]]:
     """A client that has something to send which its server, as it stands still, does not take; and who publishes."""
     bus: aio.Bus = (await native.connect(server.address)).raw
 
@@ -121,7 +123,7 @@ async def stuck(native: AsyncioShell, server: Bus) -> tuple[aio.Bus, asyncio.Tas
     return bus, publishing
 
 
-async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioShell, bus: StartBus) -> None:
+async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioBackend, bus: StartBus) -> None:
     """Who does not wait there until all is sent has a closed connection all the same."""
     server = bus()
     with paused(server):
@@ -136,7 +138,7 @@ async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioShell, b
                 await ended
 
 
-async def test_who_is_cancelled_does_not_wait_for_the_server(native: AsyncioShell, bus: StartBus) -> None:
+async def test_who_is_cancelled_does_not_wait_for_the_server(native: AsyncioBackend, bus: StartBus) -> None:
     """`async with` that is left by a cancellation, as Ctrl-C is one, closes at once."""
     server = bus()
     with paused(server):
@@ -156,7 +158,7 @@ async def test_who_is_cancelled_does_not_wait_for_the_server(native: AsyncioShel
             await publishing
 
 
-async def test_callback_that_raises_a_cancellation(native: AsyncioShell, shared: Bus) -> None:
+async def test_callback_that_raises_a_cancellation(native: AsyncioBackend, shared: Bus) -> None:
     """It is logged as any other exception of a callback's, and what is behind it is not lost."""
     client = await native.connect(shared.address)
     got: list[bytes] = []

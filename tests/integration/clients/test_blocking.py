@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import sbus
-from sbus.client import blocking, sending
+from sbus.client import blocking, outbox
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
@@ -435,7 +435,7 @@ def test_lack_of_memory_is_waited_out(client: blocking.Bus, monkeypatch: pytest.
             raise OSError(failures.pop(), "no memory")
         return real(sock, packets)
 
-    monkeypatch.setattr(sending, "send_packets", send_packets)
+    monkeypatch.setattr(outbox, "send_packets", send_packets)
     sub = client.subscribe("k")
     client.publish("k", b"1")
     assert sub.get(TIMEOUT).payload == b"1"

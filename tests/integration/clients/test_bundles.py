@@ -16,7 +16,7 @@ import sbus
 from sbus.protocol.bundles import LARGEST, _unbundle
 from tests.integration.clients import test_messages as messages
 from tests.integration.clients import test_requests as requests
-from tests.integration.clients.backends import Client, FakePeer, FakeServer, Gaps, Shell, TwistedShell
+from tests.integration.clients.backends import Backend, Client, FakePeer, FakeServer, Gaps, TwistedBackend
 from tests.integration.clients.test_loss import NAME, QUICK, WHOAMI
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
@@ -38,12 +38,12 @@ async def agree(client: Client, peer: FakePeer) -> None:
     assert client.raw.core.bundle_limit == LARGEST
 
 
-async def test_bundles_are_used_when_the_server_has_answered(shell: Shell, directory: Path) -> None:
+async def test_bundles_are_used_when_the_server_has_answered(backend: Backend, directory: Path) -> None:
     """The question is the first packet; before the answer packets are plain, and one that is alone always is."""
     some = [("k", b"%d" % i) for i in range(100)]
     packets = [b"MSG k\0%d" % i for i in range(100)]
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         peer = await server.accept()
         assert await peer.receive(raw=True) == ON
         await client.publish_many(some)
@@ -58,10 +58,10 @@ async def test_bundles_are_used_when_the_server_has_answered(shell: Shell, direc
         assert [len(await peer.receive()) for _ in range(2)] == [100_006, 40_006]
 
 
-async def test_bundles_are_taken_apart(shell: Shell, directory: Path) -> None:
+async def test_bundles_are_taken_apart(backend: Backend, directory: Path) -> None:
     """Messages and answers that come in bundles are what they are one by one; one that is malformed is nothing."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         sub = await client.subscribe("k")
         peer = await server.accept()
         assert await peer.receive() == b"SUB k"
@@ -75,21 +75,21 @@ async def test_bundles_are_taken_apart(shell: Shell, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"bundles": False}, {"dialect": "early"}], ids=str)
-async def test_bundles_that_are_not_wanted(shell: Shell, directory: Path, settings: dict[str, Any]) -> None:
+async def test_bundles_that_are_not_wanted(backend: Backend, directory: Path, settings: dict[str, Any]) -> None:
     """They are not asked for, nor where the dialect has no such question."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address, **settings)
+        client = await backend.connect(server.address, **settings)
         await client.publish("k", b"1")
         assert await (await server.accept()).receive(raw=True) == b"MSG k\x001"
 
 
-async def test_who_only_publishes_hears_the_answer(shell: Shell, directory: Path) -> None:
+async def test_who_only_publishes_hears_the_answer(backend: Backend, directory: Path) -> None:
     """Nobody reads here, and still the answer is heard; another first packet says that none will come."""
     some = [("k", b"%d" % i) for i in range(10)]
     whole = bundle(*[b"MSG k\0%d" % i for i in range(10)])
     with FakeServer(directory / "fake") as server:
         for first in (ANSWER, b"CMSG other\0"):
-            client = await shell.connect(server.address)
+            client = await backend.connect(server.address)
             peer = await server.accept()
             peer.send(first)
             await asyncio.sleep(0)
@@ -102,7 +102,7 @@ async def test_who_only_publishes_hears_the_answer(shell: Shell, directory: Path
             assert got == ([whole] if first == ANSWER else [b"MSG k\x000"])
 
 
-async def test_what_is_published_in_one_turn_leaves_together(looping: Shell, directory: Path) -> None:
+async def test_what_is_published_in_one_turn_leaves_together(looping: Backend, directory: Path) -> None:
     """A program that does not wait for each message sends a few packets, not one for each; order is kept."""
     with FakeServer(directory / "fake") as server:
         client = await looping.connect(server.address)
@@ -120,11 +120,11 @@ async def test_what_is_published_in_one_turn_leaves_together(looping: Shell, dir
         assert sent <= 3
 
 
-async def test_bundling_and_plain_clients_together(shell: Shell, shared: Bus) -> None:
+async def test_bundling_and_plain_clients_together(backend: Backend, shared: Bus) -> None:
     """Whoever publishes, and in whichever way, everybody gets the same."""
     kinds: list[dict[str, Any]] = [{}, {"bundles": False}]
-    readers = [await shell.connect(shared.address, **kind) for kind in kinds]
-    publishers = [await shell.connect(shared.address, **kind) for kind in kinds]
+    readers = [await backend.connect(shared.address, **kind) for kind in kinds]
+    publishers = [await backend.connect(shared.address, **kind) for kind in kinds]
     subs = [await reader.subscribe("mixed/") for reader in readers]
     await messages.fenced(*readers, *publishers)
     assert [client.raw.core.bundle_limit for client in publishers] == [LARGEST, 0]
@@ -140,10 +140,10 @@ async def test_bundling_and_plain_clients_together(shell: Shell, shared: Bus) ->
         assert await sub.take(len(sent)) == sent
 
 
-async def test_reconnecting_to_servers_with_bundles_and_without(shell: Shell, bus: StartBus) -> None:
+async def test_reconnecting_to_servers_with_bundles_and_without(backend: Backend, bus: StartBus) -> None:
     """Each connection finds out for itself; what was subscribed to and published goes on all the same."""
     server, gaps = bus(), Gaps()
-    client = await shell.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
     sub = await client.subscribe("k")
     some = [("k", b"%d" % i) for i in range(500)]
     for turn, (options, limit) in enumerate([((), LARGEST), (("--max-packet=65535",), 0), ((), LARGEST)]):
@@ -155,12 +155,12 @@ async def test_reconnecting_to_servers_with_bundles_and_without(shell: Shell, bu
         assert client.raw.core.bundle_limit == limit
         await client.publish_many(some)
         assert await sub.take(500) == [payload for _, payload in some]
-    assert len(gaps.told) == 2
+    assert len(gaps.reported) == 2
 
 
-async def test_bundles_are_longer_than_the_longest_packet(shell: Shell, shared: Bus) -> None:
+async def test_bundles_are_longer_than_the_longest_packet(backend: Backend, shared: Bus) -> None:
     """A client that takes only short packets has room for a bundle of them."""
-    client = await shell.connect(shared.address, max_packet=100)
+    client = await backend.connect(shared.address, max_packet=100)
     sub = await client.subscribe("k")
     await client.fence()
     for _ in range(3):
@@ -168,7 +168,7 @@ async def test_bundles_are_longer_than_the_longest_packet(shell: Shell, shared: 
         assert await sub.take(5000) == [b"%d" % i for i in range(5000)]
 
 
-async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedShell, shared: Bus) -> None:
+async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedBackend, shared: Bus) -> None:
     """One that was made for short packets has room for bundles of them all the same."""
     client = await twisted.connect(f"seqpacket:{shared.address}:max_packet=100", max_packet=100)
     sub = await client.subscribe("k")
@@ -206,7 +206,7 @@ ALIKE: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("behaviour", ALIKE, ids=lambda test: test.__name__)
-async def test_plain_packets_behave_alike(shell: Shell, shared: Bus, behaviour: Callable[..., Any]) -> None:
+async def test_plain_packets_behave_alike(backend: Backend, shared: Bus, behaviour: Callable[..., Any]) -> None:
     """With ``bundles=False`` all is as with bundles."""
-    shell.settings["bundles"] = False
-    await behaviour(shell, shared)
+    backend.settings["bundles"] = False
+    await behaviour(backend, shared)

@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from sbus.client import tx
 from sbus.client.connecting import Backoff
-from sbus.client.session import HIGH_WATER
+from sbus.client.subscription import HIGH_WATER
 from sbus.client.tx.service import BusClientService
 from sbus.errors import Closed, ConnectError, Disconnected, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
@@ -29,7 +29,7 @@ from tests.integration.clients.backends import (
     Client,
     FakeServer,
     Gaps,
-    TwistedShell,
+    TwistedBackend,
     paused,
     turn,
     unread,
@@ -50,7 +50,7 @@ async def done(deferred: defer.Deferred[Any]) -> Any:
 # --- endpoints -------------------------------------------------------------------------------
 
 
-async def test_address_may_be_an_endpoint(twisted: TwistedShell, shared: Bus) -> None:
+async def test_address_may_be_an_endpoint(twisted: TwistedBackend, shared: Bus) -> None:
     """A path, an endpoint's string and an endpoint connect alike, and say in errors where they did."""
     for address in (
         str(shared.address),
@@ -67,7 +67,7 @@ async def test_address_may_be_an_endpoint(twisted: TwistedShell, shared: Bus) ->
         await done(tx.connect(twisted.reactor, "seqpacket:/none"))
 
 
-async def test_endpoint_of_streams_is_refused(twisted: TwistedShell, directory: Path) -> None:
+async def test_endpoint_of_streams_is_refused(twisted: TwistedBackend, directory: Path) -> None:
     """An endpoint whose connections do not keep packets apart is told to be of no use; none stays open."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(directory / "stream"))
@@ -81,7 +81,7 @@ async def test_endpoint_of_streams_is_refused(twisted: TwistedShell, directory: 
             assert peer.recv(1) == b""
 
 
-async def test_transport_is_there_for_its_options(twisted: TwistedShell, shared: Bus) -> None:
+async def test_transport_is_there_for_its_options(twisted: TwistedBackend, shared: Bus) -> None:
     """``.transport`` is the transport; after the end it raises why there is none."""
     client = await twisted.connect(shared.address)
     handle = client.raw.transport.getHandle()
@@ -91,7 +91,7 @@ async def test_transport_is_there_for_its_options(twisted: TwistedShell, shared:
         _ = client.raw.transport
 
 
-async def test_close_returns_when_the_socket_is_closed(twisted: TwistedShell, shared: Bus) -> None:
+async def test_close_returns_when_the_socket_is_closed(twisted: TwistedBackend, shared: Bus) -> None:
     """When the Deferred of `close` has fired nothing of the connection is left, also for a second one who closes."""
     client = await twisted.connect(shared.address)
     fd = client.socket.fileno()
@@ -102,7 +102,7 @@ async def test_close_returns_when_the_socket_is_closed(twisted: TwistedShell, sh
         os.fstat(fd)
 
 
-async def test_waiting_for_the_end(twisted: TwistedShell, directory: Path) -> None:
+async def test_waiting_for_the_end(twisted: TwistedBackend, directory: Path) -> None:
     """`whenClosed` fires when we have closed, and fails with the reason when the server has."""
     with FakeServer(directory / "fake") as server:
         client = await twisted.connect(server.address)
@@ -126,7 +126,7 @@ class Push:
 
     def __init__(self, client: Client) -> None:
         self.bus = client.raw
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.stopped = False
         self.published = 0
         self._call: Any = None
@@ -149,15 +149,15 @@ class Push:
         self.bus.publish("k", b"%d " % number + bytes(2000)).addErrback(lambda failure: failure.trap(Disconnected))
 
     def pauseProducing(self) -> None:
-        self.told.append("pause")
+        self.reported.append("pause")
         self.stop()
 
     def resumeProducing(self) -> None:
-        self.told.append("resume")
+        self.reported.append("resume")
         self.begin()
 
     def stopProducing(self) -> None:
-        self.told.append("stop")
+        self.reported.append("stop")
         self.stopped = True
         self.stop()
 
@@ -192,7 +192,7 @@ def numbers(packets: list[bytes]) -> list[int]:
     return [int(packet.partition(b"\0")[2].split()[0]) for packet in packets]
 
 
-async def test_push_producer_follows_the_socket(twisted: TwistedShell, bus: StartBus) -> None:
+async def test_push_producer_follows_the_socket(twisted: TwistedBackend, bus: StartBus) -> None:
     """It is paused while the socket is full and resumed when all is sent, by turns; nothing piles up or is lost."""
     server = bus()
     client = await twisted.connect(server.address)
@@ -200,10 +200,10 @@ async def test_push_producer_follows_the_socket(twisted: TwistedShell, bus: Star
     producer = Push(client)
     with paused(server):
         client.raw.registerProducer(producer, True)
-        assert producer.told == []
+        assert producer.reported == []
         producer.begin()
         await wait_quiet(lambda: producer.published)
-        assert producer.told == ["pause"]
+        assert producer.reported == ["pause"]
         assert 1 <= len(client.raw.outbox) < 1 + 65_536 / 2000
         held = producer.published
     while producer.published < held + 2000:
@@ -211,14 +211,16 @@ async def test_push_producer_follows_the_socket(twisted: TwistedShell, bus: Star
     client.raw.unregisterProducer()
     producer.stop()
     await client.fence()
-    assert producer.told == ["pause", "resume"] * (len(producer.told) // 2) + ["pause"] * (len(producer.told) % 2)
+    assert producer.reported == ["pause", "resume"] * (len(producer.reported) // 2) + ["pause"] * (
+        len(producer.reported) % 2
+    )
     assert numbers(subscriber.sync()) == list(range(producer.published))
-    before = list(producer.told)
+    before = list(producer.reported)
     await client.publish("k", b"x")
-    assert producer.told == before
+    assert producer.reported == before
 
 
-async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedShell, bus: StartBus) -> None:
+async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedBackend, bus: StartBus) -> None:
     """It is asked for one message after the other, however many, and not at all while the socket is full."""
     server = bus()
     client = await twisted.connect(server.address)
@@ -244,7 +246,7 @@ async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedShell, 
     assert not producer.stopped
 
 
-async def test_one_producer_at_a_time(twisted: TwistedShell, shared: Bus) -> None:
+async def test_one_producer_at_a_time(twisted: TwistedBackend, shared: Bus) -> None:
     """A second producer is refused; when the first is gone it is not, and at the end it is stopped."""
     client = await twisted.connect(shared.address)
     one, two, three = Push(client), Push(client), Push(client)
@@ -256,10 +258,10 @@ async def test_one_producer_at_a_time(twisted: TwistedShell, shared: Bus) -> Non
     client.raw.registerProducer(two, True)
     await client.close()
     client.raw.registerProducer(three, True)
-    assert (one.told, two.told, three.told) == ([], ["stop"], ["stop"])
+    assert (one.reported, two.reported, three.reported) == ([], ["stop"], ["stop"])
 
 
-async def test_producer_survives_a_lost_connection(twisted: TwistedShell, bus: StartBus) -> None:
+async def test_producer_survives_a_lost_connection(twisted: TwistedBackend, bus: StartBus) -> None:
     """While there is no connection a producer is paused; on the next one it goes on, with what was not sent."""
     server = bus()
     client = await twisted.connect(server.address, reconnect=QUICK)
@@ -271,7 +273,7 @@ async def test_producer_survives_a_lost_connection(twisted: TwistedShell, bus: S
     server.kill(signal.SIGKILL)
     server.wait()
     await wait_quiet(lambda: push.published)
-    assert push.told[-1] == "pause"
+    assert push.reported[-1] == "pause"
     server = bus("--reuse")
     subscriber = server.client(b"k")
     held = push.published
@@ -295,7 +297,7 @@ async def test_producer_survives_a_lost_connection(twisted: TwistedShell, bus: S
     await client.settle()
 
 
-async def test_producers_are_stopped_at_the_end(twisted: TwistedShell, directory: Path) -> None:
+async def test_producers_are_stopped_at_the_end(twisted: TwistedBackend, directory: Path) -> None:
     """A connection that is lost for good stops its producer."""
     for make in (Push, lambda client: Pull(client, 10**9)):
         with FakeServer(directory / "fake") as server:
@@ -311,7 +313,7 @@ async def test_producers_are_stopped_at_the_end(twisted: TwistedShell, directory
             server.vanish()
 
 
-async def test_producer_that_fails_is_logged(twisted: TwistedShell, shared: Bus) -> None:
+async def test_producer_that_fails_is_logged(twisted: TwistedBackend, shared: Bus) -> None:
     """An exception of a producer's does not go unseen, nor harm the connection."""
 
     class Broken:
@@ -332,7 +334,9 @@ async def test_producer_that_fails_is_logged(twisted: TwistedShell, shared: Bus)
 # --- the service -----------------------------------------------------------------------------
 
 
-async def test_service_connects_when_the_server_is_there(twisted: TwistedShell, bus: StartBus, directory: Path) -> None:
+async def test_service_connects_when_the_server_is_there(
+    twisted: TwistedBackend, bus: StartBus, directory: Path
+) -> None:
     """A service may be started before the server; those who wait get the bus, which is set up once by then."""
     setups: list[tx.Bus] = []
 
@@ -358,7 +362,7 @@ async def test_service_connects_when_the_server_is_there(twisted: TwistedShell, 
         connected.publish("k")
 
 
-async def test_service_keeps_the_connection_up(twisted: TwistedShell, bus: StartBus) -> None:
+async def test_service_keeps_the_connection_up(twisted: TwistedBackend, bus: StartBus) -> None:
     """After each loss the same bus is connected again, is subscribed as it was, and tells of the gap."""
     server = bus()
     gaps = Gaps()
@@ -384,7 +388,7 @@ async def test_service_keeps_the_connection_up(twisted: TwistedShell, bus: Start
     await done(service.stopService())
 
 
-async def test_service_that_is_stopped_while_it_connects(twisted: TwistedShell, directory: Path) -> None:
+async def test_service_that_is_stopped_while_it_connects(twisted: TwistedBackend, directory: Path) -> None:
     """It ends at once, whatever it waits for; who waits for the connection is told, and it can be started again."""
     with FakeServer(directory / "fake") as server:
         service = BusClientService(twisted.reactor, str(directory / "none"), backoff=Backoff(first=60.0))
@@ -407,7 +411,7 @@ async def test_service_that_is_stopped_while_it_connects(twisted: TwistedShell, 
         await done(service.stopService())
 
 
-async def test_setup_that_fails_is_done_again(twisted: TwistedShell, shared: Bus) -> None:
+async def test_setup_that_fails_is_done_again(twisted: TwistedBackend, shared: Bus) -> None:
     """What went wrong is logged, and another connection is made after a pause; the failed one is closed."""
     buses: list[tx.Bus] = []
 
@@ -426,7 +430,7 @@ async def test_setup_that_fails_is_done_again(twisted: TwistedShell, shared: Bus
     await done(service.stopService())
 
 
-async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedShell, shared: Bus) -> None:
+async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedBackend, shared: Bus) -> None:
     """The setup's Deferred is cancelled; a setup that stops the service itself ends it too."""
     forever: defer.Deferred[None] = defer.Deferred()
     service = BusClientService(twisted.reactor, str(shared.address), setup=lambda connected: forever)
@@ -449,7 +453,7 @@ async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedShell,
     await done(stopping[0])
 
 
-async def test_gap_in_which_the_application_closes(twisted: TwistedShell, directory: Path) -> None:
+async def test_gap_in_which_the_application_closes(twisted: TwistedBackend, directory: Path) -> None:
     """An application that closes when it hears of the gap is closed, and nothing goes wrong."""
     with FakeServer(directory / "fake") as server:
         closing: list[defer.Deferred[None]] = []
@@ -466,7 +470,7 @@ async def test_gap_in_which_the_application_closes(twisted: TwistedShell, direct
         await done(closing[0])
 
 
-async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedShell, bus: StartBus) -> None:
+async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedBackend, bus: StartBus) -> None:
     """Who finds out by sending is told, however much is unread; and the end is told to all who wait."""
     server = bus()
     client, publisher = await twisted.connect(server.address), await twisted.connect(server.address)
@@ -488,7 +492,7 @@ async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedShell, bus
     assert got == list(range(len(got)))
 
 
-async def test_push_producer_is_paused_while_there_is_no_connection(twisted: TwistedShell, directory: Path) -> None:
+async def test_push_producer_is_paused_while_there_is_no_connection(twisted: TwistedBackend, directory: Path) -> None:
     """Also one that was waiting for nothing when the connection was lost; it goes on when there is one again."""
     with FakeServer(directory / "fake") as server:
         client = await twisted.connect(server.address, reconnect=QUICK)
@@ -496,16 +500,16 @@ async def test_push_producer_is_paused_while_there_is_no_connection(twisted: Twi
         peer = await server.accept()
         producer = Push(client)
         client.raw.registerProducer(producer, True)
-        assert producer.told == []
+        assert producer.reported == []
         server.vanish()
         peer.close()
         with pytest.raises(Disconnected):
             await client.fence()
-        assert producer.told == ["pause"]
+        assert producer.reported == ["pause"]
         server.listen()
         peer = await server.accept()
         assert (await peer.answer())[0] == b"SUB k"
-        while producer.told[:2] != ["pause", "resume"]:
+        while producer.reported[:2] != ["pause", "resume"]:
             await turn()
         producer.stop()
         client.raw.unregisterProducer()
@@ -525,7 +529,7 @@ class Faltering:
 
 
 async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
-    twisted: TwistedShell, directory: Path
+    twisted: TwistedBackend, directory: Path
 ) -> None:
     """Whatever the system says to an attempt to connect again, another one follows."""
     with FakeServer(directory / "fake") as server:
@@ -542,7 +546,7 @@ async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
 
 
 async def test_service_stops_beside_a_server_that_stands_still(
-    twisted: TwistedShell, bus: StartBus, monkeypatch: pytest.MonkeyPatch
+    twisted: TwistedBackend, bus: StartBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits a while for what is to be sent, and no longer."""
     monkeypatch.setattr("sbus.client.tx.service._STOP_TIMEOUT", 0.05)

@@ -12,13 +12,13 @@ import pytest
 from twisted.internet import error
 
 from sbus.client.connecting import (
-    CLOSED,
+    SERVER_CLOSED,
     Backoff,
     backlog_full,
+    connect_blocking,
     connect_once,
     describe_connect_error,
     describe_loss,
-    dial,
     find_address,
 )
 from sbus.errors import AddressError, ConnectError
@@ -58,7 +58,7 @@ def listening(tmp_path: Path):
 
 def test_connected_socket_takes_long_packets(listening: socket.socket) -> None:
     """It does not block, is not inherited, and has room for a packet of the limit."""
-    with dial(listening.getsockname(), 300_000, 1.0) as sock:
+    with connect_blocking(listening.getsockname(), 300_000, 1.0) as sock:
         assert sock.getblocking() is False
         assert not os.get_inheritable(sock.fileno())
         assert max_sendable(sock) >= 300_000
@@ -67,13 +67,13 @@ def test_connected_socket_takes_long_packets(listening: socket.socket) -> None:
 def test_full_backlog_is_waited_for(listening: socket.socket) -> None:
     """A server whose backlog is full is there: one tries again, and gives up when the time is over."""
     address = listening.getsockname()
-    with dial(address, 1000, None):
+    with connect_blocking(address, 1000, None):
         assert connect_once(address, 1000) is None
-        with pytest.raises(ConnectError, match="accepts nobody: it is overloaded or stopped"):
-            dial(address, 1000, 0.02)
-        assert backlog_full(address).startswith(f"the bus at {address} accepts nobody")
+        with pytest.raises(ConnectError, match="accepts no connections: it is overloaded or stopped"):
+            connect_blocking(address, 1000, 0.02)
+        assert backlog_full(address).startswith(f"the bus at {address} accepts no connections")
         listening.accept()[0].close()
-        dial(address, 1000, 0.0).close()
+        connect_blocking(address, 1000, 0.0).close()
 
 
 def test_failed_connections_leave_no_descriptors(tmp_path: Path) -> None:
@@ -97,18 +97,18 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
             ("none", "No such file or directory", "start one (twistd sbus --socket="),
             ("dead", "Connection refused", "the server is gone; start it again (with --reuse"),
             ("stream", "Protocol wrong type for socket", "that is a socket of another kind"),
-            ("file", "Socket operation on non-socket", "that is no socket; say where the bus is"),
+            ("file", "Socket operation on non-socket", "that is not a socket; say where the bus is"),
         ):
             with pytest.raises(ConnectError) as raised:
-                dial(str(tmp_path / name), 1000, 1.0)
+                connect_blocking(str(tmp_path / name), 1000, 1.0)
             assert str(raised.value).startswith(f"no bus at {tmp_path / name}: {why}: {what}")
     with pytest.raises(AddressError):
-        dial("/dev/fd/3", 1000, 1.0)
+        connect_blocking("/dev/fd/3", 1000, 1.0)
 
 
 def test_remedies_know_the_errors_of_both_worlds() -> None:
     """An OSError, Twisted's error that holds one, and one that says nothing have a text each."""
-    refused = "no bus at @x: Permission denied: you lack the permission; ask whoever runs it"
+    refused = "no bus at @x: Permission denied: you lack the permission; ask the operator of the bus"
     assert describe_connect_error("@x", PermissionError(errno.EACCES, "")).startswith(refused)
     assert describe_connect_error("@x", error.ConnectError(osError=errno.EACCES)).startswith(refused)
     assert "say where the bus is" in describe_connect_error("@x", error.UserError())
@@ -117,6 +117,6 @@ def test_remedies_know_the_errors_of_both_worlds() -> None:
 
 def test_losses_are_described() -> None:
     """A peer that is gone is one that closed, however the kernel tells of it; anything else is named."""
-    assert describe_loss(BrokenPipeError(errno.EPIPE, "")) == CLOSED
-    assert describe_loss(ConnectionResetError(errno.ECONNRESET, "")) == CLOSED
+    assert describe_loss(BrokenPipeError(errno.EPIPE, "")) == SERVER_CLOSED
+    assert describe_loss(ConnectionResetError(errno.ECONNRESET, "")) == SERVER_CLOSED
     assert describe_loss(OSError(errno.EIO, "Input/output error")) == "the connection broke: Input/output error"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sbus.client import blocking
 from sbus.client.core import Batch, ClientCore, Message, as_bytes, find_dialect
-from sbus.client.options import Settings
+from sbus.client.options import ConnectOptions
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, matches
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns
@@ -112,7 +112,7 @@ def test_each_subscription_gets_what_it_asked_for_once(data: st.DataObject, dial
             server.take(core.unsubscribe(sink))
             assert core.unsubscribe(sink) == []
         elif action == "reconnect":
-            core.lost()
+            core.disconnected()
             server = PlainServer(dialect)
             server.take(core.resync_packets())
         else:
@@ -212,7 +212,7 @@ def test_early_dialect_has_no_control_messages() -> None:
     for call in (lambda: core.control("echo/off"), lambda: core.whoami(Waiter())):
         with pytest.raises(UsageError, match="early dialect has no control messages"):
             call()
-    assert (core.resync_packets(), core.lost()) == ([], [])
+    assert (core.resync_packets(), core.disconnected()) == ([], [])
 
 
 def test_answers_go_to_those_who_asked_in_order() -> None:
@@ -250,8 +250,8 @@ def test_who_waits_when_the_connection_is_lost_is_named(dialect: Dialect) -> Non
     packets = core.fence(one) + core.fence(two)
     if dialect.control:
         core.control("!/cred/whoami")
-    assert core.lost() == [one, two]
-    assert core.lost() == []
+    assert core.disconnected() == [one, two]
+    assert core.disconnected() == []
     core.receive([WHOAMI + b"\0x", *packets])
     assert (one.outcomes, two.outcomes) == ([], [])
 
@@ -274,15 +274,15 @@ def test_batch_is_taken_up_where_it_stands() -> None:
 
     def greedy(message: Message) -> None:
         got.append(message.payload)
-        core.go_on(batch)
+        core.process(batch)
 
     core.subscribe("a", Calling(greedy))
-    core.go_on(batch)
+    core.process(batch)
     assert got == [b"0", b"1", b"2", b"3"]
     assert (len(batch), batch.take()) == (0, [])
     batch = Batch([b"MSG b\0", bundle(b"MSG a\x001", b"MSG a\x002")])
     assert batch.take() == [b"MSG b\0", b"MSG a\x001", b"MSG a\x002"]
-    core.go_on(batch)
+    core.process(batch)
     assert len(got) == 4
 
 
@@ -291,12 +291,12 @@ def test_run_of_messages_comes_as_a_list() -> None:
     core = ClientCore()
     got: list[tuple[str, list[bytes]]] = []
 
-    class Telling(Sink):
+    class Recording(Sink):
         def deliver(self, messages: list[Message]) -> None:
             got.append((self.pattern.decode(), [message.payload for message in messages]))
 
     for pattern in ("a", "a*", "b"):
-        core.subscribe(pattern, Telling())
+        core.subscribe(pattern, Recording())
     core.receive([b"MSG a\0%d" % i for i in range(4)] + [b"MSG b\x00x", WHOAMI, b"MSG b\x00y"])
     core.receive([b"MSG a\0%d" % i for i in range(4)] + [b"MSG b\x00x", WHOAMI, b"MSG b\x00y", b"MSG b\x00z"])
     rest = [("a", [b"1", b"2", b"3"]), ("a*", [b"1", b"2", b"3"])]
@@ -331,7 +331,7 @@ def test_callback_may_change_where_the_next_message_goes() -> None:
 def reading_bus() -> Iterator[tuple[blocking.Bus, socket.socket]]:
     """A blocking client, and the server's end of its socket."""
     ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, server, blocking.Bus("/fake", Settings(bundles=False)) as bus:
+    with ours, server, blocking.Bus("/fake", ConnectOptions(bundles=False)) as bus:
         ours.setblocking(False)
         bus._attach(ours)
         yield bus, server
@@ -414,7 +414,7 @@ def test_bundles_are_asked_for_on_each_connection() -> None:
         core.connected(1_000_000)
         core.receive([bundle(ON + b"\x0065536", WHOAMI)])
         assert core.bundle_limit == 65_536
-        core.lost()
+        core.disconnected()
     core.connected(50_000)
     core.receive([ON + b"\x0065536"])
     assert core.bundle_limit == 50_000
@@ -488,7 +488,7 @@ def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkey
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
     for _ in range(2):
-        core.lost()
+        core.disconnected()
         assert core.resync_packets() == [b"SUB !/cred////letters", b"SUB open"]
         core.connected(1000)
     assert list(core.sinks()) == [own, open_]

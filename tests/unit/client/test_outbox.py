@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zope.interface.verify import verifyObject
 
-from sbus.client.outbox import Outbox
+from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
 from sbus.client.tx import protocol
 from sbus.interfaces import IPacketQueue
+from sbus.protocol.bundles import LARGEST, unbundle
+from sbus.syscalls.batch import BATCH, PacketReader
+from sbus.syscalls.sockets import max_sendable
 
 
 class Waiter:
@@ -31,14 +38,14 @@ class Model:
 
     def __init__(self) -> None:
         self.line: list[bytes | Waiter] = []
-        self.told: list[Waiter] = []
+        self.reported: list[Waiter] = []
 
     def packets(self) -> list[bytes]:
         return [item for item in self.line if isinstance(item, bytes)]
 
     def settle(self) -> None:
         while self.line and isinstance(self.line[0], Waiter):
-            self.told.append(self.line.pop(0))  # type: ignore[arg-type]
+            self.reported.append(self.line.pop(0))  # type: ignore[arg-type]
 
     def send(self, count: int) -> None:
         for _ in range(count):
@@ -96,7 +103,7 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
             model.restart(greeting)
         assert outbox.take(1000) == model.packets()
         assert len(outbox) == len(model.packets())
-        assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.told]
+        assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.reported]
     assert all(waiter.outcomes in ([], [b""]) for waiter in waiters)
     error = OSError()
     outbox.set_exception(error)
@@ -135,3 +142,64 @@ def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
     outbox.discard_all(outbox.take(1))
     assert outbox.take(5) == [b"MSG k\0"]
     assert not outbox.reject_oversized(b"MSG k\0")
+
+
+@pytest.fixture
+def ours_and_theirs() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        yield ours, theirs
+
+
+def received(sock: socket.socket) -> list[bytes]:
+    """All that has come, as packets were sent."""
+    reader, packets = PacketReader(1 << 20), []
+    while batch := reader.read(sock)[0]:
+        packets += batch
+    return packets
+
+
+@pytest.mark.parametrize("limit", [0, 1000, LARGEST])
+def test_what_is_taken_is_what_arrives(ours_and_theirs: tuple[socket.socket, socket.socket], limit: int) -> None:
+    """The count is that of the packets that the peer gets, also when the socket is full in the middle."""
+    ours, theirs = ours_and_theirs
+    packets = [b"MSG k\0%d " % i + bytes(i % 300) for i in range(20_000)]
+    sent = rounds = 0
+    while count := send_some(ours, packets[sent : sent + send_limit(limit)], limit):
+        sent += count
+        rounds += 1
+    assert 0 < sent < len(packets)
+    got = received(theirs)
+    assert unbundle(list(got)) == packets[:sent]
+    assert max(map(len, got)) <= (limit or 1000)
+    assert (len(got) < sent / 2) is (limit > 0)
+
+
+def test_alone_is_plain(ours_and_theirs: tuple[socket.socket, socket.socket]) -> None:
+    """One packet is no bundle, whether it is all there is or does not fit with others."""
+    ours, theirs = ours_and_theirs
+    assert send_some(ours, [], LARGEST) == 0
+    assert send_some(ours, [b"alone"], LARGEST) == 1
+    assert send_some(ours, [bytes(900), b"x", bytes(900)], 500) == 3
+    assert received(theirs) == [b"alone", bytes(900), b"x", bytes(900)]
+
+
+def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socket, socket.socket]) -> None:
+    """Packets go one by one then; one that does not fit by itself raises what the kernel says."""
+    ours, theirs = ours_and_theirs
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
+    packets = [bytes([i]) * 500 for i in range(100)]
+    sent = send_some(ours, packets, LARGEST)
+    assert 0 < sent <= BATCH
+    assert received(theirs) == packets[:sent]
+    for packets in ([bytes(max_sendable(ours) + 1)], [bytes(max_sendable(ours) + 1), b"x"]):
+        with pytest.raises(OSError, match="too long") as raised:
+            send_some(ours, packets, LARGEST)
+        assert raised.value.errno == errno.EMSGSIZE
+
+
+def test_shares() -> None:
+    """Where there are bundles, fewer packets are read at once, as each may be many, and more are offered."""
+    assert read_limit(0) == send_limit(0) == BATCH
+    assert read_limit(LARGEST) < BATCH < send_limit(LARGEST)

@@ -10,10 +10,12 @@ import pytest
 
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.client.options import Settings
-from sbus.client.session import HIGH_WATER, QueuedSubscription, Session
+from sbus.client.options import ConnectOptions
+from sbus.client.session import Session
+from sbus.client.subscription import HIGH_WATER, QueuedSubscription
 from sbus.errors import Closed, ConnectError, Disconnected
 from sbus.syscalls.batch import BATCH
+from tests.unit.client.fakes import WithoutCalls
 
 WHOAMI = b"CMSG !/cred/whoami"
 NAME = b"!/cred/1/2/3"
@@ -36,7 +38,7 @@ class Waiter:
         if self.outcome is None:
             self.outcome = outcome
             for running in self.waiting:
-                running.go_on()
+                running.resume()
 
     def __await__(self) -> Generator[Waiter, None, bytes]:
         if self.outcome is None:
@@ -54,9 +56,9 @@ class Running:
         self._call = call
         self.is_done = False
         self.result: Any = None
-        self.go_on()
+        self.resume()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         try:
             waiter: Waiter = self._call.send(None)
         except StopIteration as end:
@@ -72,7 +74,7 @@ class Sub(QueuedSubscription):
         return Running(self._get())
 
 
-class FakeSession(Session[Sub]):
+class FakeSession(WithoutCalls[Sub], Session[Sub]):
     """A session with a server that does what the test says.
 
     :ivar sent: what the server was sent on this connection.
@@ -82,7 +84,7 @@ class FakeSession(Session[Sub]):
     """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__("/fake", Settings(**{"max_packet": 1000, "bundles": False, **settings}))
+        super().__init__("/fake", ConnectOptions(**{"max_packet": 1000, "bundles": False, **settings}))
         self.soon: list[Callable[[], None]] = []
         self.connected = True
         self.reading = True
@@ -97,7 +99,7 @@ class FakeSession(Session[Sub]):
     # what the server does
 
     def arrive(self, *packets: bytes) -> None:
-        self._arrived(list(packets))
+        self._receive_packets(list(packets))
 
     def turn(self) -> None:
         """The turn of the loop is over."""
@@ -132,14 +134,14 @@ class FakeSession(Session[Sub]):
                 self.room -= 1
             self.outbox.ack(taken, 1)
 
-    def _send_now(self, packets: list[bytes]) -> int:
+    def _try_send(self, packets: list[bytes]) -> int:
         count = 0 if not self.connected else len(packets) if self.room is None else min(self.room, len(packets))
         self.sent += packets[:count]
         if self.room is not None:
             self.room -= count
         return count
 
-    def _soon(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], None]) -> None:
         self.soon.append(call)
 
     def _set_reading(self, reading: bool) -> None:
@@ -156,7 +158,7 @@ class FakeSession(Session[Sub]):
             answer()
         self._flush()
 
-    def _is_connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self.connected
 
     def _detach(self) -> None:
@@ -166,16 +168,16 @@ class FakeSession(Session[Sub]):
         self.naps.append((seconds, Waiter()))
         return self.naps[-1][1]
 
-    def _drained(self) -> Waiter:  # type: ignore[override]
+    def wait_drained(self) -> Waiter:
         self._flush()
         waiter = Waiter()
         self.outbox.wait(waiter)
         return waiter
 
-    def _reconnect(self) -> None:
+    def _start_reconnecting(self) -> None:
         self.attempts.append(Running(self._reconnect_loop()))
 
-    def _ended(self, error: Exception) -> None:
+    def _on_end(self, error: Exception) -> None:
         self.ends.append(error)
 
 
@@ -238,7 +240,7 @@ def test_several_may_wait_for_one_subscription() -> None:
     assert [get.result.payload for get in gets[:2]] == [b"1", b"2"]
     sub.close()
     assert {type(get.result) for get in gets[2:]} == {Closed}
-    assert sub._waiting == []
+    assert sub._waiters == []
     assert session.sent == [b"SUB a", b"UNSUB a"]
 
 
@@ -248,7 +250,7 @@ def test_abandoned_wait_takes_no_message() -> None:
     sub = session.subscribe("a")
     gets = [sub.get() for _ in range(2)]
     gets[0]._call.close()
-    assert len(sub._waiting) == 1
+    assert len(sub._waiters) == 1
     session.arrive(b"MSG a\x001")
     assert gets[1].result.payload == b"1"
 
@@ -406,7 +408,7 @@ def test_lost_connection_is_the_end() -> None:
     session.room = 2
     sub, idle = session.subscribe("a"), session.subscribe("b")
     waiting = [Running(session._whoami()), Running(session._fence()), idle.get()]
-    publishing = session._drained()
+    publishing = session.wait_drained()
     session.arrive(b"MSG a\x001")
     lose(session)
     lose(session)
@@ -519,7 +521,7 @@ def test_loss_in_the_moment_of_the_proof_is_not_overlooked() -> None:
     session = FakeSession(reconnect=Exact())
     lose(session)
     session.wake()
-    fence = session.core._waiting[0]
+    fence = session.core._whoami_waiters[0]
     assert isinstance(fence, Waiter)
     fence.waiting.insert(0, Lose(session))  # type: ignore[arg-type]
     session.reply()
@@ -536,7 +538,7 @@ class Lose:
     def __init__(self, session: FakeSession) -> None:
         self._session = session
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         lose(self._session)
 
 
@@ -549,11 +551,11 @@ def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
     session.subscribe("waiting")
     session.control("other/thing")
     old = Running(session._fence())
-    sent: list[Waiter] = [session._drained()]
+    sent: list[Waiter] = [session.wait_drained()]
     lose(session)
     assert isinstance(old.result, Disconnected)
     session.send([session.core.publish("k", b"1")])
-    sent.append(session._drained())
+    sent.append(session.wait_drained())
     session.subscribe("new")
     fence = Running(session._fence())
     kept.close()
@@ -619,7 +621,7 @@ def test_closing_while_there_is_no_connection(turns: int) -> None:
         session.wake()
     get = session.subscribe("a").get()
     session.room = 0
-    publishing = session._drained()
+    publishing = session.wait_drained()
     closing = Running(session._finish())
     if turns:
         session.room = None
