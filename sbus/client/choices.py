@@ -27,7 +27,7 @@ class Choices:
     controls: tuple[bytes, ...] = ()
     patterns: tuple[tuple[bytes, int], ...] = ()
 
-    def set_strategies(self, key: bytes) -> Choices:
+    def with_control(self, key: bytes) -> Choices:
         """Return these choices with a control message put in force; one that is not repeated changes nothing.
 
         It replaces the earlier choices of its group. A row that *refines* (``order/random``) stands beside them. A key

@@ -100,7 +100,7 @@ class ClientCore:
         self.on_control = on_control
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
         if bundles and dialect.control:
-            self._choices = self._choices.set_strategies(BUNDLE_ON)
+            self._choices = self._choices.with_control(BUNDLE_ON)
         self._dispatcher = Dispatcher(dialect, self._receive_control)
         self._whoami_waiters: deque[Waiter | None] = deque()  # None for a question asked with `control`
         self._ids = _own_ids()  # at the time of connecting
@@ -165,7 +165,7 @@ class ClientCore:
         if key.startswith(BUNDLE + b"/"):
             raise UsageError("the client negotiates bundles itself: connect with bundles=True, or bundles=False")
         packet = self._control(key, payload)
-        self._choices = self._choices.set_strategies(key)
+        self._choices = self._choices.with_control(key)
         if key == WHOAMI:
             self._whoami_waiters.append(None)
         return packet
