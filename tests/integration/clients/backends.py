@@ -53,7 +53,7 @@ _END = object()
 
 
 class Sub:
-    """A subscription, of whatever library."""
+    """A subscription of one of the libraries."""
 
     def __init__(self, client: Client, raw: Any) -> None:
         self._client = client
@@ -66,11 +66,11 @@ class Sub:
         return message
 
     async def take(self, count: int) -> list[bytes]:
-        """The payloads of so many messages."""
+        """Return the payloads of the next `count` messages."""
         return [(await self.get()).payload for _ in range(count)]
 
     async def get_many(self) -> list[Message]:
-        """All that is here, as soon as there is something."""
+        """Wait for a message, then return all that are here."""
         async with asyncio.timeout(TIMEOUT):
             messages: list[Message] = await self._client.do(self.raw.get_many)
             return messages
@@ -94,14 +94,14 @@ class Sub:
 
 
 class Client:
-    """A `Bus`, of whatever library."""
+    """A `Bus` of one of the libraries."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.raw: Any = None
 
     async def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the library, wherever it has to be called, and wait for the result."""
+        """Call the library in its own thread or loop, and wait for the result."""
         return await self.backend.do(self, function, *args, **kwargs)
 
     async def publish(self, key: bytes | str, payload: bytes = b"", **kwargs: Any) -> None:
@@ -157,7 +157,7 @@ class Client:
         await self.do(self.raw.close)
 
     async def settle(self) -> None:
-        """A `fence` that gets over lost connections, if they are to be made again."""
+        """Repeat `fence` until it returns, over lost connections, if the client reconnects."""
         while True:
             try:
                 return await self.fence()
@@ -167,7 +167,7 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Have it read, and answer, all the time; a library with an event loop does so anyway."""
+        """Make the client read and reply continuously; a library with an event loop does so anyway."""
         async with self.backend.serving(self):
             yield
 
@@ -178,7 +178,7 @@ class Client:
 
 
 class Gaps:
-    """Hears of gaps (``on_gap``), in whatever thread."""
+    """Records the calls of ``on_gap``, from any thread."""
 
     def __init__(self) -> None:
         self.reported: list[Exception] = []
@@ -190,7 +190,7 @@ class Gaps:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     async def wait(self, count: int) -> None:
-        """Wait until it has been told so often."""
+        """Wait for `count` calls."""
         async with asyncio.timeout(TIMEOUT):
             while len(self.reported) < count:
                 self._changed.clear()
@@ -212,13 +212,13 @@ class Backend(ABC):
         self.settings: dict[str, Any] = {}
 
     async def connect(self, address: str | Path | None = None, **settings: Any) -> Client:
-        """A connected client, which is closed at the end of the test."""
+        """Return a connected client, which is closed at the end of the test."""
         client = await self._connect(None if address is None else str(address), **{**self.settings, **settings})
         self.clients.append(client)
         return client
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
-        """Run a test; what it leaves unhandled fails it."""
+        """Run a test; an error that it leaves unhandled fails it."""
         gc.freeze()  # only what the test makes need be collected
         try:
             asyncio.run(self._run(test))
@@ -242,18 +242,18 @@ class Backend(ABC):
             await loop.shutdown_asyncgens()
 
     def take_failures(self) -> list[BaseException]:
-        """What was reported so far; the test has expected it."""
+        """Return and forget the errors reported so far, which the test has expected."""
         failures, self.failures = self.failures, []
         return failures
 
     def begin(self) -> None:  # noqa: B027
-        """The event loop runs."""
+        """Prepare; called when the event loop runs."""
 
     async def check(self) -> None:  # noqa: B027
-        """The test is over, and everything closed."""
+        """Check that nothing is left; called after the test, when everything is closed."""
 
     def end(self) -> None:  # noqa: B027
-        """The event loop is gone."""
+        """Clean up; called when the event loop is gone."""
 
     @abstractmethod
     async def _connect(self, address: str | None, **settings: Any) -> Client:
@@ -338,7 +338,7 @@ class TwistedBackend(Backend):
 
 
 class _Thread:
-    """A thread that does one thing after the other; it may be given up, as it keeps no process alive."""
+    """A daemon thread that makes one call after the other; a test may abandon it."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -435,7 +435,7 @@ BACKENDS: tuple[type[Backend], ...] = (BlockingBackend, AsyncioBackend, TwistedB
 
 
 class FakeServer:
-    """A server that does what the test says; a context manager."""
+    """A server that the test controls; a context manager."""
 
     def __init__(self, address: Path, backlog: int = 8) -> None:
         self.address = address
@@ -457,19 +457,19 @@ class FakeServer:
         self._listening.settimeout(TIMEOUT)
 
     def vanish(self) -> None:
-        """Be gone, until `listen` is called again."""
+        """Disappear, until `listen` is called again."""
         self.address.unlink()
         for sock in self._open:
             sock.close()
         self._open.clear()
 
     async def accept(self) -> FakePeer:
-        """The next client."""
+        """Accept the next client."""
         peer: FakePeer = await _in_thread(self.accept_now)
         return peer
 
     def accept_now(self) -> FakePeer:
-        """The next client, for tests without an event loop."""
+        """Accept the next client, in a test without an event loop."""
         sock = self._listening.accept()[0]
         # Not Python's own time-out: with that it takes a socket for full that is so to a quarter.
         sock.setblocking(True)
@@ -479,7 +479,7 @@ class FakeServer:
         return FakePeer(sock)
 
     def fill(self) -> int:
-        """Take the backlog's places; `accept` gives one free. Returns how many it took."""
+        """Fill the backlog, and return the number of places; each `accept` frees one."""
         taken = 0
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -498,12 +498,12 @@ class FakePeer:
         self._sock = sock
 
     async def receive(self, *, raw: bool = False) -> bytes:
-        """The next packet; the empty one at the end."""
+        """Return the next packet; an empty one at the end of the connection."""
         packet: bytes = await _in_thread(self.receive_now, raw=raw)
         return packet
 
     def receive_now(self, *, raw: bool = False) -> bytes:
-        """The next packet, for tests without an event loop.
+        """Return the next packet, in a test without an event loop.
 
         :param raw: also if it is the question for bundles, which servers ignore that know none.
         """
@@ -512,7 +512,7 @@ class FakePeer:
         return packet
 
     async def receive_until(self, last: bytes) -> list[bytes]:
-        """The packets up to one that is `last`."""
+        """Return the packets up to `last`, which is included."""
         packets = [await self.receive()]
         while packets[-1] != last:
             assert packets[-1], f"the connection ended after {packets}"
@@ -520,7 +520,7 @@ class FakePeer:
         return packets
 
     async def answer(self) -> list[bytes]:
-        """Answer the next question who somebody is; the packets before it."""
+        """Answer the next ``whoami``; return the packets before it."""
         packets = await self.receive_until(WHOAMI)
         self.send(WHOAMI + b"\0!/cred/1/2/3")
         return packets[:-1]
@@ -534,7 +534,7 @@ class FakePeer:
 
 
 async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wait for a call that blocks; in vain, it is given up."""
+    """Wait for a blocking call in a thread; abandon it after the timeout."""
     thread = _Thread()
     try:
         return await asyncio.wait_for(thread.do(function, *args, **kwargs), TIMEOUT)
@@ -543,13 +543,13 @@ async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 async def turn() -> None:
-    """Let what is to happen soon in this process happen."""
+    """Run the event loop for a few turns."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def wait_quiet(progress: Callable[[], int]) -> None:
-    """Wait until something has made progress and makes none any more, at a server that serves nobody."""
+    """Wait until something has made progress and then stops, while the server is paused."""
     last, turns = -1, 0
     while turns < 60 or not last:
         await asyncio.sleep(0.002)  # nothing tells of what does not happen
@@ -557,7 +557,7 @@ async def wait_quiet(progress: Callable[[], int]) -> None:
 
 
 async def wait_stuck(progress: Callable[[], int], bystander: Client) -> None:
-    """Wait until something makes no progress any more, although the server serves others and the loop turns."""
+    """Wait until something makes no more progress, although the server and the loop run."""
     last, turns = -1, 0
     while turns < 30:
         await bystander.fence()
@@ -566,7 +566,7 @@ async def wait_stuck(progress: Callable[[], int], bystander: Client) -> None:
 
 @contextlib.contextmanager
 def paused(server: Bus) -> Iterator[None]:
-    """A server that does nothing, although it is there (SIGSTOP)."""
+    """Pause a server with SIGSTOP."""
     server.kill(signal.SIGSTOP)
     try:
         deadline = time.monotonic() + TIMEOUT
@@ -578,7 +578,7 @@ def paused(server: Bus) -> Iterator[None]:
 
 
 def unread(client: Client) -> int:
-    """Messages that a library with an event loop holds for those who do not read."""
+    """Return the number of unread messages that a library with an event loop keeps."""
     assert isinstance(client.raw, Session)
     subscriptions: list[Any] = list(client.raw.core.sinks())
     return sum(len(subscription._messages) for subscription in subscriptions)

@@ -12,7 +12,7 @@ from tests.integration.clients.backends import BACKENDS, AsyncioBackend, Backend
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
-    """Run a test that is a coroutine in the library that it asks for."""
+    """Run a test that is a coroutine with the library that it names."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -30,7 +30,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(params=(AsyncioBackend, TwistedBackend), ids=lambda kind: kind.name)
 def looping(request: pytest.FixtureRequest) -> Backend:
-    """Each library whose calls can be cancelled."""
+    """Each library with an event loop, whose calls can be cancelled."""
     made: Backend = request.param()
     return made
 
@@ -48,5 +48,5 @@ def native() -> AsyncioBackend:
 
 @pytest.fixture
 def waiting() -> BlockingBackend:
-    """The library for programs that wait."""
+    """The blocking library."""
     return BlockingBackend()

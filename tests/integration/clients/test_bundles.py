@@ -1,4 +1,4 @@
-"""Bundles change nothing but how many packets there are, in all client libraries; and no server need have them."""
+"""With all client libraries, bundles change only the number of packets, and servers need not support them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bundle(*packets: bytes) -> bytes:
 
 
 async def agree(client: Client, peer: FakePeer) -> None:
-    """Have the client know that the server takes bundles."""
+    """Make the client read the server's reply about bundles."""
     asking = asyncio.ensure_future(client.whoami())
     assert await peer.receive() == WHOAMI
     peer.send(ANSWER, WHOAMI + b"\0" + NAME)
@@ -39,7 +39,7 @@ async def agree(client: Client, peer: FakePeer) -> None:
 
 
 async def test_bundles_are_used_when_the_server_has_answered(backend: Backend, directory: Path) -> None:
-    """The question is the first packet; before the answer packets are plain, and one that is alone always is."""
+    """The question is the first packet; packets before the reply, and lone packets, are plain."""
     some = [("k", b"%d" % i) for i in range(100)]
     packets = [b"MSG k\0%d" % i for i in range(100)]
     with FakeServer(directory / "fake") as server:
@@ -59,7 +59,7 @@ async def test_bundles_are_used_when_the_server_has_answered(backend: Backend, d
 
 
 async def test_bundles_are_taken_apart(backend: Backend, directory: Path) -> None:
-    """Messages and answers that come in bundles are what they are one by one; one that is malformed is nothing."""
+    """Messages and replies in bundles count like plain packets; a malformed bundle is ignored."""
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address)
         sub = await client.subscribe("k")
@@ -76,7 +76,7 @@ async def test_bundles_are_taken_apart(backend: Backend, directory: Path) -> Non
 
 @pytest.mark.parametrize("settings", [{"bundles": False}, {"dialect": "early"}], ids=str)
 async def test_bundles_that_are_not_wanted(backend: Backend, directory: Path, settings: dict[str, Any]) -> None:
-    """They are not asked for, nor where the dialect has no such question."""
+    """A client without bundles, or in the early dialect, does not ask for them."""
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address, **settings)
         await client.publish("k", b"1")
@@ -84,7 +84,7 @@ async def test_bundles_that_are_not_wanted(backend: Backend, directory: Path, se
 
 
 async def test_who_only_publishes_hears_the_answer(backend: Backend, directory: Path) -> None:
-    """Nobody reads here, and still the answer is heard; another first packet says that none will come."""
+    """A client that never reads still notices the reply; any other first packet means that there is none."""
     some = [("k", b"%d" % i) for i in range(10)]
     whole = bundle(*[b"MSG k\0%d" % i for i in range(10)])
     with FakeServer(directory / "fake") as server:
@@ -103,7 +103,7 @@ async def test_who_only_publishes_hears_the_answer(backend: Backend, directory: 
 
 
 async def test_what_is_published_in_one_turn_leaves_together(looping: Backend, directory: Path) -> None:
-    """A program that does not wait for each message sends a few packets, not one for each; order is kept."""
+    """Messages published without waiting travel in a few packets, in order."""
     with FakeServer(directory / "fake") as server:
         client = await looping.connect(server.address)
         peer = await server.accept()
@@ -121,7 +121,7 @@ async def test_what_is_published_in_one_turn_leaves_together(looping: Backend, d
 
 
 async def test_bundling_and_plain_clients_together(backend: Backend, shared: Bus) -> None:
-    """Whoever publishes, and in whichever way, everybody gets the same."""
+    """Clients with and without bundles receive the same messages from each other."""
     kinds: list[dict[str, Any]] = [{}, {"bundles": False}]
     readers = [await backend.connect(shared.address, **kind) for kind in kinds]
     publishers = [await backend.connect(shared.address, **kind) for kind in kinds]
@@ -141,7 +141,7 @@ async def test_bundling_and_plain_clients_together(backend: Backend, shared: Bus
 
 
 async def test_reconnecting_to_servers_with_bundles_and_without(backend: Backend, bus: StartBus) -> None:
-    """Each connection finds out for itself; what was subscribed to and published goes on all the same."""
+    """Each connection negotiates bundles anew; subscriptions and messages are unaffected."""
     server, gaps = bus(), Gaps()
     client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
     sub = await client.subscribe("k")
@@ -169,7 +169,7 @@ async def test_bundles_are_longer_than_the_longest_packet(backend: Backend, shar
 
 
 async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedBackend, shared: Bus) -> None:
-    """One that was made for short packets has room for bundles of them all the same."""
+    """An endpoint made for short packets still gets buffers for bundles."""
     client = await twisted.connect(f"seqpacket:{shared.address}:max_packet=100", max_packet=100)
     sub = await client.subscribe("k")
     await client.fence()
@@ -179,7 +179,7 @@ async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedBackend, shared
 
 
 def test_socket_that_was_made_smaller_than_a_bundle(shared: Bus) -> None:
-    """What does not fit it as a bundle goes packet by packet."""
+    """Packets that do not fit as a bundle go out one by one."""
     with sbus.connect(str(shared.address)) as client:
         client.subscribe("k")
         client.fence()
@@ -207,6 +207,6 @@ ALIKE: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("behaviour", ALIKE, ids=lambda test: test.__name__)
 async def test_plain_packets_behave_alike(backend: Backend, shared: Bus, behaviour: Callable[..., Any]) -> None:
-    """With ``bundles=False`` all is as with bundles."""
+    """With ``bundles=False``, everything works as with bundles."""
     backend.settings["bundles"] = False
     await behaviour(backend, shared)

@@ -1,4 +1,4 @@
-"""What becomes of a client's calls, messages and settings when its connection is closed, lost, and made again."""
+"""A client's calls, messages and settings when its connection is closed, lost, and made again."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 
 
 async def gather(calls: list[asyncio.Future[Any]]) -> list[Any]:
-    """The outcomes of calls that all end in an exception."""
+    """Return the exceptions of calls that all fail."""
     async with asyncio.timeout(TIMEOUT):
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
 
 async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: StartBus) -> None:
-    """When the server dies whatever waits raises Disconnected, which says why and where."""
+    """When the server dies, every waiting call raises Disconnected with the reason and the address."""
     server = bus()
     clients = [await backend.connect(server.address) for _ in range(len(CALLS) + 3)]
     subs = [await client.subscribe("never") for client in clients[-3:]]
@@ -82,7 +82,7 @@ async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: St
 
 
 async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: StartBus) -> None:
-    """Also many calls on one connection, several of a kind."""
+    """Many calls on one connection all raise Disconnected, several of a kind included."""
     server = bus()
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
@@ -96,7 +96,7 @@ async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: 
 
 
 async def use(client: Client, sub: Sub) -> list[Any]:
-    """What all calls of a client that can be used no more raise."""
+    """Return the error that every call of a client raises; it must be the same one."""
     calls: list[Any] = [call(client) for call in CALLS.values()]
     calls += [
         client.publish_many([("k", b"")]),
@@ -143,7 +143,7 @@ async def test_closed_bus_cannot_be_used(backend: Backend, shared: Bus) -> None:
 
 
 async def test_closing_ends_every_waiting_call(looping: Backend, bus: StartBus) -> None:
-    """What waits for a message or an answer when we close raises Closed; a loop over messages just ends."""
+    """Closing makes calls that wait for a message or a reply raise Closed; a loop over messages just ends."""
     server = bus()
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
@@ -183,7 +183,7 @@ async def test_connection_is_closed_at_the_end_of_with(backend: Backend, directo
 
 @pytest.mark.parametrize("publishing", [False, True], ids=["reading", "publishing"])
 async def test_messages_from_before_the_end_are_delivered(backend: Backend, directory: Path, publishing: bool) -> None:
-    """What the server sent before it closed is read, whether the end is seen by reading or by sending."""
+    """Messages sent before the server closed are delivered, whether a read or a send notices the end."""
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address)
         peer = await server.accept()
@@ -217,7 +217,7 @@ async def test_answer_from_before_the_end_counts(backend: Backend, directory: Pa
 
 
 async def test_messages_behind_a_callback_that_sends_keep_their_order(backend: Backend, directory: Path) -> None:
-    """A callback that finds out, by sending, that the server is gone does not mix up the messages behind its own."""
+    """If a callback's send notices that the server is gone, later messages keep their order."""
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address)
         peer = await server.accept()
@@ -244,7 +244,7 @@ async def test_messages_behind_a_callback_that_sends_keep_their_order(backend: B
 
 
 async def test_reader_that_does_not_read_is_told_of_the_end(looping: Backend, bus: StartBus) -> None:
-    """A connection that is not read, as its reader is slow, is seen to end all the same; what came can be read."""
+    """The end of a paused connection is noticed, and messages that came before can still be read."""
     server = bus()
     client, publisher = await looping.connect(server.address), await looping.connect(server.address)
     sub = await client.subscribe("p")
@@ -267,7 +267,7 @@ async def test_reader_that_does_not_read_is_told_of_the_end(looping: Backend, bu
 
 
 async def test_new_connection_is_told_what_is_in_force(backend: Backend, directory: Path) -> None:
-    """Settings and subscriptions as they stand are sent again, each once; what is gone is not, nor a question."""
+    """A new connection gets the settings and subscriptions in force, each once, and nothing else."""
     with FakeServer(directory / "fake") as server:
         gaps = Gaps()
         client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
@@ -311,7 +311,7 @@ async def test_new_connection_is_told_what_is_in_force(backend: Backend, directo
 
 
 async def answer_until(peer: FakePeer, last: bytes) -> list[bytes]:
-    """Answer all questions up to a packet; the others up to it."""
+    """Answer each ``whoami`` up to a packet, and return the other packets."""
     packets: list[bytes] = []
     while not packets or packets[-1] != last:
         packet = await peer.receive()
@@ -327,7 +327,7 @@ async def answer_until(peer: FakePeer, last: bytes) -> list[bytes]:
 async def test_what_is_sent_when_there_is_no_connection_follows_in_order(
     backend: Backend, directory: Path, known: bool
 ) -> None:
-    """Whether the loss is known or found out by sending: nothing is lost or sent twice, and the order is kept."""
+    """Packets sent without a connection go out in order, once, whether or not the loss was known."""
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address, reconnect=QUICK)
         peer = await server.accept()
@@ -374,7 +374,7 @@ async def test_what_is_sent_when_there_is_no_connection_follows_in_order(
 
 
 async def test_fence_asked_when_there_is_no_connection(looping: Backend, directory: Path) -> None:
-    """A fence asked meanwhile is asked behind what was sent before it, so that it still proves what it is to prove."""
+    """A fence sent without a connection keeps its place behind earlier packets, so that it proves them."""
     with FakeServer(directory / "fake") as server:
         client = await looping.connect(server.address, reconnect=QUICK)
         await server.accept()
@@ -394,7 +394,7 @@ async def test_fence_asked_when_there_is_no_connection(looping: Backend, directo
 async def test_messages_that_could_not_be_sent_are_sent_on_the_next_connection(
     backend: Backend, directory: Path
 ) -> None:
-    """What was handed to the kernel is not sent again; all that was not is, in order."""
+    """Messages that the kernel had accepted are not repeated; all others go out in order."""
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address, reconnect=QUICK)
         peer = await server.accept()
@@ -414,7 +414,7 @@ async def test_messages_that_could_not_be_sent_are_sent_on_the_next_connection(
 
 
 async def test_server_that_accepts_and_closes_is_not_stormed(backend: Backend, directory: Path) -> None:
-    """A connection that ends before the fence counts as a failed attempt: the pauses go on to grow."""
+    """A connection that ends before its fence counts as a failed attempt, so the pauses keep growing."""
     drawn: list[str] = []
 
     class Counted(Backoff):
@@ -443,7 +443,7 @@ async def test_server_that_accepts_and_closes_is_not_stormed(backend: Backend, d
 
 
 async def test_application_that_fails_when_told_of_a_gap(backend: Backend, directory: Path) -> None:
-    """An exception of `on_gap` harms nothing: it is logged, or raised by the call that connected again."""
+    """If `on_gap` raises, the error is logged, or raised by the call that reconnected; nothing else changes."""
 
     def on_gap(error: Exception) -> None:
         raise ZeroDivisionError
@@ -467,7 +467,7 @@ async def test_application_that_fails_when_told_of_a_gap(backend: Backend, direc
 
 
 async def test_callbacks_that_fail_harm_nobody_else(backend: Backend, shared: Bus) -> None:
-    """An exception of a callback is logged, or raised where the bus is read; no message behind it is lost."""
+    """If a callback raises, the error is logged, or raised where the bus is read; no later message is lost."""
     client = await backend.connect(shared.address)
     got: list[bytes] = []
 
@@ -492,7 +492,7 @@ async def test_callbacks_that_fail_harm_nobody_else(backend: Backend, shared: Bu
 
 
 async def test_hook_for_control_messages_that_fails_harms_nobody(backend: Backend, directory: Path) -> None:
-    """An exception of `on_control` is logged, or raised where the bus is read; the connection goes on."""
+    """If `on_control` raises, the error is logged, or raised where the bus is read; the connection continues."""
 
     def on_control(key: bytes, payload: bytes) -> None:
         raise ZeroDivisionError
@@ -511,7 +511,7 @@ async def test_hook_for_control_messages_that_fails_harms_nobody(backend: Backen
 
 
 async def test_closing_while_there_is_no_connection(looping: Backend, directory: Path) -> None:
-    """`close` does not wait for a connection that is to be made again; what waits for one raises Closed."""
+    """`close` does not wait for a reconnect; calls that do raise Closed."""
     with FakeServer(directory / "fake") as server:
         client = await looping.connect(server.address, reconnect=QUICK)
         peer = await server.accept()
@@ -527,7 +527,7 @@ async def test_closing_while_there_is_no_connection(looping: Backend, directory:
 
 
 async def test_closing_when_the_server_dies_meanwhile(looping: Backend, bus: StartBus) -> None:
-    """`close` ends when what it has to send can be sent no more, also if connections are to be made again."""
+    """`close` returns when the server dies before everything is sent, also with `reconnect`."""
     server = bus()
     client = await looping.connect(server.address, reconnect=QUICK)
     with paused(server):
@@ -544,13 +544,13 @@ async def test_closing_when_the_server_dies_meanwhile(looping: Backend, bus: Sta
 
 
 async def test_first_connection_is_not_tried_again(backend: Backend, directory: Path) -> None:
-    """`reconnect` is for connections that are lost; a server that is not there at first is an error."""
+    """`reconnect` does not retry the first connection: a missing server is an error."""
     with pytest.raises(ConnectError):
         await backend.connect(directory / "none", reconnect=True)
 
 
 async def test_early_dialect_reconnects(backend: Backend, bus: StartBus) -> None:
-    """Without control messages too, subscriptions are in force again when the gap is told."""
+    """In the early dialect too, subscriptions are in force again when `on_gap` is called."""
     server = bus("--dialect=early")
     gaps = Gaps()
     client = await backend.connect(server.address, dialect="early", reconnect=QUICK, on_gap=gaps)
@@ -566,7 +566,7 @@ async def test_early_dialect_reconnects(backend: Backend, bus: StartBus) -> None
 
 
 async def test_killed_server_is_survived_while_publishing_and_subscribing(backend: Backend, bus: StartBus) -> None:
-    """Over several ``kill -9`` both sides are told of each gap, are where they were, and nothing comes twice."""
+    """After each ``kill -9`` both clients report the gap and continue, and no message comes twice."""
     server = bus()
     heard, said = Gaps(), Gaps()
     reader = await backend.connect(server.address, reconnect=QUICK, on_gap=heard)
@@ -675,7 +675,7 @@ async def test_calls_wait_for_the_connection_to_be_made_again(backend: Backend, 
 
 
 async def serve_request(peer: FakePeer, answer: bytes) -> None:
-    """Answer questions, and then a request, whose answer must have been subscribed to before."""
+    """Answer questions, then a request, after checking that its reply key was subscribed to."""
     packets: list[bytes] = []
     while not packets or not packets[-1].startswith(b"MSG up\0"):
         packets.append(await peer.receive())
@@ -689,7 +689,7 @@ async def serve_request(peer: FakePeer, answer: bytes) -> None:
 
 
 async def test_request_made_when_there_is_no_connection(backend: Backend, directory: Path) -> None:
-    """A request asked meanwhile is made on the next connection, where its answer is subscribed to before."""
+    """A request made without a connection goes out on the next one, after the subscription to its reply."""
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address, reconnect=QUICK)
         peer = await server.accept()

@@ -17,18 +17,18 @@ from tests.support.servers import StartBus
 
 
 async def fenced(*clients: Client) -> None:
-    """Have the server deal with what each client has sent, one client after the other."""
+    """Fence each client, one after the other."""
     for client in clients:
         await client.fence()
 
 
 async def payloads(sub: Sub) -> list[bytes]:
-    """What has come; all of it, if its client was fenced after the publisher was."""
+    """Return the payloads received; all of them if the client was fenced after the publisher."""
     return [message.payload for message in await sub.get_ready()]
 
 
 async def test_message_arrives_as_it_was_published(backend: Backend, shared: Bus) -> None:
-    """Key and payload come as bytes, whatever bytes they are, and however large."""
+    """A message arrives byte for byte, whatever its bytes and its size."""
     one, other = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await other.subscribe(b"any/")
     await other.fence()
@@ -39,7 +39,7 @@ async def test_message_arrives_as_it_was_published(backend: Backend, shared: Bus
 
 
 async def test_text_keys_are_utf8(backend: Backend, shared: Bus) -> None:
-    """Keys and patterns that are str are taken as UTF-8; what comes is bytes."""
+    """Keys and patterns given as str are encoded as UTF-8; messages have bytes."""
     bus = await backend.connect(shared.address)
     sub = await bus.subscribe("wörter/")
     await bus.publish("wörter/grün", b"1")
@@ -49,7 +49,7 @@ async def test_text_keys_are_utf8(backend: Backend, shared: Bus) -> None:
 
 
 async def test_message_is_immutable(backend: Backend, shared: Bus) -> None:
-    """A message that several have got cannot be changed by one of them."""
+    """A message is immutable, since several subscriptions share it."""
     bus = await backend.connect(shared.address)
     sub = await bus.subscribe("a")
     await bus.publish("a")
@@ -59,7 +59,7 @@ async def test_message_is_immutable(backend: Backend, shared: Bus) -> None:
 
 
 async def test_overlapping_subscriptions_get_their_message_once_each(backend: Backend, shared: Bus) -> None:
-    """The server sends one copy; each subscription that matches gets it, once, and no other does."""
+    """The server sends one copy; each matching subscription gets it, once."""
     bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     patterns = ("", "a/", "a/*", "a/b", "*/b", "a/b/", "b/", "a/bc")
     subs = [await bus.subscribe(pattern) for pattern in patterns]
@@ -77,7 +77,7 @@ async def test_overlapping_subscriptions_get_their_message_once_each(backend: Ba
 
 
 async def test_identical_patterns_are_counted(backend: Backend, shared: Bus) -> None:
-    """Two subscriptions to one pattern both get the message; the server is told to stop with the last of them."""
+    """Two subscriptions to one pattern both get the message; UNSUB is sent for the last of them."""
     bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     one, two = await bus.subscribe("twice"), await bus.subscribe("twice")
     await fenced(bus)
@@ -99,7 +99,7 @@ async def test_identical_patterns_are_counted(backend: Backend, shared: Bus) -> 
 
 
 async def test_closing_one_of_overlapping_subscriptions_leaves_the_other(backend: Backend, shared: Bus) -> None:
-    """What only the closed one had wanted does not come any more; what the other wants does."""
+    """After one of two overlapping subscriptions is closed, only the other one's messages come."""
     bus = await backend.connect(shared.address)
     wide, narrow = await bus.subscribe("w/"), await bus.subscribe("w/n")
     await wide.close()
@@ -111,7 +111,7 @@ async def test_closing_one_of_overlapping_subscriptions_leaves_the_other(backend
 
 
 async def test_thousand_subscriptions_on_one_connection(backend: Backend, shared: Bus) -> None:
-    """Each gets its own message and no other, before and after half of them are closed."""
+    """Each of 1,000 subscriptions gets its own messages, before and after half of them are closed."""
     bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     subs = [await bus.subscribe(f"many/{i}/*") for i in range(1000)]
     await fenced(bus)
@@ -141,7 +141,7 @@ async def test_callback_gets_messages_in_order(backend: Backend, shared: Bus) ->
 
 
 async def test_get_many_waits_for_one_and_gives_all(backend: Backend, shared: Bus) -> None:
-    """`get_many` waits for a message, and gives what is there by then in one list; at the end it raises."""
+    """`get_many` waits for a message and returns all that are here in one list; at the end it raises."""
     bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await bus.subscribe("many")
     await fenced(bus)
@@ -162,7 +162,7 @@ async def test_get_many_waits_for_one_and_gives_all(backend: Backend, shared: Bu
 
 
 async def test_callback_may_use_the_bus(backend: Backend, shared: Bus) -> None:
-    """A callback may subscribe, unsubscribe and send; a subscription that it closes gets not even the same message."""
+    """A callback may subscribe, unsubscribe and send; a subscription that it closes does not get the same message."""
     bus = await backend.connect(shared.address)
     got: list[str] = []
     second: list[object] = []
@@ -181,7 +181,7 @@ async def test_callback_may_use_the_bus(backend: Backend, shared: Bus) -> None:
 
 
 async def test_iteration_ends_when_the_subscription_is_closed(backend: Backend, shared: Bus) -> None:
-    """What had come is still read; then the loop ends, with no exception."""
+    """Iteration yields the messages received before the subscription was closed, and then ends."""
     bus = await backend.connect(shared.address)
     sub = await bus.subscribe("loop/")
     await bus.publish_many([("loop/x", b"%d" % i) for i in range(3)])
@@ -197,7 +197,7 @@ async def test_iteration_ends_when_the_subscription_is_closed(backend: Backend, 
 
 
 async def test_iteration_ends_when_the_bus_is_closed(backend: Backend, shared: Bus) -> None:
-    """A loop over a bus that we have closed ends, with no exception."""
+    """Iteration over a closed bus ends without an exception."""
     bus = await backend.connect(shared.address)
     sub = await bus.subscribe("loop/")
     await bus.publish("loop/x")
@@ -206,7 +206,7 @@ async def test_iteration_ends_when_the_bus_is_closed(backend: Backend, shared: B
 
 
 async def test_own_messages_come_back_unless_echo_is_off(backend: Backend, shared: Bus) -> None:
-    """``echo(False)`` keeps our own messages from us, and nobody else's; ``echo(True)`` brings them back."""
+    """``echo(False)`` stops a client's own messages, and no others; ``echo(True)`` restores them."""
     bus, other = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await bus.subscribe("echo")
     await bus.echo(False)
@@ -220,7 +220,7 @@ async def test_own_messages_come_back_unless_echo_is_off(backend: Backend, share
 
 
 async def test_flood_control_is_chosen_at_the_server(backend: Backend, bus: StartBus) -> None:
-    """A client that chose to be disconnected when its queue is full is; one that chose nothing loses messages."""
+    """With hard="error" a full queue disconnects the client; with the default it loses messages."""
     server = bus("--queue-messages=10")
     strict, lax = await backend.connect(server.address), await backend.connect(server.address)
     await strict.flood_control(soft="queue", hard="error", order="queue")
@@ -239,7 +239,7 @@ async def test_flood_control_is_chosen_at_the_server(backend: Backend, bus: Star
 
 
 async def test_control_messages_are_sent_raw(backend: Backend, shared: Bus) -> None:
-    """A control message goes to the server as it is given; one that this client does not know reaches the hook."""
+    """A control message is sent unchanged; an unknown reply reaches `on_control`."""
     answers: list[tuple[bytes, bytes]] = []
     bus = await backend.connect(shared.address, on_control=lambda key, payload: answers.append((key, payload)))
     await bus.control("!/cred/whoami", b"ignored")
@@ -249,7 +249,7 @@ async def test_control_messages_are_sent_raw(backend: Backend, shared: Bus) -> N
 
 
 async def test_whoami_asked_raw_answers_no_fence(backend: Backend, shared: Bus) -> None:
-    """Each answer goes to who asked: one to a raw question does not let a later fence return early."""
+    """The reply to a raw ``whoami`` does not complete a later fence."""
     bus = await backend.connect(shared.address)
     sub = await bus.subscribe("fenced")
     await bus.control("!/cred/whoami")
@@ -259,7 +259,7 @@ async def test_whoami_asked_raw_answers_no_fence(backend: Backend, shared: Bus) 
 
 
 async def test_unknown_control_messages_are_ignored(backend: Backend, directory: Path) -> None:
-    """Without a hook, and with packets of kinds that only a newer server may know, messages still come."""
+    """Unknown control messages and packet kinds are ignored, and messages still arrive."""
     with FakeServer(directory / "fake") as server:
         bus = await backend.connect(server.address)
         peer = await server.accept()
@@ -270,7 +270,7 @@ async def test_unknown_control_messages_are_ignored(backend: Backend, directory:
 
 
 async def test_hook_gets_control_messages(backend: Backend, directory: Path) -> None:
-    """`on_control` gets key and payload; a payload that is not there is empty."""
+    """`on_control` gets the key and the payload, which is empty if there is none."""
     told: list[tuple[bytes, bytes]] = []
     with FakeServer(directory / "fake") as server:
         bus = await backend.connect(server.address, on_control=lambda *control: told.append(control))
@@ -294,7 +294,7 @@ async def test_hook_gets_control_messages(backend: Backend, directory: Path) -> 
     ],
 )
 async def test_keys_are_checked_before_sending(backend: Backend, shared: Bus, key: str, rule: str) -> None:
-    """A key or pattern that the protocol forbids raises at once, with the rule; the connection is none the worse."""
+    """A forbidden key or pattern raises at once and names the rule; the connection is unaffected."""
     bus = await backend.connect(shared.address)
     for call, arguments in (
         (bus.raw.publish, (key, b"")),
@@ -308,7 +308,7 @@ async def test_keys_are_checked_before_sending(backend: Backend, shared: Bus, ke
 
 
 async def test_nothing_is_published_if_one_of_many_cannot_be(backend: Backend, shared: Bus) -> None:
-    """`publish_many` is all or nothing where a key is wrong."""
+    """If one key is wrong, `publish_many` publishes nothing."""
     bus = await backend.connect(shared.address)
     sub = await bus.subscribe("all/")
     with pytest.raises(InvalidKey):
@@ -318,7 +318,7 @@ async def test_nothing_is_published_if_one_of_many_cannot_be(backend: Backend, s
 
 
 async def test_packet_over_the_limit_is_refused(backend: Backend, shared: Bus) -> None:
-    """The longest packet goes through; a byte more raises, and says by which limit."""
+    """The longest packet passes; one byte more raises an error that names the limit."""
     bus = await backend.connect(shared.address)
     sub = await bus.subscribe("k")
     await bus.publish("k", bytes(409_600 - len(b"MSG k\0")))
@@ -331,7 +331,7 @@ async def test_packet_over_the_limit_is_refused(backend: Backend, shared: Bus) -
 
 
 async def test_packet_too_large_for_the_socket_is_refused(backend: Backend, bus: StartBus) -> None:
-    """The send buffer is raised as far as it may be; what does not fit it raises at once, with the limit."""
+    """A packet larger than the largest send buffer raises at once, with the limit."""
     server = bus("--max-packet=4000000")
     client = await backend.connect(server.address, max_packet=4_000_000)
     limit = client.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 32
@@ -345,13 +345,13 @@ async def test_packet_too_large_for_the_socket_is_refused(backend: Backend, bus:
 
 
 async def test_unknown_dialect_is_refused(backend: Backend, shared: Bus) -> None:
-    """A dialect that does not exist is not taken for another."""
+    """An unknown dialect raises UsageError."""
     with pytest.raises(UsageError, match="dialect='late'"):
         await backend.connect(shared.address, dialect="late")
 
 
 async def test_early_dialect(backend: Backend, bus: StartBus) -> None:
-    """Keys have dots, a fence works, what needs control messages raises, and reserved keys are refused."""
+    """In the early dialect, keys have dots, fences work, control messages raise, and reserved keys are refused."""
     server = bus("--dialect=early")
     one = await backend.connect(server.address, dialect="early")
     other = await backend.connect(server.address, dialect="early")
@@ -373,7 +373,7 @@ async def test_early_dialect(backend: Backend, bus: StartBus) -> None:
 
 
 async def test_early_fence_returns_after_what_was_sent(backend: Backend, bus: StartBus) -> None:
-    """In the early dialect too a fence proves that all before it is in force, and its message is nobody's."""
+    """In the early dialect too, a fence proves what was sent before, and no subscription sees its message."""
     server = bus("--dialect=early")
     client = await backend.connect(server.address, dialect="early")
     sub = await client.subscribe("")
@@ -384,13 +384,13 @@ async def test_early_fence_returns_after_what_was_sent(backend: Backend, bus: St
 
 
 async def test_whoami_is_the_servers_word(backend: Backend, shared: Bus) -> None:
-    """The answer is what the server calls us, word for word."""
+    """`whoami` returns the server's reply byte for byte."""
     bus = await backend.connect(shared.address)
     assert await bus.whoami() == b"!/cred/%d/%d/%d" % (os.getegid(), os.geteuid(), os.getpid())
 
 
 async def test_whoami_passes_on_any_answer(backend: Backend, directory: Path) -> None:
-    """A chained name, as servers behind servers give it, comes word for word."""
+    """A chained name, as from a server behind a server, is returned byte for byte."""
     name = b"!/cred/1/2/3/!/cred/4/5/6"
     with FakeServer(directory / "fake") as server:
         bus = await backend.connect(server.address)
@@ -402,7 +402,7 @@ async def test_whoami_passes_on_any_answer(backend: Backend, directory: Path) ->
 
 
 async def test_fence_proves_that_subscriptions_are_in_force(backend: Backend, shared: Bus) -> None:
-    """Who is told after the fence finds the subscription there, every time."""
+    """A message published after the fence always reaches the subscription."""
     bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     for i in range(50):
         sub = await bus.subscribe(f"fence/{i}")

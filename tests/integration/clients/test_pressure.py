@@ -1,4 +1,4 @@
-"""What happens to the client libraries when somebody is slow, and when a caller will wait no longer."""
+"""Back-pressure and cancellation in the client libraries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BEYOND = 16 * 65_536 // 1000
 async def test_reader_that_does_not_read_holds_publishers_back(
     backend: Backend, bus: StartBus, choices: dict[str, str], bundles: bool
 ) -> None:
-    """A subscription that is not read stops its connection at the high-water mark; when it is read all is there."""
+    """An unread subscription pauses its connection at the high-water mark; no message is lost."""
     server = bus("--queue-messages=200")
     reader, publisher, bystander = [await backend.connect(server.address, bundles=bundles) for _ in range(3)]
     await reader.flood_control(**choices)
@@ -69,7 +69,7 @@ async def test_reader_that_does_not_read_holds_publishers_back(
 
 
 async def test_reader_that_goes_on_before_all_is_read(looping: Backend, shared: Bus) -> None:
-    """Reading goes on when a quarter is left, or when the subscription that nobody reads is closed."""
+    """Reading resumes at the low-water mark, or when the unread subscription is closed."""
     client, bystander = await looping.connect(shared.address), await looping.connect(shared.address)
     crowded, other = await client.subscribe("p"), await client.subscribe("q")
     await client.fence()
@@ -86,7 +86,7 @@ async def test_reader_that_goes_on_before_all_is_read(looping: Backend, shared: 
 
 
 async def test_publishing_to_a_stopped_server_waits(backend: Backend, shared: Bus) -> None:
-    """When the socket is full publishing waits; when the server goes on so does it, in order, with nothing lost."""
+    """Publishing waits while the socket is full, and continues in order, with nothing lost."""
     publisher = await backend.connect(shared.address)
     with shared.client(b"k") as subscriber:
         sent = 0
@@ -110,7 +110,7 @@ async def test_publishing_to_a_stopped_server_waits(backend: Backend, shared: Bu
 
 
 async def test_blocking_publish_times_out(waiting: BlockingBackend, shared: Bus) -> None:
-    """With a time-out `publish` raises when the socket stays full, and that message is never sent."""
+    """With a timeout, `publish` raises if the socket stays full, and that message is never sent."""
     publisher = await waiting.connect(shared.address)
     with shared.client(b"k") as subscriber:
         sent = 0
@@ -136,7 +136,7 @@ async def test_blocking_publish_times_out(waiting: BlockingBackend, shared: Bus)
 
 
 async def fill(client: Client) -> list[asyncio.Future[None]]:
-    """Publish to a server that is paused until the socket is full; the calls that wait."""
+    """Publish to a paused server until the socket is full; return the calls that wait."""
     waiting: list[asyncio.Future[None]] = []
     for i in range(500):
         publishing = asyncio.ensure_future(client.publish("k", b"%d " % i + bytes(10_000)))
@@ -148,7 +148,7 @@ async def fill(client: Client) -> list[asyncio.Future[None]]:
 
 
 async def test_cancelled_publish_leaves_the_order(looping: Backend, shared: Bus) -> None:
-    """Cancelling ends the waiting only: all messages are sent, each once, in order."""
+    """Cancelling a publish ends only the wait: all messages are sent, each once, in order."""
     publisher = await looping.connect(shared.address)
     with shared.client(b"k") as subscriber:
         with paused(shared):
@@ -179,7 +179,7 @@ async def cancel(*calls: asyncio.Future[Any]) -> None:
 
 
 async def test_cancelled_calls_leave_the_connection_usable(looping: Backend, shared: Bus) -> None:
-    """A call that is cancelled while it waits is over; its reply, which still comes, does not go to the next asker."""
+    """The late reply to a cancelled call does not complete the next call."""
     client, other = await looping.connect(shared.address), await looping.connect(shared.address)
     sub = await client.subscribe("own")
     await other.respond("up", lambda request: request.payload.upper())
@@ -198,7 +198,7 @@ async def test_cancelled_calls_leave_the_connection_usable(looping: Backend, sha
 
 
 async def test_cancelled_close_leaves_the_connection_open(looping: Backend, shared: Bus) -> None:
-    """A `close` that still has to send, and is cancelled, has closed nothing."""
+    """A cancelled `close` closes nothing."""
     client = await looping.connect(shared.address)
     with paused(shared):
         waiting = await fill(client)
@@ -212,7 +212,7 @@ async def test_cancelled_close_leaves_the_connection_open(looping: Backend, shar
 
 
 async def test_cancelled_get_loses_nothing(looping: Backend, shared: Bus) -> None:
-    """Several may wait at one subscription; those that are cancelled take no message with them."""
+    """Cancelled readers of a subscription take no message from the others."""
     client = await looping.connect(shared.address)
     sub = await client.subscribe("get")
     gets = [asyncio.ensure_future(sub.get()) for _ in range(6)]
@@ -227,7 +227,7 @@ async def test_cancelled_get_loses_nothing(looping: Backend, shared: Bus) -> Non
 
 
 async def test_get_that_is_cancelled_too_late_takes_nothing(native: AsyncioBackend, shared: Bus) -> None:
-    """A task that is cancelled when its message is there, but before it runs again, leaves the message."""
+    """A task that is cancelled after its message came, but before it runs, leaves the message."""
     client = await native.connect(shared.address)
     sub = await client.subscribe("get")
     late = asyncio.ensure_future(sub.get())
@@ -238,7 +238,7 @@ async def test_get_that_is_cancelled_too_late_takes_nothing(native: AsyncioBacke
 
 
 async def test_waiting_for_messages_that_never_come_keeps_nothing(looping: Backend, shared: Bus) -> None:
-    """A program that waits with time-outs, in a loop, does not pile anything up."""
+    """Waiting with timeouts in a loop accumulates nothing."""
     client = await looping.connect(shared.address)
     sub = await client.subscribe("never")
     for _ in range(20):
@@ -249,7 +249,7 @@ async def test_waiting_for_messages_that_never_come_keeps_nothing(looping: Backe
 
 
 async def test_cancelled_wait_for_the_end_changes_nothing(looping: Backend, shared: Bus) -> None:
-    """Whoever no longer waits for the end of the connection does not end it, nor the waiting of others."""
+    """Cancelling one wait for the end affects neither the connection nor other waits."""
     client = await looping.connect(shared.address)
     wait = client.raw.wait_closed if hasattr(client.raw, "wait_closed") else client.raw.whenClosed
     waits = [asyncio.ensure_future(client.do(wait)) for _ in range(2)]
@@ -266,7 +266,7 @@ def descriptors() -> int:
 
 
 async def test_cancelled_connect_leaves_nothing(looping: Backend, directory: Path) -> None:
-    """Connecting to a server that is overloaded can be cancelled, and done again later."""
+    """Connecting to an overloaded server can be cancelled and repeated later."""
     with FakeServer(directory / "fake", backlog=0) as server:
         waiting = server.fill()
         before = descriptors()
@@ -284,7 +284,7 @@ async def test_cancelled_connect_leaves_nothing(looping: Backend, directory: Pat
 
 
 async def test_connect_times_out(backend: Backend, directory: Path) -> None:
-    """A server that accepts nobody is given up after the time-out, with a reason."""
+    """Connecting to a server with a full backlog fails after the timeout, with the reason."""
     with FakeServer(directory / "fake", backlog=0) as server:
         server.fill()
         with pytest.raises(ConnectError, match="accepts no connections: it is overloaded or stopped"):
@@ -292,13 +292,13 @@ async def test_connect_times_out(backend: Backend, directory: Path) -> None:
 
 
 async def test_no_server_is_told_with_the_remedy(backend: Backend, directory: Path) -> None:
-    """Where there is no server, the error says so, and what to do."""
+    """If there is no server, the error names the reason and the remedy."""
     with pytest.raises(ConnectError, match=f"no bus at {directory}/none: No such file or directory: start one"):
         await backend.connect(directory / "none")
 
 
 async def test_loop_that_only_publishes_lets_others_have_their_turn(looping: Backend, shared: Bus) -> None:
-    """A program that publishes without end still reads, and runs its timers."""
+    """A loop that only publishes still reads, and its timers run."""
     client = await looping.connect(shared.address)
     got: list[bytes] = []
     await client.subscribe("turn", lambda message: got.append(message.payload))
@@ -315,7 +315,7 @@ async def test_loop_that_only_publishes_lets_others_have_their_turn(looping: Bac
 
 
 async def test_closing_sends_what_waits(looping: Backend, shared: Bus) -> None:
-    """`close` returns when all has been sent; who waits for that is told that it has."""
+    """`close` returns when everything is sent, and completes the calls that wait for that."""
     publisher = await looping.connect(shared.address)
     with shared.client(b"k") as subscriber:
         with paused(shared):

@@ -1,4 +1,4 @@
-"""Private keys, requests and proofs of identity behave alike in all client libraries, over a real server."""
+"""Inboxes, requests and proofs of identity behave alike in all client libraries, over a real server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def upper(request: Any) -> bytes:
 
 
 async def test_inbox_is_private(backend: Backend, bus: StartBus, as_root: None) -> None:
-    """An inbox's key begins with our name at the server; anyone may publish to it, and only we get it."""
+    """An inbox's key begins with the client's name; any client may publish to it, and only its owner gets it."""
     server = bus("--mode=0777")
     client, friend = await backend.connect(server.address), await backend.connect(server.address)
     key, sub = await client.inbox("letters")
@@ -35,7 +35,7 @@ async def test_inbox_is_private(backend: Backend, bus: StartBus, as_root: None) 
 
 
 async def test_request_is_answered(backend: Backend, shared: Bus) -> None:
-    """A request gets what the handler makes of it; the handler is told the key that was asked."""
+    """A request returns the handler's result; the handler gets the request's key."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     keys: list[bytes] = []
 
@@ -57,7 +57,7 @@ async def test_request_is_answered(backend: Backend, shared: Bus) -> None:
 
 
 async def test_error_of_the_handler_fails_the_request(backend: Backend, shared: Bus) -> None:
-    """The other side is told the exception, and the responder goes on."""
+    """The requester gets the handler's exception, and the responder continues."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
 
     def handler(request: Any) -> bytes:
@@ -87,7 +87,7 @@ async def test_error_of_the_handler_fails_the_request(backend: Backend, shared: 
 
 
 async def test_answers_can_be_given_later(backend: Backend, shared: Bus) -> None:
-    """A responder may keep requests, and answer them, in whatever order, or let them fail."""
+    """A responder may keep requests and answer or fail them later, in any order."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     other = await backend.connect(shared.address)
     sub = await server.subscribe("later")
@@ -104,7 +104,7 @@ async def test_answers_can_be_given_later(backend: Backend, shared: Bus) -> None
 
 
 async def test_answer_that_comes_too_late_is_nobodys(backend: Backend, shared: Bus) -> None:
-    """A request that has timed out is over; its answer does not reach the next one."""
+    """The late reply to a request that timed out does not complete the next one."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await server.subscribe("slow")
     await server.fence()
@@ -123,7 +123,7 @@ async def test_answer_that_comes_too_late_is_nobodys(backend: Backend, shared: B
 
 
 async def test_first_answer_counts(backend: Backend, shared: Bus) -> None:
-    """If several answer, the first is the answer."""
+    """If several clients reply, the first reply counts."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await server.subscribe("many")
     await server.fence()
@@ -135,7 +135,7 @@ async def test_first_answer_counts(backend: Backend, shared: Bus) -> None:
 
 
 async def test_requests_of_many_keep_apart(looping: Backend, shared: Bus) -> None:
-    """A hundred requests at the same time over one connection each get their own answer."""
+    """A hundred concurrent requests on one connection each get their own reply."""
     server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
     await server.respond("up/*", upper)
     await server.fence()
@@ -144,7 +144,7 @@ async def test_requests_of_many_keep_apart(looping: Backend, shared: Bus) -> Non
 
 
 async def test_message_that_is_no_request_gets_no_answer(backend: Backend, shared: Bus) -> None:
-    """A responder publishes nothing but answers to private keys for them, whatever a message has in it."""
+    """A responder publishes to reply keys only, whatever a message contains."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     everything = await bus.subscribe("")
     key, inbox = await bus.inbox("sbus/reply/x")
@@ -179,7 +179,7 @@ async def test_message_that_is_no_request_gets_no_answer(backend: Backend, share
 
 
 async def test_request_that_cannot_be_sent_raises(backend: Backend, shared: Bus) -> None:
-    """What is wrong with a request is told at once."""
+    """A request that cannot be sent raises at once."""
     bus = await backend.connect(shared.address)
     with pytest.raises(InvalidKey):
         await bus.request("!")
@@ -189,7 +189,7 @@ async def test_request_that_cannot_be_sent_raises(backend: Backend, shared: Bus)
 
 
 async def test_identity_is_proved(backend: Backend, shared: Bus) -> None:
-    """Who answers proofs under the name that the server gave it is verified."""
+    """A client that answers proofs under its own name is verified."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     me = await server.whoami()
     sub = await server.answer_proofs()
@@ -201,7 +201,7 @@ async def test_identity_is_proved(backend: Backend, shared: Bus) -> None:
 
 
 async def test_impostor_is_not_verified(backend: Backend, shared: Bus) -> None:
-    """Who is not the one that he says he is cannot read the proof's message, so there is no proof."""
+    """An impostor cannot read the nonce, so it is not verified."""
     bus, impostor = await backend.connect(shared.address), await backend.connect(shared.address)
     claimed = b"!/cred/%d/%d/%d" % (os.getegid(), os.geteuid() + 1, os.getpid())
     # He sees all that is open, and would answer it.
@@ -215,7 +215,7 @@ async def test_impostor_is_not_verified(backend: Backend, shared: Bus) -> None:
 
 @pytest.mark.parametrize("peer", ["", "somebody", "!/cred///", "!/cred//1000/", "!/cred/1/2/3!", "!/nobody"])
 async def test_name_that_is_not_private_proves_nothing(backend: Backend, shared: Bus, peer: str) -> None:
-    """Where others may read the question, whoever answers it is not proved to be anybody."""
+    """A name that others could subscribe to is not verified."""
     bus, impostor = await backend.connect(shared.address), await backend.connect(shared.address)
     for pattern in ("", "!/cred////sbus/proof"):
         await impostor.respond(pattern, lambda request: request.payload)
@@ -226,7 +226,7 @@ async def test_name_that_is_not_private_proves_nothing(backend: Backend, shared:
 
 @pytest.mark.parametrize("answer", [b"+wrong", b"-error", b"", b"nonsense"])
 async def test_wrong_answer_is_no_proof(backend: Backend, shared: Bus, answer: bytes) -> None:
-    """A peer that answers, but not with what it was sent, is not verified."""
+    """A peer that replies with other bytes than the nonce is not verified."""
     bus, peer = await backend.connect(shared.address), await backend.connect(shared.address)
     _, sub = await peer.inbox("sbus/proof")
     verified = asyncio.ensure_future(bus.verify(await peer.whoami()))
@@ -236,7 +236,7 @@ async def test_wrong_answer_is_no_proof(backend: Backend, shared: Bus, answer: b
 
 
 async def test_waiting_in_vain_times_out(backend: Backend, shared: Bus) -> None:
-    """A time-out ends the waiting, and nothing else: what is asked afterwards is answered."""
+    """A timeout ends one call only: later requests are answered."""
     bus = await backend.connect(shared.address)
 
     async def ask_in_vain(client: Client) -> None:

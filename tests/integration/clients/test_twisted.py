@@ -1,4 +1,4 @@
-"""What only the Twisted client has: endpoints, producers, a service that reconnects; and a reactor left clean."""
+"""Features of the Twisted client alone: endpoints, producers, a service that reconnects, a clean reactor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def done(deferred: defer.Deferred[Any]) -> Any:
 
 
 async def test_address_may_be_an_endpoint(twisted: TwistedBackend, shared: Bus) -> None:
-    """A path, an endpoint's string and an endpoint connect alike, and say in errors where they did."""
+    """A path, an endpoint's string and an endpoint connect alike, and errors name the address."""
     for address in (
         str(shared.address),
         f"seqpacket:{shared.address}",
@@ -68,7 +68,7 @@ async def test_address_may_be_an_endpoint(twisted: TwistedBackend, shared: Bus) 
 
 
 async def test_endpoint_of_streams_is_refused(twisted: TwistedBackend, directory: Path) -> None:
-    """An endpoint whose connections do not keep packets apart is told to be of no use; none stays open."""
+    """An endpoint whose connections do not keep packets apart is refused; none stays open."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(directory / "stream"))
         server.listen()
@@ -82,7 +82,7 @@ async def test_endpoint_of_streams_is_refused(twisted: TwistedBackend, directory
 
 
 async def test_transport_is_there_for_its_options(twisted: TwistedBackend, shared: Bus) -> None:
-    """``.transport`` is the transport; after the end it raises why there is none."""
+    """``.transport`` is the transport; after the end it raises the reason."""
     client = await twisted.connect(shared.address)
     handle = client.raw.transport.getHandle()
     assert handle.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
@@ -92,7 +92,7 @@ async def test_transport_is_there_for_its_options(twisted: TwistedBackend, share
 
 
 async def test_close_returns_when_the_socket_is_closed(twisted: TwistedBackend, shared: Bus) -> None:
-    """When the Deferred of `close` has fired nothing of the connection is left, also for a second one who closes."""
+    """When the Deferred of `close` has fired, the socket is closed; a second `close` fires then too."""
     client = await twisted.connect(shared.address)
     fd = client.socket.fileno()
     closing = [client.raw.close(), client.raw.close()]
@@ -103,7 +103,7 @@ async def test_close_returns_when_the_socket_is_closed(twisted: TwistedBackend, 
 
 
 async def test_waiting_for_the_end(twisted: TwistedBackend, directory: Path) -> None:
-    """`whenClosed` fires when we have closed, and fails with the reason when the server has."""
+    """`whenClosed` fires after `close`, and fails with the reason if the server has closed."""
     with FakeServer(directory / "fake") as server:
         client = await twisted.connect(server.address)
         waiting = client.raw.whenClosed()
@@ -122,7 +122,7 @@ async def test_waiting_for_the_end(twisted: TwistedBackend, directory: Path) -> 
 
 
 class Push:
-    """Publishes in each turn of the event loop, unless it is paused; writes down what it is told."""
+    """A push producer that publishes in each turn of the loop, and records the calls that it gets."""
 
     def __init__(self, client: Client) -> None:
         self.bus = client.raw
@@ -169,7 +169,7 @@ class Push:
 
 
 class Pull:
-    """Publishes one message each time it is asked to, so many altogether."""
+    """A pull producer that publishes one message each time it is resumed, `count` in all."""
 
     def __init__(self, client: Client, count: int) -> None:
         self.bus = client.raw
@@ -193,7 +193,7 @@ def numbers(packets: list[bytes]) -> list[int]:
 
 
 async def test_push_producer_follows_the_socket(twisted: TwistedBackend, bus: StartBus) -> None:
-    """It is paused while the socket is full and resumed when all is sent, by turns; nothing piles up or is lost."""
+    """A push producer is paused while the socket is full, and resumed when all is sent; nothing is lost."""
     server = bus()
     client = await twisted.connect(server.address)
     subscriber = server.client(b"k")
@@ -221,7 +221,7 @@ async def test_push_producer_follows_the_socket(twisted: TwistedBackend, bus: St
 
 
 async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedBackend, bus: StartBus) -> None:
-    """It is asked for one message after the other, however many, and not at all while the socket is full."""
+    """A pull producer is resumed once for each message, and not while the socket is full."""
     server = bus()
     client = await twisted.connect(server.address)
     subscriber = server.client(b"k")
@@ -247,7 +247,7 @@ async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedBackend
 
 
 async def test_one_producer_at_a_time(twisted: TwistedBackend, shared: Bus) -> None:
-    """A second producer is refused; when the first is gone it is not, and at the end it is stopped."""
+    """A second producer is refused while there is one; a producer is stopped at the end."""
     client = await twisted.connect(shared.address)
     one, two, three = Push(client), Push(client), Push(client)
     client.raw.registerProducer(one, True)
@@ -262,7 +262,7 @@ async def test_one_producer_at_a_time(twisted: TwistedBackend, shared: Bus) -> N
 
 
 async def test_producer_survives_a_lost_connection(twisted: TwistedBackend, bus: StartBus) -> None:
-    """While there is no connection a producer is paused; on the next one it goes on, with what was not sent."""
+    """A producer is paused without a connection, and resumed on the next one; unsent messages are sent."""
     server = bus()
     client = await twisted.connect(server.address, reconnect=QUICK)
     subscriber = server.client(b"k")
@@ -298,7 +298,7 @@ async def test_producer_survives_a_lost_connection(twisted: TwistedBackend, bus:
 
 
 async def test_producers_are_stopped_at_the_end(twisted: TwistedBackend, directory: Path) -> None:
-    """A connection that is lost for good stops its producer."""
+    """The end of the connection stops its producer."""
     for make in (Push, lambda client: Pull(client, 10**9)):
         with FakeServer(directory / "fake") as server:
             client = await twisted.connect(server.address)
@@ -314,7 +314,7 @@ async def test_producers_are_stopped_at_the_end(twisted: TwistedBackend, directo
 
 
 async def test_producer_that_fails_is_logged(twisted: TwistedBackend, shared: Bus) -> None:
-    """An exception of a producer's does not go unseen, nor harm the connection."""
+    """An exception of a producer is logged and does not affect the connection."""
 
     class Broken:
         def resumeProducing(self) -> None:
@@ -337,7 +337,7 @@ async def test_producer_that_fails_is_logged(twisted: TwistedBackend, shared: Bu
 async def test_service_connects_when_the_server_is_there(
     twisted: TwistedBackend, bus: StartBus, directory: Path
 ) -> None:
-    """A service may be started before the server; those who wait get the bus, which is set up once by then."""
+    """A service may start before the server; `whenConnected` fires with the bus, set up once."""
     setups: list[tx.Bus] = []
 
     async def setup(connected: tx.Bus) -> None:
@@ -363,7 +363,7 @@ async def test_service_connects_when_the_server_is_there(
 
 
 async def test_service_keeps_the_connection_up(twisted: TwistedBackend, bus: StartBus) -> None:
-    """After each loss the same bus is connected again, is subscribed as it was, and tells of the gap."""
+    """After each loss the same bus reconnects, restores its subscriptions and calls `on_gap`."""
     server = bus()
     gaps = Gaps()
     got: list[bytes] = []
@@ -389,7 +389,7 @@ async def test_service_keeps_the_connection_up(twisted: TwistedBackend, bus: Sta
 
 
 async def test_service_that_is_stopped_while_it_connects(twisted: TwistedBackend, directory: Path) -> None:
-    """It ends at once, whatever it waits for; who waits for the connection is told, and it can be started again."""
+    """A service that is connecting stops at once, fails `whenConnected`, and can be started again."""
     with FakeServer(directory / "fake") as server:
         service = BusClientService(twisted.reactor, str(directory / "none"), backoff=Backoff(first=60.0))
         full = BusClientService(twisted.reactor, str(server.address))
@@ -412,7 +412,7 @@ async def test_service_that_is_stopped_while_it_connects(twisted: TwistedBackend
 
 
 async def test_setup_that_fails_is_done_again(twisted: TwistedBackend, shared: Bus) -> None:
-    """What went wrong is logged, and another connection is made after a pause; the failed one is closed."""
+    """A setup that fails is logged; the connection is closed, and another one made after a pause."""
     buses: list[tx.Bus] = []
 
     def setup(connected: tx.Bus) -> None:
@@ -431,7 +431,7 @@ async def test_setup_that_fails_is_done_again(twisted: TwistedBackend, shared: B
 
 
 async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedBackend, shared: Bus) -> None:
-    """The setup's Deferred is cancelled; a setup that stops the service itself ends it too."""
+    """Stopping the service cancels the setup's Deferred; a setup may also stop the service itself."""
     forever: defer.Deferred[None] = defer.Deferred()
     service = BusClientService(twisted.reactor, str(shared.address), setup=lambda connected: forever)
     service.startService()
@@ -454,7 +454,7 @@ async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedBacken
 
 
 async def test_gap_in_which_the_application_closes(twisted: TwistedBackend, directory: Path) -> None:
-    """An application that closes when it hears of the gap is closed, and nothing goes wrong."""
+    """An application may close the bus in `on_gap`."""
     with FakeServer(directory / "fake") as server:
         closing: list[defer.Deferred[None]] = []
 
@@ -471,7 +471,7 @@ async def test_gap_in_which_the_application_closes(twisted: TwistedBackend, dire
 
 
 async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedBackend, bus: StartBus) -> None:
-    """Who finds out by sending is told, however much is unread; and the end is told to all who wait."""
+    """If a send notices the end, every waiting call fails, however much is unread."""
     server = bus()
     client, publisher = await twisted.connect(server.address), await twisted.connect(server.address)
     sub = await client.subscribe("p")
@@ -493,7 +493,7 @@ async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedBackend, b
 
 
 async def test_push_producer_is_paused_while_there_is_no_connection(twisted: TwistedBackend, directory: Path) -> None:
-    """Also one that was waiting for nothing when the connection was lost; it goes on when there is one again."""
+    """A push producer is paused when the connection is lost, and resumed on the next one."""
     with FakeServer(directory / "fake") as server:
         client = await twisted.connect(server.address, reconnect=QUICK)
         await client.subscribe("k")
@@ -531,7 +531,7 @@ class Faltering:
 async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
     twisted: TwistedBackend, directory: Path
 ) -> None:
-    """Whatever the system says to an attempt to connect again, another one follows."""
+    """After any error of an attempt to reconnect, another attempt follows."""
     with FakeServer(directory / "fake") as server:
         failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))] * 2
         endpoint = Faltering(twisted.reactor, str(server.address), *failures)
@@ -548,7 +548,7 @@ async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
 async def test_service_stops_beside_a_server_that_stands_still(
     twisted: TwistedBackend, bus: StartBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits a while for what is to be sent, and no longer."""
+    """A service beside a paused server stops after its timeout, with packets unsent."""
     monkeypatch.setattr("sbus.client.tx.service._STOP_TIMEOUT", 0.05)
     server = bus()
     service = BusClientService(twisted.reactor, str(server.address))
@@ -610,7 +610,7 @@ class Tests(TestCase):
 
 @pytest.mark.parametrize("reactor", ["epoll", "asyncio"])
 def test_reactor_is_left_clean(reactor: str, shared: Bus, directory: Path) -> None:
-    """Under trial, which looks for what is left in the reactor, on real reactors: nothing is."""
+    """Trial finds nothing left in real reactors."""
     (directory / "test_clean.py").write_text(TRIAL.format(address=str(shared.address)))
     command = [sys.executable, "-m", "twisted.trial", f"--reactor={reactor}", "--unclean-warnings", "test_clean"]
     ended = subprocess.run(

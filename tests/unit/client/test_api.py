@@ -19,7 +19,7 @@ CHAINED = b"!/cred/1/2/3/!/cred/4/5/6"
 
 
 class Waiter:
-    """A waiter that hands itself to whoever runs the coroutine."""
+    """A waiter that yields itself to the runner of the coroutine."""
 
     def __init__(self) -> None:
         self.outcome: Any = None
@@ -56,9 +56,9 @@ class Sub:
 
 
 class Backend(WithoutCalls[Sub]):
-    """The vocabulary without a connection.
+    """The client API without a connection.
 
-    :ivar sent: what was to be sent since it was last looked at.
+    :ivar sent: the packets sent since the last `take`.
     """
 
     def __init__(self, dialect: Dialect = CURRENT, max_packet: int = 10_000) -> None:
@@ -83,7 +83,7 @@ class Backend(WithoutCalls[Sub]):
 
 
 class Running:
-    """A call that has begun; `result` is what it has ended with, if it has."""
+    """A running call; `result` is its value or its exception, once it is done."""
 
     def __init__(self, call: Coroutine[Any, None, Any]) -> None:
         self._call = call
@@ -104,7 +104,7 @@ class Running:
 
 
 def started(call: Coroutine[Any, None, Any], backend: Backend, me: bytes = ME) -> Running:
-    """A call whose first question, who we are, was answered."""
+    """Start a call, and answer its ``whoami``."""
     running = Running(call)
     assert backend.take() == [WHOAMI]
     backend.core.receive([WHOAMI + b"\0" + me])
@@ -112,13 +112,13 @@ def started(call: Coroutine[Any, None, Any], backend: Backend, me: bytes = ME) -
 
 
 def reply_to(packet: bytes) -> bytes:
-    """The key to answer to, of a request's packet."""
+    """Return the reply key of a request's packet."""
     return packet.split(b"\0")[1]
 
 
 @pytest.mark.parametrize("me", [ME, CHAINED])
 def test_request_asks_for_an_answer_to_a_private_key(me: bytes) -> None:
-    """The first request learns our name and subscribes; each has a key of its own that nobody can guess."""
+    """The first request asks for the name and subscribes to replies; each has a random reply key of its own."""
     backend = Backend()
     first = started(backend._request("ask/me", b"x\0y"), backend, me)
     subscription, packet = backend.take()
@@ -138,7 +138,7 @@ def test_request_asks_for_an_answer_to_a_private_key(me: bytes) -> None:
 
 
 def test_answers_to_nobody_are_ignored() -> None:
-    """An answer to a request that is over, or was never made, disturbs nobody."""
+    """A reply to a request that is over, or was never made, is ignored."""
     backend = Backend()
     running = started(backend._request("k", b""), backend)
     to = reply_to(backend.take()[1])
@@ -149,14 +149,14 @@ def test_answers_to_nobody_are_ignored() -> None:
 
 @pytest.mark.parametrize(("key", "payload", "error"), [("!", b"", InvalidKey), ("k", bytes(10_000), PacketTooLong)])
 def test_request_that_cannot_be_sent_is_forgotten(key: str, payload: bytes, error: type[Exception]) -> None:
-    """Nobody waits for its answer."""
+    """A request that cannot be sent leaves no waiter behind."""
     backend = Backend()
     assert isinstance(started(backend._request(key, payload), backend).result, error)
     assert backend._requests == {}
 
 
 def test_lost_connection_is_a_new_name() -> None:
-    """Those who wait are handed out; the next request asks who we are, and subscribes, anew."""
+    """A loss returns the waiters; the next request asks for the name and subscribes again."""
     backend = Backend()
     running = started(backend._request("k", b""), backend)
     backend.take()
@@ -174,7 +174,7 @@ def test_lost_connection_is_a_new_name() -> None:
 
 
 def test_responding() -> None:
-    """The handler gets key and payload; what it returns is the answer, what it raises the error."""
+    """The handler gets key and payload; its result is the reply, its exception the error."""
     backend = Backend()
     requests: list[Request] = []
 
@@ -207,7 +207,7 @@ def test_responding() -> None:
     ],
 )
 def test_only_private_keys_for_answers_are_answered_to(to: bytes) -> None:
-    """Nobody can have a responder publish with a key of his choice, nor make it fail."""
+    """A request cannot make a responder publish to other keys than reply keys, or fail."""
     backend = Backend()
     message = Message(b"k", to + b"\0payload")
     backend.answer(message, b"x")
@@ -217,7 +217,7 @@ def test_only_private_keys_for_answers_are_answered_to(to: bytes) -> None:
 
 
 def test_errors_are_cut_and_made_text() -> None:
-    """An error's text is no more than a line or two, whatever it was."""
+    """An error's text is truncated, and encoded whatever it contains."""
     backend = Backend()
     request = Message(b"k", ME + b"/sbus/reply/x\0")
     backend.fail(request, "é" * 5000)
@@ -233,7 +233,7 @@ def test_errors_are_cut_and_made_text() -> None:
 
 
 def test_inbox_is_below_our_name() -> None:
-    """Its key is what whoami answers, word for word, and the name."""
+    """An inbox's key is the reply to whoami, byte for byte, and the name."""
     backend = Backend()
     running = started(backend._inbox("lettres/ä"), backend, CHAINED)
     assert isinstance(running.result, Inbox)
@@ -244,7 +244,7 @@ def test_inbox_is_below_our_name() -> None:
 
 @pytest.mark.parametrize(("answer", "proved"), [(b"+%b", True), (b"+", False), (b"%b", False), (b"-%b", False)])
 def test_only_what_was_sent_proves_who_answers(answer: bytes, proved: bool) -> None:
-    """The proof is the random payload, sent back; anything else is none."""
+    """Only the random payload, sent back, is a proof."""
     backend = Backend()
     running = started(backend._verify(CHAINED.decode()), backend)
     packet = backend.take()[1]
@@ -255,7 +255,7 @@ def test_only_what_was_sent_proves_who_answers(answer: bytes, proved: bool) -> N
 
 
 def test_proofs_are_answered() -> None:
-    """What comes to the private key for proofs is sent back as it came."""
+    """Requests to the key for proofs are answered with their own payload."""
     backend = Backend()
     assert isinstance(started(backend._answer_proofs(), backend).result, Sub)
     assert backend.take() == [b"SUB " + ME + b"/sbus/proof"]
@@ -265,7 +265,7 @@ def test_proofs_are_answered() -> None:
 
 
 def test_settings() -> None:
-    """Each choice is a control message; what is not chosen is not sent."""
+    """Each choice is one control message, and only choices are sent."""
     backend = Backend()
     backend.flood_control(soft="block", order="stack")
     backend.flood_control(hard="error")
@@ -284,7 +284,7 @@ def test_settings() -> None:
 
 
 def test_early_dialect_has_fences_only() -> None:
-    """What needs our name raises; a fence does not."""
+    """In the early dialect, calls that need the client's name raise, and a fence does not."""
     backend = Backend(EARLY)
     calls = (
         backend._whoami(),

@@ -1,4 +1,4 @@
-"""The outbox keeps order, tells each waiter at the right packet, and takes to a new connection what still counts."""
+"""The outbox: order, waiters, reconnecting, and the system calls that send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sbus.syscalls.sockets import max_sendable
 
 
 class Waiter:
-    """Somebody who waits, and writes down for what."""
+    """A waiter that records its outcomes."""
 
     def __init__(self) -> None:
         self.outcomes: list[Any] = []
@@ -34,7 +34,7 @@ class Waiter:
 
 
 class Model:
-    """One line of packets and waiters: a waiter is told when no packet stands before it."""
+    """A model: one line of packets and waiters, in which a waiter is due when no packet precedes it."""
 
     def __init__(self) -> None:
         self.line: list[bytes | Waiter] = []
@@ -64,7 +64,7 @@ numbered = st.sampled_from((b"MSG k\0%d", b"SUB %d", b"UNSUB %d", b"CMSG %d"))
 @settings(max_examples=300)
 @given(st.data())
 def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject) -> None:
-    """In whatever order packets are added, waited for, sent, and connections lost."""
+    """A waiter completes when every packet added before it is sent, over lost connections too."""
     outbox, model = Outbox(), Model()
     waiters: list[Waiter] = []
     number = 0
@@ -115,7 +115,7 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
 
 
 def test_waiters_may_add_packets_and_wait_again() -> None:
-    """Who is told may go on at once, from within the call: a program that publishes one message after the other."""
+    """A completed waiter may add packets and wait again, from within the call."""
     outbox = Outbox()
     told: list[int] = []
 
@@ -134,7 +134,7 @@ def test_waiters_may_add_packets_and_wait_again() -> None:
 
 
 def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
-    """It is a packet transport's queue, which survives the transport; a packet that does not fit ends that."""
+    """An outbox is a transport's queue, and survives the transport."""
     outbox = Outbox()
     assert protocol.__name__  # it says that an outbox is a queue
     assert verifyObject(IPacketQueue, outbox)
@@ -153,7 +153,7 @@ def ours_and_theirs() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def received(sock: socket.socket) -> list[bytes]:
-    """All that has come, as packets were sent."""
+    """Return the received packets, bundles included."""
     reader, packets = PacketReader(1 << 20), []
     while batch := reader.read(sock)[0]:
         packets += batch
@@ -162,7 +162,7 @@ def received(sock: socket.socket) -> list[bytes]:
 
 @pytest.mark.parametrize("limit", [0, 1000, LARGEST])
 def test_what_is_taken_is_what_arrives(ours_and_theirs: tuple[socket.socket, socket.socket], limit: int) -> None:
-    """The count is that of the packets that the peer gets, also when the socket is full in the middle."""
+    """The count returned is that of the packets that arrive, also if the socket fills up."""
     ours, theirs = ours_and_theirs
     packets = [b"MSG k\0%d " % i + bytes(i % 300) for i in range(20_000)]
     sent = rounds = 0
@@ -177,7 +177,7 @@ def test_what_is_taken_is_what_arrives(ours_and_theirs: tuple[socket.socket, soc
 
 
 def test_alone_is_plain(ours_and_theirs: tuple[socket.socket, socket.socket]) -> None:
-    """One packet is no bundle, whether it is all there is or does not fit with others."""
+    """A packet that is alone, or does not fit with others, is sent plain."""
     ours, theirs = ours_and_theirs
     assert send_some(ours, [], LARGEST) == 0
     assert send_some(ours, [b"alone"], LARGEST) == 1
@@ -186,7 +186,7 @@ def test_alone_is_plain(ours_and_theirs: tuple[socket.socket, socket.socket]) ->
 
 
 def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socket, socket.socket]) -> None:
-    """Packets go one by one then; one that does not fit by itself raises what the kernel says."""
+    """If a bundle does not fit the socket, packets go out singly; one too long by itself raises EMSGSIZE."""
     ours, theirs = ours_and_theirs
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
     packets = [bytes([i]) * 500 for i in range(100)]
@@ -200,6 +200,6 @@ def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socke
 
 
 def test_shares() -> None:
-    """Where there are bundles, fewer packets are read at once, as each may be many, and more are offered."""
+    """With bundles, fewer packets are read at once, since each has many messages, and more are sent."""
     assert read_limit(0) == send_limit(0) == BATCH
     assert read_limit(LARGEST) < BATCH < send_limit(LARGEST)

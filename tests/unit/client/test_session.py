@@ -1,4 +1,4 @@
-"""Coming, going and back-pressure of a session, on a shell without sockets whose time a test turns by hand."""
+"""Connecting, losing and back-pressure of a session, on a backend without sockets or time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = b"!/cred/1/2/3"
 
 
 class Waiter:
-    """A waiter; those who await it go on in the moment that it is told, as with Twisted."""
+    """A waiter whose coroutines resume at once when it completes, as with Twisted."""
 
     def __init__(self) -> None:
         self.outcome: Any = None
@@ -75,12 +75,12 @@ class Sub(QueuedSubscription):
 
 
 class FakeSession(WithoutCalls[Sub], Session[Sub]):
-    """A session with a server that does what the test says.
+    """A session whose server is controlled by the test.
 
-    :ivar sent: what the server was sent on this connection.
-    :ivar room: packets that the socket takes; None for any number.
-    :ivar answers: what becomes of the attempts to connect: an error, or a call to make when there is a connection.
-    :ivar naps: the pauses made; each is over when its waiter is told.
+    :ivar sent: packets that the server has received on this connection.
+    :ivar room: packets that the socket still takes; None for any number.
+    :ivar answers: outcomes of attempts to connect: an error to raise, or a function to call once connected.
+    :ivar naps: the pauses; each ends when its waiter completes.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -102,18 +102,18 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
         self._receive_packets(list(packets))
 
     def turn(self) -> None:
-        """The turn of the loop is over."""
+        """End the turn of the loop."""
         soon, self.soon = self.soon, []
         for call in soon:
             call()
 
     def reply(self) -> None:
-        """Answer all questions that were asked on this connection and not answered yet."""
+        """Answer every ``whoami`` of this connection that has no reply yet."""
         questions, self.sent = self.sent.count(WHOAMI), [p for p in self.sent if p != WHOAMI]
         self.arrive(*[WHOAMI + b"\0" + NAME] * questions)
 
     def wake(self) -> None:
-        """The newest pause is over."""
+        """End the newest pause."""
         self.naps[-1][1].set_result(b"")
 
     # what a shell does
@@ -196,7 +196,7 @@ class Exact(Backoff):
 
 
 def test_reading_stops_at_the_high_water_mark() -> None:
-    """The subscription that is not read stops the reading, once; it goes on when a quarter is left."""
+    """An unread subscription stops the reading, once; reading resumes at the low-water mark."""
     session = FakeSession()
     sub, other = session.subscribe("a"), session.subscribe("b")
     for i in range(HIGH_WATER - 1):
@@ -214,7 +214,7 @@ def test_reading_stops_at_the_high_water_mark() -> None:
 
 
 def test_every_crowded_subscription_must_have_room() -> None:
-    """Reading goes on when the last of those that were not read is read, in whatever way, or closed."""
+    """Reading resumes when the last subscription above the mark is read, in any way, or closed."""
     session = FakeSession()
     subs = [session.subscribe("a") for _ in range(3)]
     session.arrive(*[b"MSG a\0x"] * HIGH_WATER)
@@ -231,7 +231,7 @@ def test_every_crowded_subscription_must_have_room() -> None:
 
 
 def test_several_may_wait_for_one_subscription() -> None:
-    """Messages go to those who wait in their order; the end is told to all that are left."""
+    """Readers get messages in the order in which they wait; the end completes the others."""
     session = FakeSession()
     sub = session.subscribe("a")
     gets = [sub.get() for _ in range(4)]
@@ -245,7 +245,7 @@ def test_several_may_wait_for_one_subscription() -> None:
 
 
 def test_abandoned_wait_takes_no_message() -> None:
-    """Who stops to wait is forgotten, and the next message goes to who still waits."""
+    """An abandoned reader takes no message; the next reader gets it."""
     session = FakeSession()
     sub = session.subscribe("a")
     gets = [sub.get() for _ in range(2)]
@@ -256,7 +256,7 @@ def test_abandoned_wait_takes_no_message() -> None:
 
 
 def test_closed_subscription_gets_nothing_more() -> None:
-    """Not even the message that another sink was just told, which closed it."""
+    """A subscription that another sink's callback has closed does not get the same message."""
     session = FakeSession()
     got: list[Message] = []
     session.subscribe("a", lambda message: second.close())
@@ -270,7 +270,7 @@ def test_closed_subscription_gets_nothing_more() -> None:
 
 
 def test_exceptions_of_the_application_go_to_its_log() -> None:
-    """Of callbacks, and of the hook for control messages; whoever comes behind gets what is his."""
+    """Exceptions of callbacks and of `on_control` are logged, and other sinks get their messages."""
     session = FakeSession(on_control=lambda key, payload: 1 // 0)
     session.subscribe("a", lambda message: 1 // 0)
     sub = session.subscribe("a")
@@ -288,13 +288,13 @@ def publish(session: FakeSession, *numbers: int) -> None:
 
 
 def numbers(session: FakeSession) -> list[int]:
-    """What was sent since this was last asked."""
+    """Return and forget the numbers sent so far."""
     sent, session.sent = session.sent, []
     return [int(packet.partition(b"\0")[2]) for packet in sent]
 
 
 def test_lone_packets_go_at_once() -> None:
-    """Nothing is put off but one packet in many, to see whether others come, and that only to the end of the turn."""
+    """Lone packets go out at once, but for one in `BATCH`, which waits for the end of its turn."""
     session = FakeSession()
     for number in range(10 * BATCH):
         publish(session, number)
@@ -311,7 +311,7 @@ def test_lone_packets_go_at_once() -> None:
 
 
 def test_packets_of_a_turn_go_together() -> None:
-    """The first goes at once and the others at the end of the turn, as long as there are others."""
+    """The first packet of a busy turn goes out at once, and the others at its end."""
     session = FakeSession()
     publish(session, *range(BATCH + 10))
     assert numbers(session) == list(range(BATCH))
@@ -334,7 +334,7 @@ def test_packets_of_a_turn_go_together() -> None:
 
 
 def test_much_is_not_put_off() -> None:
-    """What would fill a bundle is sent before the turn is over, so that a producer without measure is held back."""
+    """A full bundle is sent before the turn ends, so that a fast producer is paused."""
     session = FakeSession()
     publish(session, *range(BATCH))
     packet = b"MSG k\0" + bytes(1000)
@@ -348,7 +348,7 @@ def test_much_is_not_put_off() -> None:
 
 
 def test_what_is_put_off_keeps_its_place() -> None:
-    """Subscriptions and questions stand in line with messages; a full socket and a loss change no order."""
+    """Deferred packets keep their order, over a full socket and a lost connection."""
     session = FakeSession(reconnect=Exact())
     publish(session, *range(BATCH), 100)
     session.subscribe("a")
@@ -368,7 +368,7 @@ def test_what_is_put_off_keeps_its_place() -> None:
 
 
 def test_bundles_are_asked_for_first() -> None:
-    """The question waits for the connection, and is the first packet on it, each time."""
+    """The question for bundles is the first packet of each connection."""
     session = FakeSession(bundles=True, reconnect=Exact())
     session.connected = False
     session.subscribe("a")
@@ -383,7 +383,7 @@ def test_bundles_are_asked_for_first() -> None:
 
 
 def test_readers_are_told_when_all_is_where_it_belongs() -> None:
-    """Who goes on in the moment that he is told finds everything that came with his message."""
+    """A reader that resumes finds everything that came with its message."""
     session = FakeSession()
     sub, other = session.subscribe("a"), session.subscribe("b")
     seen: list[int] = []
@@ -403,7 +403,7 @@ def test_readers_are_told_when_all_is_where_it_belongs() -> None:
 
 
 def test_lost_connection_is_the_end() -> None:
-    """Everybody who waits is told, once; what came before can be read; nothing can be done any more."""
+    """Every waiter fails, once; earlier messages can still be read; later calls raise."""
     session = FakeSession()
     session.room = 2
     sub, idle = session.subscribe("a"), session.subscribe("b")
@@ -431,7 +431,7 @@ def test_lost_connection_is_the_end() -> None:
 
 
 def test_closing_sends_what_waits_first() -> None:
-    """Then it is the end, and everything that waits is told that we have closed."""
+    """`close` sends the outbox, then fails every waiter with Closed."""
     session = FakeSession()
     session.room = 0
     sub = session.subscribe("a")
@@ -448,7 +448,7 @@ def test_closing_sends_what_waits_first() -> None:
 
 
 def test_closing_that_is_given_up_closes_nothing() -> None:
-    """It still has to send; who gives up waiting for that has an open connection."""
+    """A `close` that is abandoned while it sends leaves the connection open."""
     session = FakeSession(reconnect=Exact())
     session.room = 0
     session.subscribe("a")
@@ -460,7 +460,7 @@ def test_closing_that_is_given_up_closes_nothing() -> None:
 
 
 def test_connection_lost_while_closing_is_closed() -> None:
-    """Nothing is connected again for the sake of what could not be sent."""
+    """A connection lost while closing is not made again for unsent packets."""
     session = FakeSession(reconnect=Exact())
     session.room = 0
     session.subscribe("a")
@@ -475,7 +475,7 @@ def test_connection_lost_while_closing_is_closed() -> None:
 
 
 def test_lost_connection_is_made_again() -> None:
-    """With growing pauses; the new one is told what is in force; when it has proved that, the gap is told."""
+    """A lost connection is made again, restores what is in force, and reports the gap after its fence."""
     gaps: list[Exception] = []
     session = FakeSession(reconnect=Exact(), on_gap=gaps.append)
     session.subscribe("a")
@@ -499,7 +499,7 @@ def test_lost_connection_is_made_again() -> None:
 
 
 def test_connection_that_does_not_last_is_a_failed_attempt() -> None:
-    """Lost before its fence, at once or later: the pauses grow on, and there is one gap, with the first reason."""
+    """A connection lost before its fence counts as failed: pauses grow, and one gap is reported."""
     gaps: list[Exception] = []
     session = FakeSession(reconnect=Exact(), on_gap=gaps.append)
     session.subscribe("a")
@@ -517,7 +517,7 @@ def test_connection_that_does_not_last_is_a_failed_attempt() -> None:
 
 
 def test_loss_in_the_moment_of_the_proof_is_not_overlooked() -> None:
-    """Whoever is told of the fence's reply finds the connection lost again, and goes on."""
+    """A connection lost in the moment of its fence's reply is made again."""
     session = FakeSession(reconnect=Exact())
     lose(session)
     session.wake()
@@ -533,7 +533,7 @@ def test_loss_in_the_moment_of_the_proof_is_not_overlooked() -> None:
 
 
 class Lose:
-    """Somebody who loses the connection when he is told something."""
+    """A coroutine's stand-in that loses the connection when it is resumed."""
 
     def __init__(self, session: FakeSession) -> None:
         self._session = session
@@ -543,7 +543,7 @@ class Lose:
 
 
 def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
-    """What waited is sorted out when the connection is lost; what is sent from then on is sent as it is."""
+    """Packets sent during a loss follow the resync packets in order."""
     session = FakeSession(reconnect=Exact())
     kept = session.subscribe("kept")
     session.room = 0
@@ -572,7 +572,7 @@ def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
 
 
 def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
-    """The new question is for the new connection, where its answer finds it."""
+    """A call made while an error is delivered is for the new connection."""
     session = FakeSession(reconnect=Exact())
     names: list[bytes] = []
 
@@ -593,7 +593,7 @@ def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
 
 
 def test_who_is_told_of_the_loss_may_close() -> None:
-    """Then it is the end: nothing is connected any more."""
+    """Closing the bus while an error is delivered ends the session."""
     session = FakeSession(reconnect=Exact())
 
     async def give_up() -> None:
@@ -614,7 +614,7 @@ def test_who_is_told_of_the_loss_may_close() -> None:
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_closing_while_there_is_no_connection(turns: int) -> None:
-    """It does not wait, and ends the attempts, whether they pause or prove the connection."""
+    """Closing during a reconnect does not wait, and ends the attempts."""
     session = FakeSession(reconnect=Exact())
     lose(session)
     for _ in range(turns):
@@ -635,7 +635,7 @@ def test_closing_while_there_is_no_connection(turns: int) -> None:
 
 
 def test_application_that_fails_when_told_of_the_gap() -> None:
-    """Its exception is logged, and the session goes on."""
+    """An exception of `on_gap` is logged, and the session continues."""
     session = FakeSession(reconnect=Exact(), on_gap=lambda error: 1 // 0)
     for losses in (1, 2):
         lose(session)
@@ -646,7 +646,7 @@ def test_application_that_fails_when_told_of_the_gap() -> None:
 
 
 def test_reader_that_did_not_read_when_the_connection_was_lost() -> None:
-    """The new connection is not read either, until he reads."""
+    """A new connection stays paused until the unread subscription is read."""
     session = FakeSession(reconnect=Exact())
     sub = session.subscribe("a")
     session.arrive(*[b"MSG a\0x"] * HIGH_WATER)
