@@ -1,6 +1,6 @@
 """A local message bus: routing keys, wildcards and secrets over Unix-domain SOCK_SEQPACKET sockets.
 
-`connect` connects the blocking client; `sbus.client.aio` has the one for asyncio and `sbus.client.tx` the one for Twisted.
+`connect` connects the blocking client. `sbus.client.aio` has the client for asyncio, `sbus.client.tx` the one for Twisted.
 Names are imported on first use, so ``import sbus`` alone is cheap.
 """
 

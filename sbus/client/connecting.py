@@ -9,9 +9,8 @@ than fall through to another bus.
 
 *Connecting never blocks in the kernel.* A ``connect`` on a Unix socket waits while the server's backlog is full, for as
 long as the server does not accept. `connect_once` therefore uses a non-blocking socket. EAGAIN means "the server is
-there, and busy", so it is the one failure that is retried, every 10 ms until the timeout; any other failure is final
-and raises at once. This holds for a first connection. A client that reconnects treats both alike and follows its
-`Backoff`.
+there, and busy", so it is the one failure that is retried, every 10 ms until the timeout; any other failure raises at
+once. For a client that reconnects, such a failure ends one attempt, and the next one follows after a pause (`Backoff`).
 
 *Reconnecting.* The first attempt is immediate, since a server that was restarted is usually back already. The pauses
 then start at 50 ms and grow by a factor of 1.6 up to 15 s. Each is shortened at random by up to half: otherwise

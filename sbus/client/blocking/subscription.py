@@ -44,7 +44,7 @@ class Subscription:
 
     They go to the readers of the bus. Once the subscription itself is read (by iteration, `get`, `get_many` or
     `get_ready`), it has a queue of its own, which takes over those that were not read yet. A callback instead gets
-    each message while the bus is read, for whatever reason; if it raises, that read raises the error after it has
+    each message whenever the bus is read; if it raises, that read raises the error after it has
     dispatched all messages that came together.
 
     :ivar pattern: the pattern subscribed to.

@@ -219,11 +219,11 @@ class Backend(ABC):
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
         """Run a test; an error that it leaves unhandled fails it."""
-        gc.freeze()  # only what the test makes need be collected
+        gc.freeze()  # leave older objects alone
         try:
             asyncio.run(self._run(test))
         finally:
-            gc.collect()  # what nobody has looked at is reported when it goes
+            gc.collect()  # unretrieved errors are reported when their futures are collected
             gc.unfreeze()
             self.end()
         assert self.failures == []
@@ -398,7 +398,7 @@ class BlockingBackend(Backend):
     def subscribe(self, raw: Any, pattern: Any, callback: Any = None) -> Any:
         subscription = raw.subscribe(pattern, callback)
         if callback is None:
-            subscription.get_ready()  # from now on its messages are its own, and not the bus's
+            subscription.get_ready()  # gives the subscription a queue of its own
         return subscription
 
     async def get(self, client: Client, subscription: Any) -> Message:
@@ -413,7 +413,7 @@ class BlockingBackend(Backend):
 
     @contextlib.asynccontextmanager
     async def serving(self, client: Client) -> AsyncIterator[None]:
-        stop = await self.connect(client.raw.address)  # a message of its own ends the reading
+        stop = await self.connect(client.raw.address)  # publishes the message that ends the reading
         key = await client.whoami() + b"/serving"
         ended = await client.subscribe(key)
         await client.fence()
@@ -471,7 +471,7 @@ class FakeServer:
     def accept_now(self) -> FakePeer:
         """Accept the next client, in a test without an event loop."""
         sock = self._listening.accept()[0]
-        # Not Python's own time-out: with that it takes a socket for full that is so to a quarter.
+        # Not Python's own timeout: its poll reports a socket as full from a quarter on.
         sock.setblocking(True)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(TIMEOUT), 0))
@@ -552,7 +552,7 @@ async def wait_quiet(progress: Callable[[], int]) -> None:
     """Wait until something has made progress and then stops, while the server is paused."""
     last, turns = -1, 0
     while turns < 60 or not last:
-        await asyncio.sleep(0.002)  # nothing tells of what does not happen
+        await asyncio.sleep(0.002)  # there is no event for the absence of progress
         last, turns = (last, turns + 1) if progress() == last else (progress(), 0)
 
 

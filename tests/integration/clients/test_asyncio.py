@@ -138,7 +138,7 @@ async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioBackend,
                 await ended
 
 
-async def test_who_is_cancelled_does_not_wait_for_the_server(native: AsyncioBackend, bus: StartBus) -> None:
+async def test_cancelled_with_does_not_wait_for_the_server(native: AsyncioBackend, bus: StartBus) -> None:
     """A cancellation inside ``async with``, such as Ctrl-C, closes the connection at once."""
     server = bus()
     with paused(server):

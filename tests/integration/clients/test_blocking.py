@@ -58,7 +58,7 @@ def test_iterating_over_the_bus(client: blocking.Bus) -> None:
     assert got == [b"a/1", b"b", b"a/2", b"a/1/2"]
 
 
-def test_what_callbacks_raised_is_told_one_by_one(directory: Path) -> None:
+def test_errors_of_callbacks_are_raised_one_by_one(directory: Path) -> None:
     """Each read raises one error of a batch's callbacks before it reads further; no message is lost."""
     got: list[bytes] = []
 
@@ -229,7 +229,7 @@ def test_polls(client: blocking.Bus, shared: Bus) -> None:
         assert client.pending > 0
         assert [m.payload for m in client.get_ready()] == [b"%d" % i for i in range(1, 150)]
         assert (client.pending, poll.poll(0)) == (0, [])
-        # All of it was taken, so that edge-triggered polls work.
+        # The socket is empty, as edge-triggered polls require.
         publisher.publish_many([("p", b"%d" % i) for i in range(150)])
         publisher.fence()
         assert len(epoll.poll(TIMEOUT)) == 1
@@ -381,7 +381,7 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         sub = client.subscribe("k")
         lose(server, client)
         with pytest.raises(TimedOut):
-            client.receive(0.0)  # the first attempt is made at once, and in vain
+            client.receive(0.0)  # the first attempt is immediate, and fails
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
 
         def interrupted() -> None:
@@ -394,7 +394,7 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         finally:
             signal.signal(signal.SIGALRM, before)
         bus("--reuse")
-        client._next_attempt = 0.0  # else it would be made in half a minute
+        client._next_attempt = 0.0  # otherwise the next attempt is half a minute away
         client.publish("k", b"again")
         assert sub.get(TIMEOUT).payload == b"again"
 
@@ -442,7 +442,7 @@ def test_lack_of_memory_is_waited_out(client: blocking.Bus, monkeypatch: pytest.
     assert failures == []
 
 
-def test_who_is_interrupted_does_not_wait_for_a_full_socket(client: blocking.Bus, shared: Bus) -> None:
+def test_interrupted_with_does_not_wait_for_a_full_socket(client: blocking.Bus, shared: Bus) -> None:
     """An exception ends a ``with`` subscription at once; UNSUB goes out with the next packet."""
 
     def use() -> None:

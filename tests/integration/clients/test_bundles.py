@@ -83,7 +83,7 @@ async def test_bundles_that_are_not_wanted(backend: Backend, directory: Path, se
         assert await (await server.accept()).receive(raw=True) == b"MSG k\x001"
 
 
-async def test_who_only_publishes_hears_the_answer(backend: Backend, directory: Path) -> None:
+async def test_client_that_only_publishes_reads_the_reply(backend: Backend, directory: Path) -> None:
     """A client that never reads still notices the reply; any other first packet means that there is none."""
     some = [("k", b"%d" % i) for i in range(10)]
     whole = bundle(*[b"MSG k\0%d" % i for i in range(10)])
@@ -95,7 +95,7 @@ async def test_who_only_publishes_hears_the_answer(backend: Backend, directory: 
             await asyncio.sleep(0)
             await client.publish_many(some)
             got = [await peer.receive()]
-            if first == ANSWER and got != [whole]:  # an event loop may not have looked yet
+            if first == ANSWER and got != [whole]:  # the event loop may not have read it yet
                 got += [await peer.receive() for _ in range(9)]
                 await client.publish_many(some)
                 got = [await peer.receive()]
@@ -141,7 +141,7 @@ async def test_bundling_and_plain_clients_together(backend: Backend, shared: Bus
 
 
 async def test_reconnecting_to_servers_with_bundles_and_without(backend: Backend, bus: StartBus) -> None:
-    """Each connection negotiates bundles anew; subscriptions and messages are unaffected."""
+    """Each connection negotiates bundles again; subscriptions and messages are unaffected."""
     server, gaps = bus(), Gaps()
     client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
     sub = await client.subscribe("k")

@@ -243,7 +243,7 @@ async def test_messages_behind_a_callback_that_sends_keep_their_order(backend: B
         assert got == [b"%d" % i for i in range(200)]
 
 
-async def test_reader_that_does_not_read_is_told_of_the_end(looping: Backend, bus: StartBus) -> None:
+async def test_paused_connection_notices_the_end(looping: Backend, bus: StartBus) -> None:
     """The end of a paused connection is noticed, and messages that came before can still be read."""
     server = bus()
     client, publisher = await looping.connect(server.address), await looping.connect(server.address)
@@ -266,7 +266,7 @@ async def test_reader_that_does_not_read_is_told_of_the_end(looping: Backend, bu
     assert got == list(range(len(got)))
 
 
-async def test_new_connection_is_told_what_is_in_force(backend: Backend, directory: Path) -> None:
+async def test_new_connection_gets_what_is_in_force(backend: Backend, directory: Path) -> None:
     """A new connection gets the settings and subscriptions in force, each once, and nothing else."""
     with FakeServer(directory / "fake") as server:
         gaps = Gaps()
@@ -288,8 +288,8 @@ async def test_new_connection_is_told_what_is_in_force(backend: Backend, directo
             await asking
         settling = asyncio.ensure_future(client.settle())
         peer = await server.accept()
-        greeting = await peer.answer()
-        assert sorted(greeting) == sorted(
+        resync = await peer.answer()
+        assert sorted(resync) == sorted(
             [
                 b"SUB a",
                 b"SUB b/",
@@ -300,7 +300,7 @@ async def test_new_connection_is_told_what_is_in_force(backend: Backend, directo
                 b"CMSG echo/off",
             ]
         )
-        assert greeting.index(b"CMSG order/stack") < greeting.index(b"CMSG order/random") < greeting.index(b"SUB a")
+        assert resync.index(b"CMSG order/stack") < resync.index(b"CMSG order/random") < resync.index(b"SUB a")
         await peer.answer()  # the fence of `settle`
         await settling
         await gaps.wait(1)
@@ -442,7 +442,7 @@ async def test_server_that_accepts_and_closes_is_not_stormed(backend: Backend, d
         await serving
 
 
-async def test_application_that_fails_when_told_of_a_gap(backend: Backend, directory: Path) -> None:
+async def test_on_gap_that_raises(backend: Backend, directory: Path) -> None:
     """If `on_gap` raises, the error is logged, or raised by the call that reconnected; nothing else changes."""
 
     def on_gap(error: Exception) -> None:
@@ -466,7 +466,7 @@ async def test_application_that_fails_when_told_of_a_gap(backend: Backend, direc
             assert [type(error) for error in backend.take_failures()] == [ZeroDivisionError]
 
 
-async def test_callbacks_that_fail_harm_nobody_else(backend: Backend, shared: Bus) -> None:
+async def test_callbacks_that_raise(backend: Backend, shared: Bus) -> None:
     """If a callback raises, the error is logged, or raised where the bus is read; no later message is lost."""
     client = await backend.connect(shared.address)
     got: list[bytes] = []
@@ -491,7 +491,7 @@ async def test_callbacks_that_fail_harm_nobody_else(backend: Backend, shared: Bu
         assert [type(error) for error in backend.take_failures()] == [ZeroDivisionError] * 2
 
 
-async def test_hook_for_control_messages_that_fails_harms_nobody(backend: Backend, directory: Path) -> None:
+async def test_on_control_that_raises(backend: Backend, directory: Path) -> None:
     """If `on_control` raises, the error is logged, or raised where the bus is read; the connection continues."""
 
     def on_control(key: bytes, payload: bytes) -> None:
@@ -615,7 +615,7 @@ async def test_killed_server_is_survived_while_publishing_and_subscribing(backen
 
 
 async def test_thousand_subscriptions_are_made_again(backend: Backend, bus: StartBus) -> None:
-    """All of them, and more than the socket takes at once, are in force when the gap is told."""
+    """Many subscriptions, more than the socket takes at once, are in force when `on_gap` is called."""
     server = bus()
     gaps = Gaps()
     client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)

@@ -227,7 +227,7 @@ async def test_flood_control_is_chosen_at_the_server(backend: Backend, bus: Star
     await strict.subscribe("flood")
     sub = await lax.subscribe("flood")
     await fenced(strict, lax)
-    with server.client() as raw:  # more at once than sockets and queues hold, and nobody reads meanwhile
+    with server.client() as raw:  # more than sockets and queues hold, while the client does not read
         for _ in range(3000):
             raw.msg(b"flood", bytes(1000))
         raw.sync()
@@ -271,14 +271,14 @@ async def test_unknown_control_messages_are_ignored(backend: Backend, directory:
 
 async def test_hook_gets_control_messages(backend: Backend, directory: Path) -> None:
     """`on_control` gets the key and the payload, which is empty if there is none."""
-    told: list[tuple[bytes, bytes]] = []
+    reported: list[tuple[bytes, bytes]] = []
     with FakeServer(directory / "fake") as server:
-        bus = await backend.connect(server.address, on_control=lambda *control: told.append(control))
+        bus = await backend.connect(server.address, on_control=lambda *control: reported.append(control))
         peer = await server.accept()
         sub = await bus.subscribe("a")
         peer.send(b"CMSG new/thing\0x", b"CMSG new", b"MSG a\0")
         await sub.get()
-    assert told == [(b"new/thing", b"x"), (b"new", b"")]
+    assert reported == [(b"new/thing", b"x"), (b"new", b"")]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ async def test_early_dialect(backend: Backend, bus: StartBus) -> None:
         await other.publish(key, key.encode())
     await fenced(other, one)
     assert await payloads(below) == [b"a.b.c.", b"a.b.c.d.e"]
-    # One's own fences are not seen; those of others are messages as any.
+    # A client's own fences are hidden; those of others are ordinary messages.
     seen = [m.payload for m in await everything.get_ready() if not m.key.startswith(b"fence.")]
     assert seen == [b"a.b.c.", b"a.b.c.d.e", b"a.b.c", b"a/!/b"]
     for call in (one.whoami, lambda: one.inbox("x"), lambda: one.request("x"), lambda: one.echo(False)):

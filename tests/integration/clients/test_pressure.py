@@ -71,7 +71,7 @@ async def test_reader_that_does_not_read_holds_publishers_back(
 async def test_reader_that_goes_on_before_all_is_read(looping: Backend, shared: Bus) -> None:
     """Reading resumes at the low-water mark, or when the unread subscription is closed."""
     client, bystander = await looping.connect(shared.address), await looping.connect(shared.address)
-    crowded, other = await client.subscribe("p"), await client.subscribe("q")
+    unread_sub, other = await client.subscribe("p"), await client.subscribe("q")
     await client.fence()
     for round_ in range(2):
         await bystander.publish_many([("p", b"%d" % i + bytes(1000)) for i in range(2 * HIGH_WATER)] + [("q", b"")])
@@ -79,9 +79,9 @@ async def test_reader_that_goes_on_before_all_is_read(looping: Backend, shared: 
         await wait_stuck(lambda: unread(client), bystander)
         assert unread(client) < HIGH_WATER + BEYOND
         if round_ == 0:
-            assert await crowded.take(2 * HIGH_WATER) == [b"%d" % i + bytes(1000) for i in range(2 * HIGH_WATER)]
+            assert await unread_sub.take(2 * HIGH_WATER) == [b"%d" % i + bytes(1000) for i in range(2 * HIGH_WATER)]
         else:
-            await crowded.close()
+            await unread_sub.close()
         await other.get()
 
 
@@ -309,7 +309,7 @@ async def test_loop_that_only_publishes_lets_others_have_their_turn(looping: Bac
         if timer.is_set() and len(got) > 1000:
             break
     else:
-        pytest.fail("nobody else had a turn")
+        pytest.fail("nothing else had a turn")
     await client.fence()
     assert got == [b"%d" % n for n in range(i + 1)]
 

@@ -103,12 +103,12 @@ async def test_answers_can_be_given_later(backend: Backend, shared: Bus) -> None
     assert await first == b"yes"
 
 
-async def test_answer_that_comes_too_late_is_nobodys(backend: Backend, shared: Bus) -> None:
+async def test_late_reply_is_ignored(backend: Backend, shared: Bus) -> None:
     """The late reply to a request that timed out does not complete the next one."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await server.subscribe("slow")
     await server.fence()
-    # The first one asks the server for our name before; now only the answer takes time.
+    # The first request asks for the client's name too; from now on only the reply takes time.
     first = asyncio.ensure_future(bus.request("slow", b"0"))
     await server.answer(await sub.get(), b"")
     await first
@@ -204,7 +204,7 @@ async def test_impostor_is_not_verified(backend: Backend, shared: Bus) -> None:
     """An impostor cannot read the nonce, so it is not verified."""
     bus, impostor = await backend.connect(shared.address), await backend.connect(shared.address)
     claimed = b"!/cred/%d/%d/%d" % (os.getegid(), os.geteuid() + 1, os.getpid())
-    # He sees all that is open, and would answer it.
+    # The impostor sees every open message, and would answer it.
     await impostor.respond("", lambda request: request.payload)
     await impostor.answer_proofs()
     await impostor.fence()

@@ -242,7 +242,7 @@ async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedBackend
     got = numbers([await asyncio.to_thread(subscriber.recv) for _ in range(5000)])
     await client.fence()
     assert got == list(range(5000))
-    assert max(steps) <= BATCH  # others have their turns, however fast the server is
+    assert max(steps) <= BATCH  # the reactor does other work, however fast the server is
     assert not producer.stopped
 
 
@@ -470,7 +470,7 @@ async def test_gap_in_which_the_application_closes(twisted: TwistedBackend, dire
         await done(closing[0])
 
 
-async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedBackend, bus: StartBus) -> None:
+async def test_server_that_is_gone_while_paused(twisted: TwistedBackend, bus: StartBus) -> None:
     """If a send notices the end, every waiting call fails, however much is unread."""
     server = bus()
     client, publisher = await twisted.connect(server.address), await twisted.connect(server.address)

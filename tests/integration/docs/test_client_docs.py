@@ -155,7 +155,7 @@ def test_telemetry(bus: StartBus, start: Start, directory: Path) -> None:
     deadline = time.monotonic() + TIMEOUT
     while (text := (directory / "readings").read_text()).count("\n") < 3:
         assert time.monotonic() < deadline
-        time.sleep(0.01)  # between two looks: who keeps them does not say when
+        time.sleep(0.01)  # between two reads of the file: ``keep`` does not signal its writes
     kept = text.rpartition("\n")[0].splitlines()
     assert all(re.fullmatch(r"telemetry/host/load \d+\.\d{3} \d+\.\d\d", line) for line in kept)
 
@@ -215,7 +215,7 @@ def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -
     assert output("cookbook/safe.py", "put", address, 0, "theirs", before=become) == "kept\n"
     assert output("cookbook/safe.py", "get", address, 0) == "root's\n"
 
-    # Somebody who knows how it is done asks in the other's name; he does not get the token.
+    # A request in the other user's name succeeds, but its sender does not get the token.
     spy = started.client(b"", b"!/cred////")
     spy.msg(b"safe/where", spy.credentials + b"/sbus/reply/x\0")
     [_, answer] = spy.receive(2)
@@ -223,7 +223,7 @@ def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -
     theirs = b"!/cred/%d/%d//sbus/reply/x" % (OTHER_USER[1], OTHER_USER[0])
     spy.msg(safe, theirs + b"\0put forged")
     spy.msg(safe, theirs + b"\0confirm " + 32 * b"0")
-    # Nor does the safe mind keys that are none, or that others can read as well.
+    # The safe ignores reply keys that are malformed, or that other users can read too.
     for reply_to in (b"!/cred/x/", b"!/cred////sbus/reply/x", b"x/sbus/reply/y"):
         spy.msg(safe, reply_to + b"\0put forged")
     assert spy.sync() == []
@@ -328,7 +328,7 @@ def test_c_program(bus: StartBus, spawn: Callable[..., Any], directory: Path, ab
 
     too_long = subprocess.run([program, "pub", address, "k" * 100_000, "p" * 100_000], timeout=TIMEOUT)
     assert too_long.returncode == 0
-    assert len(started.client().sync()) == 0  # the server has taken it, and nobody was disconnected for it
+    assert len(started.client().sync()) == 0  # the server has accepted the packets and disconnected no client
     no_bus = subprocess.run([program, "pub", f"{directory}/none", "k", "p"], capture_output=True, text=True)
     assert (no_bus.returncode, no_bus.stderr) == (1, f"{directory}/none: No such file or directory\n")
 

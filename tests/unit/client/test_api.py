@@ -137,7 +137,7 @@ def test_request_asks_for_an_answer_to_a_private_key(me: bytes) -> None:
     assert backend._requests == {}
 
 
-def test_answers_to_nobody_are_ignored() -> None:
+def test_replies_without_a_request_are_ignored() -> None:
     """A reply to a request that is over, or was never made, is ignored."""
     backend = Backend()
     running = started(backend._request("k", b""), backend)

@@ -128,7 +128,7 @@ def test_each_subscription_gets_what_it_asked_for_once(data: st.DataObject, dial
         assert sink.messages == messages
 
 
-def test_message_on_its_way_when_its_subscription_went_is_nobodys() -> None:
+def test_message_in_flight_when_its_subscription_ends() -> None:
     """A message in flight when its subscription ends does not reach other subscriptions."""
     core, one, other = ClientCore(), Sink(), Sink()
     core.subscribe("a/", one)
@@ -175,7 +175,7 @@ def test_packets_over_the_limit_are_refused() -> None:
     assert len(core.publish("k", bytes(14))) == 20
     assert core.subscribe(b"k" * 14, Sink()) == [b"SUB " + b"k" * 14]
     core.control("order/" + "o" * 9)
-    greeting = core.resync_packets()
+    resync = core.resync_packets()
     for call in (
         lambda: core.publish("k", bytes(15)),
         lambda: core.subscribe(b"k" * 15, Sink()),
@@ -183,7 +183,7 @@ def test_packets_over_the_limit_are_refused() -> None:
     ):
         with pytest.raises(PacketTooLong, match="21 bytes, and the limit is 20"):
             call()
-    assert core.resync_packets() == greeting
+    assert core.resync_packets() == resync
 
 
 def test_settings_are_remembered_the_newest_of_each_kind() -> None:
@@ -215,20 +215,20 @@ def test_early_dialect_has_no_control_messages() -> None:
     assert (core.resync_packets(), core.disconnected()) == ([], [])
 
 
-def test_answers_go_to_those_who_asked_in_order() -> None:
+def test_replies_complete_waiters_in_order() -> None:
     """Replies complete waiters in order; a raw question's reply and an unexpected one reach `on_control`."""
-    told: list[tuple[bytes, bytes]] = []
-    core = ClientCore(on_control=lambda key, payload: told.append((key, payload)))
+    reported: list[tuple[bytes, bytes]] = []
+    core = ClientCore(on_control=lambda key, payload: reported.append((key, payload)))
     one, two, three = Waiter(), Waiter(), Waiter()
     assert core.whoami(one) == [WHOAMI]
     assert core.control("!/cred/whoami") == WHOAMI
     assert core.whoami(two) == core.fence(three) == [WHOAMI]
     core.receive([WHOAMI + b"\0" + name for name in (b"1", b"2", b"3", b"4", b"5")])
     assert [waiter.outcomes for waiter in (one, two, three)] == [[b"1"], [b"3"], [b"4"]]
-    assert told == [(b"!/cred/whoami", b"2"), (b"!/cred/whoami", b"5")]
+    assert reported == [(b"!/cred/whoami", b"2"), (b"!/cred/whoami", b"5")]
 
 
-def test_early_fence_is_a_message_to_ourselves() -> None:
+def test_early_fence_is_a_message_to_itself() -> None:
     """An early fence comes back after everything before it; no subscription sees it, and fences do not mix."""
     core, sink, one, two = ClientCore(EARLY), Sink(), Waiter(), Waiter()
     core.subscribe("", sink)
@@ -244,7 +244,7 @@ def test_early_fence_is_a_message_to_ourselves() -> None:
 
 
 @pytest.mark.parametrize("dialect", [CURRENT, EARLY])
-def test_who_waits_when_the_connection_is_lost_is_named(dialect: Dialect) -> None:
+def test_loss_returns_the_waiters(dialect: Dialect) -> None:
     """`disconnected` returns the waiters; a late reply completes neither them nor later ones."""
     core, one, two = ClientCore(dialect), Waiter(), Waiter()
     packets = core.fence(one) + core.fence(two)
@@ -257,7 +257,7 @@ def test_who_waits_when_the_connection_is_lost_is_named(dialect: Dialect) -> Non
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
-def test_whatever_a_server_sends_is_borne(packets: list[bytes]) -> None:
+def test_unknown_packets_are_ignored(packets: list[bytes]) -> None:
     """Packets of unknown kinds are ignored and never raise."""
     core, sink = ClientCore(on_control=lambda key, payload: None), Sink()
     core.subscribe("", sink)
@@ -265,7 +265,7 @@ def test_whatever_a_server_sends_is_borne(packets: list[bytes]) -> None:
     assert sink.messages[-1] == (b"a", b"last")
 
 
-def test_batch_is_taken_up_where_it_stands() -> None:
+def test_nested_processing_continues_the_batch() -> None:
     """A callback that processes the same batch gets the packets after its message, each once."""
     core = ClientCore()
     got: list[bytes] = []
@@ -404,8 +404,8 @@ def test_however_packets_are_bundled_each_comes_once_in_order(data: st.DataObjec
 
 def test_bundles_are_asked_for_on_each_connection() -> None:
     """The question is the first resync packet; the reply holds until the connection is lost."""
-    told: list[tuple[bytes, bytes]] = []
-    core = ClientCore(bundles=True, on_control=lambda *control: told.append(control))
+    reported: list[tuple[bytes, bytes]] = []
+    core = ClientCore(bundles=True, on_control=lambda *control: reported.append(control))
     core.control("echo/off")
     core.subscribe("a", Sink())
     for _ in range(2):
@@ -418,19 +418,19 @@ def test_bundles_are_asked_for_on_each_connection() -> None:
     core.connected(50_000)
     core.receive([ON + b"\x0065536"])
     assert core.bundle_limit == 50_000
-    assert [key for key, _ in told] == [b"!/cred/whoami"] * 2
+    assert [key for key, _ in reported] == [b"!/cred/whoami"] * 2
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"-1", b"65536 ", b"9" * 5000, "٣".encode()])
 def test_answer_that_is_none_is_not_ours(payload: bytes) -> None:
     """A malformed reply enables no bundles, and reaches `on_control`."""
-    told: list[tuple[bytes, bytes]] = []
-    core = ClientCore(bundles=True, on_control=lambda *control: told.append(control))
+    reported: list[tuple[bytes, bytes]] = []
+    core = ClientCore(bundles=True, on_control=lambda *control: reported.append(control))
     core.receive([ON + b"\0" + payload])
-    assert (core.bundle_limit, told) == (0, [(b"bundle/on", payload)])
+    assert (core.bundle_limit, reported) == (0, [(b"bundle/on", payload)])
 
 
-def test_bundles_that_nobody_asked_for() -> None:
+def test_bundles_that_were_not_asked_for() -> None:
     """The early dialect and bundles=False do not ask for bundles; an unexpected reply enables none."""
     assert ClientCore(EARLY, bundles=True).resync_packets() == []
     core = ClientCore()
@@ -476,7 +476,7 @@ def test_text_and_names() -> None:
         find_dialect("latest")
 
 
-def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_patterns_with_old_ids_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a fork, a pattern with the old PID is not subscribed to again; one without it is."""
     core = ClientCore()
     old, own, open_ = Sink(), Sink(), Sink()
@@ -496,7 +496,7 @@ def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkey
 
 @pytest.mark.parametrize("key", [b"!/x", b"k\0x"])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_keys_are_checked_whatever_they_are_kept_in(kind: Any, key: bytes) -> None:
+def test_keys_are_checked_in_every_buffer_type(kind: Any, key: bytes) -> None:
     """Keys in any buffer type are checked."""
     core = ClientCore()
     with pytest.raises(InvalidKey):

@@ -52,9 +52,9 @@ class Model:
             self.line.pop(0)
             self.settle()
 
-    def restart(self, greeting: list[bytes]) -> None:
+    def restart(self, resync: list[bytes]) -> None:
         kept = [item for item in self.line if isinstance(item, Waiter) or item.startswith(b"MSG ")]
-        self.line = [*greeting, *kept]
+        self.line = [*resync, *kept]
         self.settle()
 
 
@@ -63,7 +63,7 @@ numbered = st.sampled_from((b"MSG k\0%d", b"SUB %d", b"UNSUB %d", b"CMSG %d"))
 
 @settings(max_examples=300)
 @given(st.data())
-def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject) -> None:
+def test_waiters_complete_when_earlier_packets_are_sent(data: st.DataObject) -> None:
     """A waiter completes when every packet added before it is sent, over lost connections too."""
     outbox, model = Outbox(), Model()
     waiters: list[Waiter] = []
@@ -98,9 +98,9 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
             outbox.ack(taken, sent)
             model.send(sent)
         else:
-            greeting = [packet for packet in packets(3) if not packet.startswith(b"MSG")]
-            outbox.restart(greeting)
-            model.restart(greeting)
+            resync = [packet for packet in packets(3) if not packet.startswith(b"MSG")]
+            outbox.restart(resync)
+            model.restart(resync)
         assert outbox.take(1000) == model.packets()
         assert len(outbox) == len(model.packets())
         assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.reported]
@@ -117,20 +117,20 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
 def test_waiters_may_add_packets_and_wait_again() -> None:
     """A completed waiter may add packets and wait again, from within the call."""
     outbox = Outbox()
-    told: list[int] = []
+    completed: list[int] = []
 
     class Publisher(Waiter):
         def set_result(self, value: bytes) -> None:
-            told.append(len(told))
-            if len(told) < 5:
-                outbox.write(b"MSG k\0%d" % len(told))
+            completed.append(len(completed))
+            if len(completed) < 5:
+                outbox.write(b"MSG k\0%d" % len(completed))
                 outbox.wait(self)
 
     outbox.write(b"MSG k\0")
     outbox.wait(Publisher())
     while taken := outbox.take(2):
         outbox.ack(taken, len(taken))
-    assert told == [0, 1, 2, 3, 4]
+    assert completed == [0, 1, 2, 3, 4]
 
 
 def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
@@ -199,7 +199,7 @@ def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socke
         assert raised.value.errno == errno.EMSGSIZE
 
 
-def test_shares() -> None:
+def test_limits() -> None:
     """With bundles, fewer packets are read at once, since each has many messages, and more are sent."""
     assert read_limit(0) == send_limit(0) == BATCH
     assert read_limit(LARGEST) < BATCH < send_limit(LARGEST)

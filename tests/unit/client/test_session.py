@@ -96,7 +96,7 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
         self.ends: list[Exception] = []
         self.attempts: list[Running] = []
 
-    # what the server does
+    # the server
 
     def arrive(self, *packets: bytes) -> None:
         self._receive_packets(list(packets))
@@ -116,7 +116,7 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
         """End the newest pause."""
         self.naps[-1][1].set_result(b"")
 
-    # what a shell does
+    # what a backend does
 
     def waiter(self) -> Waiter:
         return Waiter()
@@ -213,7 +213,7 @@ def test_reading_stops_at_the_high_water_mark() -> None:
     assert (len(sub.get_ready()), len(other.get_ready())) == (HIGH_WATER // 4, 1)
 
 
-def test_every_crowded_subscription_must_have_room() -> None:
+def test_reading_resumes_for_the_last_subscription() -> None:
     """Reading resumes when the last subscription above the mark is read, in any way, or closed."""
     session = FakeSession()
     subs = [session.subscribe("a") for _ in range(3)]
@@ -325,7 +325,7 @@ def test_packets_of_a_turn_go_together() -> None:
     publish(session, 1)  # alone: goes at once
     assert numbers(session) == [1]
     session.turn()
-    publish(session, 2)  # alone, but that is not known yet
+    publish(session, 2)  # alone too, but later writes of the turn could follow
     assert numbers(session) == []
     session.turn()
     assert numbers(session) == [2]
@@ -382,7 +382,7 @@ def test_bundles_are_asked_for_first() -> None:
     assert session.sent[:2] == [b"CMSG bundle/on", b"SUB a"]
 
 
-def test_readers_are_told_when_all_is_where_it_belongs() -> None:
+def test_readers_wake_after_the_whole_batch() -> None:
     """A reader that resumes finds everything that came with its message."""
     session = FakeSession()
     sub, other = session.subscribe("a"), session.subscribe("b")
@@ -516,7 +516,7 @@ def test_connection_that_does_not_last_is_a_failed_attempt() -> None:
     assert [str(gap) for gap in gaps] == ["first (/fake)"]
 
 
-def test_loss_in_the_moment_of_the_proof_is_not_overlooked() -> None:
+def test_loss_in_the_moment_of_the_fence_is_not_overlooked() -> None:
     """A connection lost in the moment of its fence's reply is made again."""
     session = FakeSession(reconnect=Exact())
     lose(session)
@@ -542,7 +542,7 @@ class Lose:
         lose(self._session)
 
 
-def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
+def test_what_is_sent_meanwhile_follows_the_resync_packets_in_order() -> None:
     """Packets sent during a loss follow the resync packets in order."""
     session = FakeSession(reconnect=Exact())
     kept = session.subscribe("kept")
@@ -562,8 +562,8 @@ def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
     session.send([session.core.publish("k", b"2")])
     session.room = None
     session.wake()
-    greeting, later = [b"SUB kept", b"SUB waiting"], [b"SUB new", WHOAMI, b"UNSUB kept", b"MSG k\x002", WHOAMI]
-    assert session.sent == [*greeting, b"MSG k\x000", b"MSG k\x001", *later]
+    resync, later = [b"SUB kept", b"SUB waiting"], [b"SUB new", WHOAMI, b"UNSUB kept", b"MSG k\x002", WHOAMI]
+    assert session.sent == [*resync, b"MSG k\x000", b"MSG k\x001", *later]
     assert all(waiter.outcome == b"" for waiter in sent)
     assert not fence.is_done
     session.reply()
@@ -571,7 +571,7 @@ def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
     assert fence.result is None
 
 
-def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
+def test_failed_caller_may_call_again_at_once() -> None:
     """A call made while an error is delivered is for the new connection."""
     session = FakeSession(reconnect=Exact())
     names: list[bytes] = []
@@ -592,7 +592,7 @@ def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
     assert session._loss_reason is None
 
 
-def test_who_is_told_of_the_loss_may_close() -> None:
+def test_failed_caller_may_close() -> None:
     """Closing the bus while an error is delivered ends the session."""
     session = FakeSession(reconnect=Exact())
 
@@ -634,7 +634,7 @@ def test_closing_while_there_is_no_connection(turns: int) -> None:
     assert not session.connected
 
 
-def test_application_that_fails_when_told_of_the_gap() -> None:
+def test_on_gap_that_raises() -> None:
     """An exception of `on_gap` is logged, and the session continues."""
     session = FakeSession(reconnect=Exact(), on_gap=lambda error: 1 // 0)
     for losses in (1, 2):
