@@ -1,7 +1,7 @@
 """A local message bus: routing keys, wildcards and secrets over Unix-domain SOCK_SEQPACKET sockets.
 
-`connect` connects the blocking client. `sbus.client.aio` has the client for asyncio, `sbus.client.tx` the one for Twisted.
-Names are imported on first use, so ``import sbus`` alone is cheap.
+`connect` connects the blocking client. The client for asyncio is in `sbus.client.aio`, the one for Twisted in
+`sbus.client.tx`. Names are imported on first use, so ``import sbus`` alone is cheap.
 """
 
 from __future__ import annotations
