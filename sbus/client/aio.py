@@ -92,7 +92,9 @@ async def connect(address: str | None = None, **options: Unpack[Keywords]) -> Bu
 
 
 class Bus(Session[Subscription]):
-    """A connection to a bus; `connect` makes it, and `close` or the end of ``async with`` closes it.
+    """A connection to a bus, made by `connect`.
+
+    `close`, or the end of ``async with``, closes it.
 
     Every wait may be cancelled; packets written before are still sent.
     """
@@ -147,7 +149,10 @@ class Bus(Session[Subscription]):
             return False
 
     async def close(self) -> None:
-        """Send the packets that are waiting, then close. If this is cancelled, nothing is closed."""
+        """Send the packets that are waiting, then close.
+
+        If this is cancelled, nothing is closed.
+        """
         await self._finish()
         if self._task is not None:
             self._task.cancel()
@@ -308,7 +313,7 @@ class Bus(Session[Subscription]):
             self._loop.remove_writer(self._sock)
 
     def _read_rest(self, sock: Socket, why: str) -> None:
-        """Read what the server sent before the connection was lost, then give the connection up."""
+        """Read what the server sent before the loss, then close the connection."""
         packets, ended = [b""], False
         while self._sock is sock and packets and not ended:
             try:

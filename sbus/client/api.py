@@ -1,4 +1,4 @@
-"""What clients do beyond sending and receiving: requests, fences, inboxes and proofs of identity.
+"""Calls that all clients share: requests, fences, inboxes, proofs of identity.
 
 Theory of operation
 -------------------
@@ -71,7 +71,7 @@ class Inbox(NamedTuple, Generic[Sub]):
 
 
 class Request(NamedTuple):
-    """A received request: the key it was published with, and its payload without the reply key."""
+    """A received request: its key, and its payload without the reply key."""
 
     key: bytes
     payload: bytes
@@ -117,7 +117,9 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> Result[None]:
-        """Publish messages, (key, payload) each, in order; done when all have been handed to the kernel.
+        """Publish messages, (key, payload) each, in order.
+
+        It is done when all have been handed to the kernel.
 
         :raises: as `publish`; if one message cannot be published, none is.
         """
@@ -132,7 +134,9 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def whoami(self, timeout: float | None = None) -> Result[bytes]:
-        """Return this client's name at the server, ``!/cred/<gid>/<uid>/<pid>``: the prefix of its secret keys.
+        """Return this client's name at the server, the prefix of its secret keys.
+
+        It looks like ``!/cred/<gid>/<uid>/<pid>``.
 
         :raises sbus.errors.TimedOut: if the server has not replied within `timeout` seconds.
         """
@@ -158,11 +162,11 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def answer_proofs(self) -> Result[Sub]:
-        """Answer the `verify` calls of other clients, until the returned subscription is closed."""
+        """Answer the `verify` calls of others, until the returned subscription closes."""
 
     @abstractmethod
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> Result[bool]:
-        """Return whether a client with the name `peer` (from ``whoami``) is connected and proves it.
+        """Return whether a client with the name `peer` is connected and proves it.
 
         False if there is no proof within `timeout` seconds.
         """
@@ -189,7 +193,7 @@ class ClientApi(ABC, Generic[Sub]):
                 self.control(b"%b/%b" % (group, as_bytes(choice)))
 
     def echo(self, on: bool) -> None:
-        """Choose whether the server sends this client's own messages back to it; by default it does."""
+        """Choose whether the server sends this client's own messages back (default: yes)."""
         self.control(ECHO_ON if on else ECHO_OFF)
 
     # --- round trips -------------------------------------------------------------------------
@@ -238,7 +242,7 @@ class ClientApi(ABC, Generic[Sub]):
         self._reply(request, b"+" + payload)
 
     def fail(self, request: Message, error: str) -> None:
-        """Reply to a request with an error: the requester's call raises `sbus.errors.RequestFailed`.
+        """Reply to a request with an error: `sbus.errors.RequestFailed` at the requester.
 
         :param error: its text, of which the first 1,000 characters are sent.
         """

@@ -1,4 +1,4 @@
-"""What a client has chosen, as one frozen value: all that a server has to learn again after a reconnect."""
+"""What a client has chosen: the state that it restores after a reconnect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Choices:
     patterns: tuple[tuple[bytes, int], ...] = ()
 
     def with_control(self, key: bytes) -> Choices:
-        """Return these choices with a control message put in force; one that is not repeated changes nothing.
+        """Return these choices with a control message put in force.
+
+        A control message that is not repeated adds nothing.
 
         It replaces the earlier choices of its group. A row that *refines* (``order/random``) stands beside them. A key
         without a row is a plugin's: it counts if its group has rows.
@@ -41,5 +43,5 @@ class Choices:
         return replace(self, controls=(*kept, key) if row is None or row.repeated else tuple(kept))
 
     def packets(self) -> list[bytes]:
-        """Return the packets that make these choices on a new connection: settings first, then subscriptions."""
+        """Return the packets that make these choices: settings, then subscriptions."""
         return [build(CMSG, key) for key in self.controls] + [build(SUB, pattern) for pattern, _ in self.patterns]

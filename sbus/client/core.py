@@ -1,4 +1,4 @@
-"""The client without its I/O: the packets to send for each call, and the replies expected.
+"""The client without its I/O: packets to send, and replies expected.
 
 Theory of operation
 -------------------
@@ -156,7 +156,9 @@ class ClientCore:
         return [build(UNSUB, sink.pattern)] if self._dispatcher.remove(sink) else []
 
     def control(self, key: bytes | str, payload: bytes | None = None) -> bytes:
-        """Return the packet of a control message; a setting is also put in force for later connections.
+        """Return the packet of a control message.
+
+        A setting is also put in force for later connections.
 
         :raises InvalidKey: if the key contains a NUL.
         :raises UsageError: in a dialect without control messages, and for ``bundle/…``.
@@ -178,7 +180,7 @@ class ClientCore:
         return self._sized(build(CMSG, key, payload))
 
     def whoami(self, waiter: Waiter) -> list[bytes]:
-        """Ask the server for this client's credentials; `waiter` gets the payload of the reply.
+        """Ask for this client's credentials; `waiter` gets the payload of the reply.
 
         :raises UsageError: in a dialect without control messages.
         """
@@ -197,7 +199,7 @@ class ClientCore:
     # --- connections -------------------------------------------------------------------------
 
     def connected(self, max_sendable: int) -> None:
-        """Note a new connection, whose socket can send packets of up to `max_sendable` bytes."""
+        """Note a new connection, which can send packets of `max_sendable` bytes."""
         self._max_sendable = max_sendable
         self._ids = _own_ids()
         self.max_packet = min(self._configured_max_packet, max_sendable)
@@ -207,7 +209,7 @@ class ClientCore:
         return replace(self._choices, patterns=tuple(self._dispatcher.pattern_counts().items()))
 
     def resync_packets(self) -> list[bytes]:
-        """Return the first packets of a connection, which make the choices of `snapshot` known to the server.
+        """Return the first packets of a connection: those of `snapshot`.
 
         Secret patterns with IDs that this process no longer has, as after a fork, are given up first: the server would
         disconnect the client for them.
@@ -241,7 +243,7 @@ class ClientCore:
     # --- received packets --------------------------------------------------------------------
 
     def receive(self, packets: list[bytes]) -> None:
-        """Process received packets: messages go to their sinks, replies complete their waiters."""
+        """Process received packets: messages for sinks, replies for waiters."""
         self.process(Batch(packets))
 
     def _receive_control(self, key: bytes, payload: bytes) -> None:

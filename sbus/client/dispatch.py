@@ -49,14 +49,16 @@ class Sink(Protocol):
     callback: Callable[[Message], object] | None
 
     def deliver(self, messages: list[Message]) -> None:
-        """Take messages, in order; must neither raise nor change the list, which other sinks get too.
+        """Take messages, in order.
+
+        It must neither raise nor change the list, which other sinks get too.
 
         If a sink of a route has a callback, every sink of that route gets its messages one at a time.
         """
 
 
 class Batch:
-    """Packets that were received together, and the position up to which they are processed.
+    """Packets that were received together, and how far they are processed.
 
     A callback may read on while its message is being delivered. The nested call then continues at the position,
     so that no packet is processed twice.
@@ -141,7 +143,7 @@ class Dispatcher:
         return (sink for sinks in tuple(self._sinks.values()) for sink in tuple(sinks))
 
     def pattern_counts(self) -> dict[bytes, int]:
-        """Return each pattern with its number of sinks, in the order of first subscription."""
+        """Return each pattern with its number of sinks, in order of subscription."""
         return {pattern: len(sinks) for pattern, sinks in self._sinks.items()}
 
     def secret_patterns(self) -> dict[bytes, SecretKey]:
@@ -151,7 +153,7 @@ class Dispatcher:
     # --- early fences ------------------------------------------------------------------------
 
     def expect(self, key: bytes, waiter: Waiter) -> None:
-        """Complete `waiter` with the next message with this key, which then reaches no sink."""
+        """Complete `waiter` with the next message with this key; no sink gets it."""
         self._awaited[key] = waiter
 
     def take_awaited(self) -> list[Waiter]:
@@ -163,7 +165,7 @@ class Dispatcher:
     # --- delivery ----------------------------------------------------------------------------
 
     def process(self, batch: Batch) -> None:
-        """Deliver the rest of a batch: each message to its sinks, each control message to `on_control`."""
+        """Deliver the rest of a batch to its sinks and to `on_control`."""
         packets, routes = batch.packets, self._cache.routes
         while (position := batch.position) < len(packets):
             end = min(position + _MAX_RUN, len(packets))
@@ -228,7 +230,7 @@ class Dispatcher:
 
 
 def _matches_secret(pattern: SecretKey, key: SecretKey) -> bool:
-    """Return whether a secret pattern of this client matches a key that the server has sent to it.
+    """Return whether a secret pattern of this client matches a received key.
 
     The server has already compared empty IDs with this client's own, so only given IDs are compared here.
     """

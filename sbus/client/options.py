@@ -16,7 +16,7 @@ __all__ = ["ConnectOptions", "Keywords", "ServiceKeywords"]
 
 
 class ServiceKeywords(TypedDict, total=False):
-    """The keyword arguments of `sbus.client.tx.BusClientService`: those of `connect` but ``reconnect``.
+    """The keyword arguments of `connect` except ``reconnect``.
 
     `ConnectOptions` describes them.
     """
@@ -64,7 +64,7 @@ class ConnectOptions:
 
     @property
     def buffer_size(self) -> int:
-        """Bytes that socket buffers and read buffers must hold: a packet or, where they are longer, a bundle."""
+        """Bytes that buffers must hold: the longest packet or, if longer, a bundle."""
         return max(self.max_packet, LARGEST) if self.bundles else self.max_packet
 
     @property

@@ -25,7 +25,7 @@ _MESSAGE = MSG + b" "
 
 
 class Outbox:
-    """A queue of packets (`sbus.interfaces.IPacketQueue`) that survives a lost connection.
+    """A queue of packets that survives a lost connection (an `IPacketQueue`).
 
     Waiters are completed when the packets added before them have been handed to the kernel. Positions count packets
     since the connection was made, so a waiter is due once `_sent` reaches its position.
@@ -76,7 +76,7 @@ class Outbox:
         self._complete_waiters()
 
     def restart(self, resync: list[bytes]) -> None:
-        """Prepare for a new connection: `resync` first, then the messages that are still to be sent.
+        """Prepare for a new connection: `resync` first, then the unsent messages.
 
         Other packets (subscriptions, settings, questions) were meant for the lost connection; `resync` contains what
         is still in force of them.
@@ -95,12 +95,12 @@ class Outbox:
         self._complete_waiters()
 
     def _complete_waiters(self) -> None:
-        """Complete the waiters that are due; their owners may add packets and wait again meanwhile."""
+        """Complete the waiters that are due, which may add packets and wait again."""
         while self._waiters and self._waiters[0][0] <= self._sent:
             self._waiters.popleft()[1].set_result(b"")
 
     def reject_oversized(self, packet: bytes) -> bool:
-        """Let the transport close: the core checks sizes, so a packet that the socket rejects is a bug."""
+        """Let the transport close: the core has checked sizes, so this is a bug."""
         return False
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The part of a client that the Twisted and the asyncio backends share: one connection, over an event loop.
+"""One connection over an event loop: what Twisted and asyncio clients share.
 
 Theory of operation
 -------------------
@@ -55,7 +55,7 @@ Args = TypeVarTuple("Args")
 
 
 class Session(ClientApi[Sub]):
-    """A client's connection to a bus, over an event loop; see the theory of operation above."""
+    """A client's connection over an event loop; see the theory of operation."""
 
     _callback_errors: tuple[type[BaseException], ...] = (Exception,)
     """Exceptions of callbacks that are logged and do not end the connection."""
@@ -94,7 +94,7 @@ class Session(ClientApi[Sub]):
 
     @abstractmethod
     def _try_send(self, packets: list[bytes]) -> int:
-        """Send packets past the outbox, which is empty, and return how many the socket has taken.
+        """Send packets past the empty outbox; return how many the socket has taken.
 
         Returning 0 is always right: the caller then puts the packets into the outbox and flushes that, which also
         finds out why a socket takes nothing.
@@ -167,7 +167,7 @@ class Session(ClientApi[Sub]):
     # --- sending -----------------------------------------------------------------------------
 
     def _write(self, packets: list[bytes]) -> None:
-        """Send packets at once, or at the end of this turn together with its other writes (see *Writing*)."""
+        """Send packets at once or at the end of this turn (see *Writing*)."""
         queued = len(self.outbox)
         if self._immediate_writes and not queued and not self._turn_writes:
             self._immediate_writes -= 1
@@ -240,7 +240,7 @@ class Session(ClientApi[Sub]):
             raise self._error
 
     def _disconnected(self, why: str) -> None:
-        """Reconnect after the connection was lost, or end if the client does not reconnect."""
+        """Reconnect after a loss, or end if the client does not reconnect."""
         if self._error is not None:
             return
         error = Disconnected(f"{why} ({self.address})")
@@ -260,7 +260,7 @@ class Session(ClientApi[Sub]):
                 waiter.set_exception(error)
 
     async def _reconnect_loop(self, *, report: bool = True) -> None:
-        """Connect until a fence returns on a connection, then call ``on_gap`` (see *Reconnecting*).
+        """Connect until a fence returns, then call ``on_gap`` (see *Reconnecting*).
 
         :param report: False for a first connection, before which nothing can have been missed.
         """

@@ -1,4 +1,4 @@
-"""A subscription with a queue of its own, as the Twisted and the asyncio client have it."""
+"""A subscription with a queue, for the Twisted and the asyncio client."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class QueuedSubscription:
             self._owner.pause_for(self)
 
     def end(self, error: Exception) -> None:
-        """Take no more messages; unread ones can still be read, and then `error` is raised."""
+        """Take no more messages; reading the rest ends with `error`."""
         if self._error is None:
             self._error = error
         self.wake()
@@ -120,7 +120,7 @@ class QueuedSubscription:
         return message
 
     def get_ready(self) -> list[Message]:
-        """Return all messages that are here already, without waiting; an empty list if there are none."""
+        """Return all messages that are here, without waiting; perhaps none."""
         messages = list(self._messages)
         self._messages.clear()
         self._owner.resume_for(self)

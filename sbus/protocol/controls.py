@@ -1,4 +1,4 @@
-"""Control messages: one table that the server, the client libraries, the command line and the documentation read.
+"""Control messages: one table for server, clients, command line and docs.
 
 A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*; the newest message of a group
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.protocol`). A
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Answer(enum.Enum):
-    """The payload of the server's reply; a reply is a control message with the key of its question."""
+    """The payload of the reply, a control message with the key of its question."""
 
     NONE = "nothing"
     EMPTY = "an empty payload"
@@ -99,17 +99,23 @@ _BY_KEY = {control.key: control for control in CONTROLS}
 
 
 def find(key: bytes) -> Control | None:
-    """Return the row of a control message, or None for a key that the protocol does not know."""
+    """Return the row of a control message, or None for an unknown key."""
     return _BY_KEY.get(key)
 
 
 def group_of(key: bytes) -> bytes:
-    """Return the group of a control message; for a key without a row, the part before its last slash."""
+    """Return the group of a control message.
+
+    For a key without a row, it is the part before the last slash.
+    """
     control = _BY_KEY.get(key)
     return control.group if control else key.rpartition(b"/")[0]
 
 
 def choices(group: bytes) -> tuple[str, ...]:
-    """Return the last words of a group's keys, as options of a command line name them; the default comes first."""
+    """Return the last words of a group's keys, the default first.
+
+    The options of a command line have these names.
+    """
     rows = sorted((control for control in CONTROLS if control.group == group), key=lambda control: not control.default)
     return tuple(control.key.rpartition(b"/")[2].decode() for control in rows)

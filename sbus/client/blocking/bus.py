@@ -47,7 +47,10 @@ def connect(address: str | None = None, **options: Unpack[Keywords]) -> Bus:
 
 
 class Bus(BlockingConnection[Subscription]):
-    """A connection to a bus; `connect` makes it, and `close` or the end of ``with`` closes it."""
+    """A connection to a bus, made by `connect`.
+
+    `close`, or the end of ``with``, closes it.
+    """
 
     def __init__(self, address: str | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
@@ -78,7 +81,9 @@ class Bus(BlockingConnection[Subscription]):
     # --- receiving ---------------------------------------------------------------------------
 
     def subscribe(self, pattern: bytes | str, callback: Callable[[Message], object] | None = None) -> Subscription:
-        """Subscribe to a pattern: read the messages from the bus or from the result, or pass a callback.
+        """Subscribe to a pattern.
+
+        Read the messages from the bus or from the result, or pass a callback.
 
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
@@ -106,7 +111,7 @@ class Bus(BlockingConnection[Subscription]):
         return messages[0] if flags & socket.MSG_PEEK else messages.popleft()
 
     def get_ready(self) -> list[Message]:
-        """Return all messages that are here already, without waiting; call it after a poll.
+        """Return all messages that are here, without waiting; call it after a poll.
 
         :raises sbus.errors.Disconnected: if there are none and no more will come.
         """
@@ -173,7 +178,9 @@ class Bus(BlockingConnection[Subscription]):
     # --- the socket --------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Return the descriptor, for select, poll and epoll; when it is readable, call `get_ready`.
+        """Return the descriptor, for select, poll and epoll.
+
+        When it is readable, call `get_ready`.
 
         With ``reconnect``, ask for it before each poll: a new connection has another one.
         """
@@ -224,7 +231,10 @@ class Bus(BlockingConnection[Subscription]):
         return own
 
     def _deliver_shared(self, messages: list[Message]) -> None:
-        """Keep messages for the readers of the bus: once, however many subscriptions deliver the same list."""
+        """Keep messages for the readers of the bus.
+
+        Several subscriptions may deliver the same list, which is kept once.
+        """
         if messages is not self._last_delivered:
             self._last_delivered = messages
             self._messages.extend(messages)

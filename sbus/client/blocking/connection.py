@@ -1,4 +1,4 @@
-"""The connection of a blocking client: sending, reading and reconnecting, all within the caller's own calls.
+"""The connection of a blocking client, which works within its caller's calls.
 
 Theory of operation
 -------------------
@@ -68,7 +68,7 @@ _MEMORY_RETRY = 0.05
 
 
 class BlockingConnection(ClientApi[Sub]):
-    """A connection to a bus that works only while one of its methods runs; see the theory of operation above.
+    """A connection to a bus; see the theory of operation above.
 
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
@@ -160,7 +160,9 @@ class BlockingConnection(ClientApi[Sub]):
                 self._wait_writable(sock, deadline)
 
     def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0) -> int:
-        """Send what the socket takes of a batch, and return how many packets; 0 also if the connection is lost.
+        """Send what the socket takes of a batch, and return the number of packets.
+
+        It is also 0 if the connection is lost.
 
         :raises sbus.errors.PacketTooLong: if the first packet does not fit the socket's buffer.
         """
@@ -183,7 +185,7 @@ class BlockingConnection(ClientApi[Sub]):
             return 0
 
     def _read_bundle_reply(self, sock: socket.socket) -> None:
-        """Read the server's reply to ``bundle/on`` if it is the first packet here (see *Bundles*)."""
+        """Read the reply to ``bundle/on`` if it is the first packet (see *Bundles*)."""
         try:
             first = sock.recv(len(_BUNDLE_REPLY), socket.MSG_DONTWAIT | socket.MSG_PEEK)
             self._expects_bundle_reply = False
@@ -214,7 +216,7 @@ class BlockingConnection(ClientApi[Sub]):
                     raise TimedOut("nothing has come in time")
 
     def _read(self, deadline: float | None) -> int:
-        """Wait for a batch and receive it; nothing if the connection is lost and will be made again.
+        """Wait for a batch and receive it; nothing if the client has to reconnect.
 
         :returns: as `_read_ready`.
         """
@@ -276,7 +278,7 @@ class BlockingConnection(ClientApi[Sub]):
             raise self._callback_errors.popleft()
 
     def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
-        """Call the application. If it raises, keep the error and go on with the other subscriptions."""
+        """Call the application; if it raises, keep the error and go on."""
         try:
             callback(*args)
         except Exception as e:
@@ -345,7 +347,9 @@ class BlockingConnection(ClientApi[Sub]):
             self._sock = None
 
     def _connected(self, deadline: float | None) -> socket.socket | None:
-        """Return the socket, after reconnecting if necessary; None for a callback that runs meanwhile.
+        """Return the socket, after reconnecting if necessary.
+
+        A callback that runs meanwhile gets None.
 
         :raises sbus.errors.TimedOut: if the deadline has passed first.
         :raises sbus.errors.Disconnected: if the connection has ended.

@@ -124,7 +124,7 @@ class Subscription:
 
     @property
     def pending(self) -> int:
-        """Messages in memory, in its own queue or not dispatched yet, which a poll of the socket does not show."""
+        """Messages in memory, queued or not dispatched yet, which no poll shows."""
         return len(self._own or ()) + len(self._bus._batch)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Waiting in a blocking client: deadlines, poll(2), and waiters that a loop can ask."""
+"""Waiting in a blocking client: deadlines, poll(2), and waiters to ask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_POLL_MS = 2**31 - 1
 
 
 class PolledWaiter:
-    """A waiter (`sbus.client.core.Waiter`) whose owner reads the socket until `is_done` returns True."""
+    """A waiter (`sbus.client.core.Waiter`) whose owner reads until `is_done`."""
 
     __slots__ = ("_error", "_value")
 
@@ -50,12 +50,12 @@ class PolledWaiter:
 
 
 def deadline_in(timeout: float | None) -> float | None:
-    """Return the `time.monotonic` of a moment `timeout` seconds from now; None for never."""
+    """Return the `time.monotonic` in `timeout` seconds; None for never."""
     return None if timeout is None else time.monotonic() + timeout
 
 
 def poll_socket(sock: socket.socket, events: int, deadline: float | None) -> bool:
-    """Wait for events of poll(2) on a socket; return False if the deadline has passed first."""
+    """Wait for events of poll(2); return False if the deadline has passed first."""
     poll = select.poll()
     poll.register(sock, events)
     if deadline is None:

@@ -140,7 +140,9 @@ class Bus(Session[Subscription]):
         return self._run(self._verify(peer), timeout).addErrback(unproved)
 
     def registerProducer(self, producer: Producer, streaming: bool) -> None:
-        """Match the pace of a producer that publishes here to the socket (as `twisted.internet.interfaces.IConsumer`).
+        """Pause a producer that publishes here while the socket is full.
+
+        See `twisted.internet.interfaces.IConsumer`.
 
         The producer is paused while the client reconnects, and stopped when the connection ends.
 
@@ -178,7 +180,10 @@ class Bus(Session[Subscription]):
             await waiter
 
     def whenClosed(self) -> defer.Deferred[None]:
-        """Fire when the connection is gone and not made again; fails with the reason, unless this client closed it."""
+        """Fire when the connection is gone and not made again.
+
+        It fails with the reason, unless this client closed the connection.
+        """
         if isinstance(self._error, Closed):
             return defer.succeed(None)
         if self._error is not None:
@@ -321,7 +326,7 @@ class Bus(Session[Subscription]):
         attempt.addErrback(lambda failure: failure.trap(defer.CancelledError))
 
     async def _connect_later(self, delay: float) -> None:
-        """Connect for the first time, after a pause, and retry until a fence returns (for `BusClientService`)."""
+        """Connect for the first time, after a pause, and retry (`BusClientService`)."""
         await self._sleep(delay)
         await self._reconnect_loop(report=False)
 

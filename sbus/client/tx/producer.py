@@ -1,4 +1,4 @@
-"""The pace of a producer: it is paused while the socket does not take what it has published."""
+"""The pace of a producer, which is paused while the socket is full."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Producer: TypeAlias = IPushProducer | IPullProducer
 
 
 class Session(Protocol):
-    """What a producer's adapter needs of the `sbus.client.tx.Bus` that the producer publishes to.
+    """What a producer's adapter needs of its `sbus.client.tx.Bus`.
 
     :ivar outbox: the packets to send.
     """

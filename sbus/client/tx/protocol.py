@@ -1,4 +1,4 @@
-"""The Twisted client's protocol: one connection, which reports its events to a `Session`."""
+"""The Twisted client's protocol: one connection, and the events on it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BusProtocol:
         self.is_ending = False
 
     def makeConnection(self, transport: ITransport) -> None:
-        """Take over a transport, or refuse one that does not keep packets apart (`IProtocol`)."""
+        """Take over a transport, if it keeps packets apart (`IProtocol`)."""
         if not isinstance(transport, PacketTransport):
             transport.loseConnection()  # `sbus.client.tx.Bus` then raises the error
             return
@@ -73,12 +73,15 @@ class BusProtocol:
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
-        """Receive a batch, all of it: subscriptions keep what is not read yet (`IPacketReceiver`)."""
+        """Receive a whole batch; subscriptions keep unread ones (`IPacketReceiver`)."""
         self._session.packets_received(packets)
         return len(packets)
 
     def readConnectionLost(self) -> None:
-        """Note that the server has closed, and that everything it sent is read (`IHalfCloseableProtocol`)."""
+        """Note that the server has closed (`IHalfCloseableProtocol`).
+
+        Everything that it sent has been read.
+        """
         self._session.connection_lost(self, SERVER_CLOSED)
 
     def writeConnectionLost(self) -> None:

@@ -21,7 +21,7 @@ _STOP_TIMEOUT = 10.0
 
 
 class BusClientService(Service):
-    """A connection to a bus that is made again whenever it is lost, while the service runs.
+    """A connection to a bus that the service makes again whenever it is lost.
 
     Each new connection restores settings and subscriptions.
 
@@ -88,7 +88,7 @@ class BusClientService(Service):
         return self._newest is bus
 
     def whenConnected(self) -> defer.Deferred[Bus]:
-        """Fire with the `Bus` once it has been connected and set up; it stays the same object."""
+        """Fire with the `Bus` once it is connected and set up."""
         if self._bus is not None:
             return defer.succeed(self._bus)
         deferred: defer.Deferred[Bus] = defer.Deferred()

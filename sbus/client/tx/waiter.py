@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Waiter(Generic[T]):
-    """A waiter (`sbus.client.core.Waiter`) on a Deferred; cancelling the Deferred abandons it."""
+    """A waiter (`sbus.client.core.Waiter`) on a Deferred, which may be cancelled."""
 
     __slots__ = ("deferred",)
 
