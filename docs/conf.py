@@ -49,5 +49,5 @@ _others = "|".join(map(re.escape, sorted({*sys.stdlib_module_names, "pyarrow", "
 nitpick_ignore_regex = [
     (r"py:.*", rf"({_others})\..*"),
     (r"py:class", r"sbus\.(index|routes|runs)\.[MS]"),  # type variables
-    (r"py:class", r"(sbus\.client\.\w+\.)?Sub"),
+    (r"py:class", r"(sbus\.client\.(\w+\.)+)?(Sub|Owner|Args)"),
 ]

@@ -1,12 +1,12 @@
 """A local message bus: routing keys, wildcards and secrets over Unix-domain SOCK_SEQPACKET sockets.
 
-`connect` is the blocking client's; the others are in `sbus.client.aio` (asyncio) and
-`sbus.client.tx` (Twisted). Nothing is imported before it is used.
+`connect` connects the blocking client. The client for asyncio is in `sbus.client.aio`, the one for Twisted in
+`sbus.client.tx`. Names are imported on first use, so ``import sbus`` alone is cheap.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sbus.version import __version__
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Bus", "Message", "__version__", "connect"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("Bus", "connect"):
         from sbus.client import blocking
 

@@ -1,4 +1,4 @@
-"""A client with nothing but the standard library: a clock that answers, and somebody who asks it.
+"""A client with nothing but the standard library: a clock, and a program that asks it for the time.
 
 python3 clock.py serve /run/sbus.sock
 python3 clock.py ask /run/sbus.sock
@@ -13,14 +13,14 @@ LONGEST = 409_600  # bytes in the longest packet of a bus with default limits
 
 def connect(address: str) -> socket.socket:
     bus = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Without this the kernel refuses to send packets of more than about half the limit.
+    # By default, the kernel refuses to send packets longer than about half the limit.
     bus.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST + 32)
     bus.connect("\0" + address[1:] if address.startswith("@") else address)
     return bus
 
 
 def receive(bus: socket.socket) -> tuple[bytes, bytes, bytes]:
-    """The next packet: its verb, its key and its payload."""
+    """Return the next packet: its verb, its key and its payload."""
     packet = bus.recv(LONGEST)
     if not packet:
         raise SystemExit("the bus has closed the connection")
@@ -30,7 +30,7 @@ def receive(bus: socket.socket) -> tuple[bytes, bytes, bytes]:
 
 
 def who_am_i(bus: socket.socket) -> bytes:
-    """Our credentials as the bus knows them. The answer also says that all we sent before has taken effect."""
+    """Ask the bus for our credentials. The reply also shows that everything sent before is in force."""
     bus.send(b"CMSG !/cred/whoami")
     while True:
         verb, key, payload = receive(bus)
@@ -48,7 +48,7 @@ def serve(bus: socket.socket) -> None:
 
 
 def ask(bus: socket.socket) -> None:
-    inbox = who_am_i(bus) + b"/clock"  # a secret key: nobody but this process can subscribe to it
+    inbox = who_am_i(bus) + b"/clock"  # a secret key: only this process can subscribe to it
     bus.send(b"SUB " + inbox)
     bus.send(b"MSG clock/ask\0" + inbox)
     _, _, answer = receive(bus)

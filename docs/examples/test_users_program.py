@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("thermostat.py")
 
 @pytest.fixture
 def thermostat(sbus_bus: RunningBus) -> Iterator[subprocess.Popen[str]]:
-    """The program, running and subscribed."""
+    """Run the program until the test ends; it is subscribed when the test starts."""
     command = [sys.executable, str(PROGRAM), sbus_bus.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

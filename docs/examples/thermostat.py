@@ -1,4 +1,4 @@
-"""Switches the heating of each room, by the temperatures that it hears of: ``python3 thermostat.py ADDRESS``."""
+"""Switch the heating of each room by the temperatures published: ``python3 thermostat.py ADDRESS``."""
 
 from __future__ import annotations
 

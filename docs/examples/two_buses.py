@@ -1,4 +1,4 @@
-"""Two buses in one process; what the inner one carries under ``public/`` goes out on the outer one too.
+"""Two buses in one process; messages of the inner bus under ``public/`` are published on the outer one too.
 
 python3 two_buses.py inner.sock outer.sock
 """
@@ -19,7 +19,7 @@ from sbus.server.service import BusService
 
 
 class Window(Observer):
-    """Shows the outer bus what may be seen of the inner one."""
+    """Publishes the public messages of the inner bus on the outer one."""
 
     def __init__(self, outer: BusService) -> None:
         self.outer = outer
@@ -30,7 +30,7 @@ class Window(Observer):
 
 
 class Books(Observer):
-    """Says of each client that leaves what it has got and what it has lost."""
+    """Reports, for each client that leaves, how many messages it received and lost."""
 
     def __init__(self, bus: str) -> None:
         self.bus = bus

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from sbus.client.blocking import Bus
-from sbus.client.blocking.connection import LONGEST_POLL
+from sbus.client.blocking.waiting import MAX_POLL_MS
 from sbus.errors import TimedOut
 
 __all__ = ["Deadline", "at_most", "wait"]
@@ -50,7 +50,7 @@ def wait(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
     if output is not None:
         poll.register(output, 0)  # an error or a hang-up is always told
     left = deadline.left
-    ready = poll.poll(None if left is None else min(left * 1000, LONGEST_POLL))
+    ready = poll.poll(None if left is None else min(left * 1000, MAX_POLL_MS))
     if any(fd == output for fd, _ in ready):
         raise BrokenPipeError
     return bool(ready)
@@ -86,7 +86,7 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, too_late)
     began, outer = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)[0]
     try:
-        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), LONGEST_POLL), _RETRY_INTERVAL)
+        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), MAX_POLL_MS), _RETRY_INTERVAL)
         yield
     except _TooLate:
         raise TimedOut(f"the time is up: {what} is not done after {seconds:g} seconds") from None

@@ -1,4 +1,4 @@
-"""The client for asyncio, native: no Twisted in it.
+"""The asyncio client, without Twisted.
 
 ::
 
@@ -13,32 +13,32 @@ import asyncio
 import errno
 import select
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import CLOSED, Backoff, backlog_full, connect_once, describe_loss
+from sbus.client.connecting import BACKLOG_RETRY, SERVER_CLOSED, backlog_full, connect_once, describe_loss
 from sbus.client.core import Message
-from sbus.client.options import Settings
-from sbus.client.sending import read_at_once, send_some, share
-from sbus.client.session import QueuedSubscription, Session
+from sbus.client.options import ConnectOptions, Keywords
+from sbus.client.outbox import read_limit, send_limit, send_some
+from sbus.client.session import Session
+from sbus.client.subscription import QueuedSubscription
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
-from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import max_sendable
 
 __all__ = ["Bus", "Subscription", "connect"]
 
 T = TypeVar("T")
-Socket = socket.socket  # as `Bus.socket` hides the module
+Socket = socket.socket  # inside `Bus`, the property `socket` hides the module
 
-_RETRY = 0.05
-"""Seconds until a socket is tried again for which the kernel had no memory."""
+_MEMORY_RETRY = 0.05
+"""Seconds until the next attempt to send after the kernel ran out of memory."""
 
 
 class _Waiter:
-    """A waiter (see `sbus.client.core.Waiter`) that asyncio can await."""
+    """A waiter (`sbus.client.core.Waiter`) on a future."""
 
     __slots__ = ("_future",)
 
@@ -52,173 +52,127 @@ class _Waiter:
     def set_exception(self, error: Exception) -> None:
         if not self._future.done():
             self._future.set_exception(error)
-            self._future.exception()  # nobody may be waiting any more; that is no news then
+            self._future.exception()  # mark as retrieved: its task may have been cancelled
 
-    def __await__(self) -> Generator[Any, None, bytes]:
+    def __await__(self) -> Generator[object, None, bytes]:
         return self._future.__await__()
 
 
 class Subscription(QueuedSubscription):
-    """The messages of one pattern, to be read with ``async for`` or `get`."""
+    """The messages of one pattern; read them with ``async for``, `get` or `get_many`."""
 
     async def get(self) -> Message:
-        """The next message.
+        """Wait for the next message and return it.
 
-        :raises sbus.errors.Disconnected: if none will come, as the connection is gone.
-        :raises sbus.errors.Closed: if none will come, as the subscription or the bus was closed.
+        :raises sbus.errors.Disconnected: if no more messages will come, because the connection is gone.
+        :raises sbus.errors.Closed: if no more messages will come, because the subscription or the bus was closed.
         """
         return await self._get()
 
     async def get_many(self) -> list[Message]:
-        """Wait for a message, then give all that are here, in one list.
+        """Wait for a message, then return all that are here.
 
         :raises: as `get`.
         """
         return await self._get_many()
 
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
 
-    async def __anext__(self) -> Message:
-        try:
-            return self._next() or await self._get()
-        except Closed:
-            raise StopAsyncIteration from None
-
-
-async def connect(
-    address: str | None = None,
-    *,
-    dialect: str = "current",
-    max_packet: int = DEFAULT_MAX_PACKET,
-    bundles: bool = True,
-    timeout: float | None = 30.0,
-    reconnect: bool | Backoff = False,
-    on_gap: Callable[[Exception], Any] | None = None,
-    on_control: Callable[[bytes, bytes], Any] | None = None,
-) -> Bus:
+async def connect(address: str | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
-    :param address: where it is; without one, see `sbus.client.connecting.find_address`.
-    :param dialect: ``current``, or ``early`` for servers of the first revision.
-    :param max_packet: bytes in the longest packet, as at the server.
-    :param bundles: ask the server for :doc:`bundles </bundles>`, and use them if it has any.
-    :param timeout: seconds to try for while the server's backlog is full.
-    :param reconnect: connect and subscribe again when the connection is lost.
-    :param on_gap: called with the reason when that has happened: messages may have been missed.
-    :param on_control: called with (key, payload) of control messages that this client does not know.
+    :param address: path or abstract address of the bus; by default the result of
+        `sbus.client.connecting.find_address`.
+    :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
+        reconnect, on_gap, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
-    settings = Settings(
-        dialect=dialect,
-        max_packet=max_packet,
-        bundles=bundles,
-        reconnect=reconnect,
-        on_gap=on_gap,
-        on_control=on_control,
-    )
-    bus = Bus(address, settings)
-    await bus._open(timeout)
+    bus = Bus(address, ConnectOptions(**options))
+    await bus._open_initially()
     return bus
 
 
 class Bus(Session[Subscription]):
-    """A connection to a bus; made by `connect`, closed by `close` or at the end of ``async with``.
+    """A connection to a bus, made by `connect`.
 
-    Whatever waits may be cancelled; what was to be sent by then is sent all the same.
+    `close`, or the end of ``async with``, closes it.
+
+    Every wait may be cancelled; packets written before are still sent.
     """
 
-    _failures = (Exception, asyncio.CancelledError)
+    _callback_errors = (Exception, asyncio.CancelledError)
 
-    def __init__(self, address: str | None, settings: Settings) -> None:
-        super().__init__(address, settings)
+    def __init__(self, address: str | None, options: ConnectOptions) -> None:
+        super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
-        self._reader = PacketReader(settings.longest)
+        self._reader = PacketReader(options.buffer_size)
         self._sock: socket.socket | None = None
         self._hangup: select.epoll | None = None
         self._writing = False
-        self._broken = False  # nothing can be sent any more
+        self._write_failed = False
         self._task: asyncio.Task[None] | None = None
-        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._end_future: asyncio.Future[None] = self._loop.create_future()
 
-    # --- what users do -----------------------------------------------------------------------
+    # --- what users call (documented in `ClientApi`) -----------------------------------------
 
     async def publish(self, key: bytes | str, payload: bytes = b"") -> None:
-        """Publish a message; returns when it is handed to the kernel.
-
-        :raises sbus.errors.InvalidKey: if nobody may publish with this key.
-        :raises sbus.errors.PacketTooLong: if it does not fit a packet.
-        :raises sbus.errors.Disconnected: if it cannot be sent any more.
-        """
         self._check_open()
         self._write([self.core.publish(key, payload)])
         if len(self.outbox):
-            await self._drained()
+            await self.wait_drained()
 
     async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
-        """Publish messages, (key, payload) each, in order; returns when all are handed to the kernel.
-
-        :raises: as `publish`; if one of them cannot be published none is.
-        """
         self._check_open()
         packets = self.core.publish_many(messages)
         if packets:
             self._write(packets)
-            await self._drained()
+            await self.wait_drained()
 
     async def whoami(self, timeout: float | None = None) -> bytes:
-        """Our name at the server, ``!/cred/<gid>/<uid>/<pid>``: what our private keys begin with."""
         return await self._run(self._whoami(), timeout)
 
     async def fence(self, timeout: float | None = None) -> None:
-        """Wait until the server has dealt with everything that we have sent before."""
         await self._run(self._fence(), timeout)
 
     async def inbox(self, name: bytes | str) -> Inbox[Subscription]:
-        """Subscribe to a private key of ours, which nobody else can read."""
         return await self._inbox(name)
 
     async def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
-        """Ask somebody, and wait for the answer.
-
-        :raises sbus.errors.TimedOut: if none came in so many seconds.
-        :raises sbus.errors.RequestFailed: if the answer is an error.
-        """
         return await self._run(self._request(key, payload), timeout)
 
     async def answer_proofs(self) -> Subscription:
-        """Let others `verify` that we are who we say."""
         return await self._answer_proofs()
 
     async def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> bool:
-        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can.
-
-        False if that is not proved in so many seconds.
-        """
         try:
             return await self._run(self._verify(peer), timeout)
         except TimedOut:
             return False
 
     async def close(self) -> None:
-        """Send what waits, close, and end everything that waits for us; if it is cancelled, nothing is closed."""
+        """Send the packets that are waiting, then close.
+
+        If this is cancelled, nothing is closed.
+        """
         await self._finish()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is gone for good; it raises why, unless we closed it ourselves."""
-        await asyncio.shield(self._gone)
+        """Wait until the connection is gone and not made again.
+
+        :raises sbus.errors.Disconnected: with the reason, unless this client closed the connection.
+        """
+        await asyncio.shield(self._end_future)
 
     @property
     def socket(self) -> socket.socket:
         """The socket, for its options.
 
-        :raises sbus.errors.Disconnected: if there is none just now.
+        :raises sbus.errors.Disconnected: if there is none at present.
         """
         if self._sock is None:
-            raise self._error or Disconnected("not connected just now")
+            raise self._error or Disconnected("not connected at present")
         return self._sock
 
     async def __aenter__(self) -> Self:
@@ -227,15 +181,15 @@ class Bus(Session[Subscription]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and not issubclass(kind, Exception):  # cancelled: nobody is to wait for the server then
-            self._close_now()
+        if kind is not None and not issubclass(kind, Exception):  # cancelled: do not wait for the server
+            self.close_now()
         try:
             await self.close()
         except asyncio.CancelledError:
-            self._close_now()
+            self.close_now()
             raise
 
-    # --- what the session needs --------------------------------------------------------------
+    # --- what `Session` needs ----------------------------------------------------------------
 
     def waiter(self) -> _Waiter:
         """See `sbus.client.api.ClientApi.waiter`."""
@@ -245,7 +199,7 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         self._loop.call_exception_handler({"message": "an sbus callback failed", "exception": error})
 
-    def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Subscription:
+    def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
 
     async def _run(self, call: Awaitable[T], timeout: float | None) -> T:
@@ -257,30 +211,34 @@ class Bus(Session[Subscription]):
                 raise
             raise TimedOut(f"no answer within {timeout} seconds") from None
 
-    async def _open(self, timeout: float | None = None) -> None:
+    async def _open_initially(self) -> None:
         try:
-            async with asyncio.timeout(timeout):
-                while (sock := connect_once(self.address, self._settings.longest)) is None:
-                    await asyncio.sleep(0.01)
+            async with asyncio.timeout(self._options.timeout):
+                await self._open()
         except TimeoutError:
             raise ConnectError(backlog_full(self.address)) from None
+
+    async def _open(self) -> None:
+        while (sock := connect_once(self.address, self._options.buffer_size)) is None:
+            await asyncio.sleep(BACKLOG_RETRY)
         self._sock = sock
         self.core.connected(max_sendable(sock))
-        self._set_reading(not self._crowded)
+        self._set_reading(not self._above_high_water)
         self._flush()
 
-    def _send_now(self, packets: list[bytes]) -> int:
-        if self._sock is None or self._broken:
+    def _try_send(self, packets: list[bytes]) -> int:
+        if self._sock is None or self._write_failed:
             return 0
         try:
             return send_some(self._sock, packets, self.core.bundle_limit)
         except OSError:
             return 0
 
-    def _soon(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
 
-    def _is_connected(self) -> bool:
+    def is_connected(self) -> bool:
+        """See `sbus.client.session.Session`."""
         return self._sock is not None
 
     def _set_reading(self, reading: bool) -> None:
@@ -291,10 +249,11 @@ class Bus(Session[Subscription]):
         if reading:
             self._loop.add_reader(sock, self._readable)
         else:
-            # The loop does not see the end of a connection that is not read; an epoll(7) set that holds it alone does.
+            # The loop does not notice the end of a connection that it does not read. An epoll(7) set of its own does:
+            # it becomes readable when the socket hangs up.
             self._hangup = select.epoll()
             self._hangup.register(sock, 0)
-            self._loop.add_reader(self._hangup, self._read_rest, sock, CLOSED)
+            self._loop.add_reader(self._hangup, self._read_rest, sock, SERVER_CLOSED)
 
     def _unwatch(self) -> None:
         if self._sock is not None:
@@ -307,15 +266,16 @@ class Bus(Session[Subscription]):
     def _readable(self) -> None:
         assert self._sock is not None
         try:
-            packets, ended = self._reader.read(self._sock, read_at_once(self.core.bundle_limit))
+            packets, ended = self._reader.read(self._sock, read_limit(self.core.bundle_limit))
         except OSError as e:
             self._disconnected(describe_loss(e))
             return
-        self._arrived(packets)
+        self._receive_packets(packets)
         if ended and self._sock is not None:
-            self._disconnected(CLOSED)
+            self._disconnected(SERVER_CLOSED)
 
-    async def _drained(self) -> None:
+    async def wait_drained(self) -> None:
+        """See `sbus.client.session.Session`."""
         self._check_open()
         if len(self.outbox):
             waiter = _Waiter()
@@ -324,19 +284,19 @@ class Bus(Session[Subscription]):
 
     def _flush(self) -> None:
         outbox, sock = self.outbox, self._sock
-        if sock is None or self._broken:
+        if sock is None or self._write_failed:
             return
         limit = self.core.bundle_limit
-        while taken := outbox.take(share(limit)):
+        while taken := outbox.take(send_limit(limit)):
             try:
                 sent = send_some(sock, taken, limit)
             except OSError as e:
                 self._stop_writing()
                 if e.errno in (errno.ENOBUFS, errno.ENOMEM):
-                    self._loop.call_later(_RETRY, self._flush)
+                    self._loop.call_later(_MEMORY_RETRY, self._flush)
                 else:
-                    # What came before is still here; it is read when what is under way now is done.
-                    self._broken = True
+                    # Packets that the server sent before are still in the socket; read them once this call is done.
+                    self._write_failed = True
                     self._loop.call_soon(self._read_rest, sock, describe_loss(e))
                 return
             outbox.ack(taken, sent)
@@ -353,14 +313,14 @@ class Bus(Session[Subscription]):
             self._loop.remove_writer(self._sock)
 
     def _read_rest(self, sock: Socket, why: str) -> None:
-        """The server is gone, or takes no more: read what it has sent before, then it is over."""
+        """Read what the server sent before the loss, then close the connection."""
         packets, ended = [b""], False
         while self._sock is sock and packets and not ended:
             try:
                 packets, ended = self._reader.read(sock)
             except OSError:
                 break
-            self._arrived(packets)
+            self._receive_packets(packets)
         if self._sock is sock:
             self._disconnected(why)
 
@@ -369,17 +329,17 @@ class Bus(Session[Subscription]):
             self._unwatch()
             self._stop_writing()
             self._sock.close()
-            self._sock, self._broken = None, False
+            self._sock, self._write_failed = None, False
 
     def _sleep(self, seconds: float) -> Awaitable[None]:
         return asyncio.sleep(seconds)
 
-    def _reconnect(self) -> None:
+    def _start_reconnecting(self) -> None:
         self._task = self._loop.create_task(self._reconnect_loop())
 
-    def _ended(self, error: Exception) -> None:
+    def _on_end(self, error: Exception) -> None:
         if isinstance(error, Closed):
-            self._gone.set_result(None)
+            self._end_future.set_result(None)
         else:
-            self._gone.set_exception(error)
-            self._gone.exception()  # it is told to everyone who waits; not everyone does
+            self._end_future.set_exception(error)
+            self._end_future.exception()  # mark as retrieved: the application need not call `wait_closed`

@@ -1,108 +1,202 @@
-"""What clients do with a bus beyond sending and receiving, written once for all shells.
+"""Calls that all clients share: requests, fences, inboxes, proofs of identity.
 
-The coroutines here await nothing but what the shell's own `ClientApi.waiter` returns. So Twisted runs
-them with Deferreds, asyncio with futures, and the blocking shell by reading its socket until the
-waiter is served.
+Theory of operation
+-------------------
 
-A *request* is a message whose payload begins with the key to answer to and a NUL. The answer is a
-message to that key, whose payload begins with ``+``, or with ``-`` and the error's text. The key is
-private to who asked and has a token that cannot be guessed, so only who could read the request can
-answer it. That is also how two clients prove who they are: who can read what is sent to a private
-key can send it back.
+Everything here is written once, for all three backends, as coroutines that await nothing but the backend's own
+waiters (`ClientApi.waiter`). Twisted runs them with Deferreds and asyncio with futures. The blocking client runs them
+itself: it reads its socket until the waiter is done, and resumes the coroutine. A coroutine here may therefore be
+abandoned at any ``await`` (a timeout, a cancellation), and must clean up in ``finally``.
+
+*Fence.* The server handles a client's packets in order, and answers ``whoami`` in order. The reply to a ``whoami``
+therefore proves that everything sent before it is in force. The early dialect has no ``whoami``; a message to the
+client itself takes its place (`sbus.client.core`).
+
+*Request.* The payload of a request begins with the key to reply to and a NUL. The reply is a message to that key, whose
+payload begins with ``+``, or with ``-`` and the text of an error. The reply key is a secret key of the requester,
+``!/cred/<gid>/<uid>/<pid>/sbus/reply/<token>``, and the token is 16 random bytes. Only a peer that could read the
+request knows it, so a reply cannot be forged. One subscription, ending in ``*``, serves all requests of a connection.
+
+*What a request may cause.* A request makes the responder publish to a key that its author chose. The responder only
+does so for secret keys with ``/sbus/reply/`` in them, of at most 1,024 bytes. Otherwise any client could have others
+publish to ordinary keys in their own name.
+
+*Inbox.* A secret key of this client: anyone may publish to it, and the server has checked that only this client's
+credentials can read it.
+
+*Verify.* To verify a peer, the client sends 32 random bytes as a request to ``<name>/sbus/proof``, which only that
+peer can read, and waits for the same bytes in the reply. A name with an empty ID is refused, because other processes
+match it too.
+
+*After a lost connection* the name of this client may have changed (a fork, a container), so the subscription to replies
+and the name itself are forgotten; the next request asks again. Pending requests fail: whether they were carried out is
+unknown.
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.errors import RequestFailed, Violation
+from sbus.protocol.controls import ECHO_OFF, ECHO_ON, HARD, ORDER, SOFT
 
-__all__ = ["ClientApi", "Inbox", "Request", "call_key"]
+__all__ = ["ClientApi", "Inbox", "Request", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
+T = TypeVar("T")
+Result: TypeAlias = T | Awaitable[T]
+"""What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
-_REPLIES = b"/sbus/reply/"
+_REPLY = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
-_LONGEST_ERROR = 1000
-"""Characters of an error's text that are sent to who asked."""
-_LONGEST_KEY = 1024
-"""Bytes in the longest key that is answered to."""
+_MAX_ERROR = 1000
+"""Characters of an error's text that are sent to the requester."""
+_MAX_REPLY_KEY = 1024
+"""Bytes in the longest key that a reply is published to."""
 
 
 class AwaitableWaiter(Waiter, Awaitable[bytes], Protocol):
-    """A waiter that coroutines of the shell's can await."""
+    """A waiter that a coroutine of the backend can await."""
 
 
 class Inbox(NamedTuple, Generic[Sub]):
-    """A private key of our own: tell others the `key`, read the `subscription`."""
+    """A secret key of this client: give others the `key`, and read the `subscription`."""
 
     key: bytes
     subscription: Sub
 
 
 class Request(NamedTuple):
-    """A request that somebody made: the key it was sent to, and what it says."""
+    """A received request: its key, and its payload without the reply key."""
 
     key: bytes
     payload: bytes
 
 
-def call_key(me: bytes, name: bytes | str) -> bytes:
-    """The private key of this name, for who is called `me` by ``whoami``."""
+def inbox_key(me: bytes, name: bytes | str) -> bytes:
+    """Return the secret key with this name of the client that ``whoami`` calls `me`."""
     return b"%b/%b" % (me, as_bytes(name))
 
 
 class ClientApi(ABC, Generic[Sub]):
-    """The vocabulary that all shells share; a shell gives it the three methods that follow."""
+    """The calls that the three clients share.
+
+    A call that needs a round trip, or that may wait for the socket, returns its result in the library's own way: the
+    value itself, a coroutine, or a Deferred, which fails with the errors listed here as raised.
+    """
 
     core: ClientCore
 
     def __init__(self) -> None:
         self._me: bytes | None = None
-        self._calls: dict[bytes, Waiter] = {}
-        self._answers: Sub | None = None
+        self._requests: dict[bytes, Waiter] = {}
+        self._replies: Sub | None = None
+
+    # --- what a backend implements -----------------------------------------------------------
 
     @abstractmethod
     def send(self, packets: list[bytes]) -> None:
-        """Send packets, in order, behind what waits already."""
+        """Send packets, in order, after those that are already waiting."""
 
     @abstractmethod
     def waiter(self) -> AwaitableWaiter:
-        """Something to wait for."""
+        """Return a new waiter."""
 
     @abstractmethod
-    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
-        """Get what the pattern matches."""
+    def publish(self, key: bytes | str, payload: bytes = b"") -> Result[None]:
+        """Publish a message; done when it has been handed to the kernel.
+
+        :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
+        :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
+        :raises sbus.errors.Disconnected: if the connection is lost and not made again.
+        """
+
+    @abstractmethod
+    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> Result[None]:
+        """Publish messages, (key, payload) each, in order.
+
+        It is done when all have been handed to the kernel.
+
+        :raises: as `publish`; if one message cannot be published, none is.
+        """
+
+    @abstractmethod
+    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], object] | None = None) -> Sub:
+        """Subscribe to a pattern.
+
+        :param callback: called with each message; without one, read the messages from the result.
+        :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
+        """
+
+    @abstractmethod
+    def whoami(self, timeout: float | None = None) -> Result[bytes]:
+        """Return this client's name at the server, the prefix of its secret keys.
+
+        It looks like ``!/cred/<gid>/<uid>/<pid>``.
+
+        :raises sbus.errors.TimedOut: if the server has not replied within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def fence(self, timeout: float | None = None) -> Result[None]:
+        """Wait until the server has handled everything that this client sent before.
+
+        :raises sbus.errors.TimedOut: if that took longer than `timeout` seconds.
+        """
+
+    @abstractmethod
+    def inbox(self, name: bytes | str) -> Result[Inbox[Sub]]:
+        """Subscribe to a secret key that only this process can read."""
+
+    @abstractmethod
+    def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> Result[bytes]:
+        """Send a request and return the payload of the first reply.
+
+        :raises sbus.errors.TimedOut: if there is no reply within `timeout` seconds.
+        :raises sbus.errors.RequestFailed: if the reply is an error; the text is the responder's.
+        """
+
+    @abstractmethod
+    def answer_proofs(self) -> Result[Sub]:
+        """Answer the `verify` calls of others, until the returned subscription closes."""
+
+    @abstractmethod
+    def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> Result[bool]:
+        """Return whether a client with the name `peer` is connected and proves it.
+
+        False if there is no proof within `timeout` seconds.
+        """
 
     # --- settings ----------------------------------------------------------------------------
 
     def control(self, key: bytes | str, payload: bytes | None = None) -> None:
-        """Send a control message. Settings are remembered, and sent again after a reconnect.
+        """Send a control message. Settings are sent again after a reconnect.
 
-        :raises sbus.errors.UsageError: if there are none in this dialect, or the key is none.
+        :raises sbus.errors.InvalidKey: if the key holds a NUL.
+        :raises sbus.errors.UsageError: in a dialect without control messages, and for ``bundle/…``.
         """
         self.send([self.core.control(key, payload)])
 
     def flood_control(self, *, soft: str | None = None, hard: str | None = None, order: str | None = None) -> None:
-        """Choose what the server does when we do not keep up.
+        """Choose what the server does when this client falls behind.
 
-        :param soft: when our socket is full: ``queue``, ``discard``, ``block`` or ``error``.
-        :param hard: when our queue at the server is full: ``discard``, ``block`` or ``error``.
-        :param order: in which order it is sent: ``queue``, ``stack`` or ``random``.
+        :param soft: when its socket is full: ``queue``, ``discard``, ``block`` or ``error``.
+        :param hard: when its queue at the server is full: ``discard``, ``block`` or ``error``.
+        :param order: the order in which its queue is sent: ``queue``, ``stack`` or ``random``.
         """
-        for kind, choice in (("blocking/soft", soft), ("blocking/hard", hard), ("order", order)):
+        for group, choice in ((SOFT, soft), (HARD, hard), (ORDER, order)):
             if choice is not None:
-                self.control(f"{kind}/{choice}")
+                self.control(b"%b/%b" % (group, as_bytes(choice)))
 
     def echo(self, on: bool) -> None:
-        """Choose whether our own messages are sent back to us, if they match (as they are at first)."""
-        self.control("echo/on" if on else "echo/off")
+        """Choose whether the server sends this client's own messages back (default: yes)."""
+        self.control(ECHO_ON if on else ECHO_OFF)
 
-    # --- what takes a round trip -------------------------------------------------------------
+    # --- round trips -------------------------------------------------------------------------
 
     async def _whoami(self) -> bytes:
         waiter = self.waiter()
@@ -115,61 +209,64 @@ class ClientApi(ABC, Generic[Sub]):
         await waiter
 
     async def _inbox(self, name: bytes | str) -> Inbox[Sub]:
-        key = call_key(await self._whoami(), name)
+        key = inbox_key(await self._whoami(), name)
         return Inbox(key, self.subscribe(key))
 
     async def _request(self, key: bytes | str, payload: bytes) -> bytes:
         if self._me is None:
             self._me = await self._whoami()
-        if self._answers is None:
-            self._answers = self.subscribe(self._me + _REPLIES + b"*", self._answered)
+        if self._replies is None:
+            self._replies = self.subscribe(self._me + _REPLY + b"*", self._reply_received)
         token = os.urandom(16).hex().encode()
-        waiter = self._calls[token] = self.waiter()
+        waiter = self._requests[token] = self.waiter()
         try:
-            self.send([self.core.publish(key, b"%b%b%b\0%b" % (self._me, _REPLIES, token, payload))])
-            answer = await waiter
+            self.send([self.core.publish(key, b"%b%b%b\0%b" % (self._me, _REPLY, token, payload))])
+            reply = await waiter
         finally:
-            del self._calls[token]
-        if not answer.startswith(b"+"):
-            raise RequestFailed(answer[1:].decode(errors="replace"))
-        return answer[1:]
+            del self._requests[token]
+        if not reply.startswith(b"+"):
+            raise RequestFailed(reply[1:].decode(errors="replace"))
+        return reply[1:]
 
-    def _answered(self, message: Message) -> None:
-        waiter = self._calls.get(message.key.rpartition(b"/")[2])
+    def _reply_received(self, message: Message) -> None:
+        waiter = self._requests.get(message.key.rpartition(b"/")[2])
         if waiter is not None:
             waiter.set_result(message.payload)
 
     def answer(self, request: Message, payload: bytes) -> None:
-        """Answer a request with a payload; a message that is none, or asks for no answer, gets none.
+        """Reply to a request; a message that asks for no reply is ignored.
 
-        :param request: the message as it came.
-        :raises sbus.errors.PacketTooLong: if the answer does not fit a packet.
+        :param request: the message as received.
+        :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         """
-        self._answer(request, b"+" + payload)
+        self._reply(request, b"+" + payload)
 
     def fail(self, request: Message, error: str) -> None:
-        """Answer a request with an error: the other side's call raises `sbus.errors.RequestFailed`."""
-        self._answer(request, b"-" + error[:_LONGEST_ERROR].encode(errors="replace"))
+        """Reply to a request with an error: `sbus.errors.RequestFailed` at the requester.
 
-    def _answer(self, request: Message, payload: bytes) -> None:
+        :param error: its text, of which the first 1,000 characters are sent.
+        """
+        self._reply(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))
+
+    def _reply(self, request: Message, payload: bytes) -> None:
         reply_to, nul, _ = request.payload.partition(b"\0")
-        if nul and self._is_private(reply_to):
+        if nul and self._is_reply_key(reply_to):
             self.send([self.core.publish(reply_to, payload)])
 
-    def _is_private(self, key: bytes) -> bool:
-        """Whether this is a key to answer to: nobody's request may have us publish anything else."""
+    def _is_reply_key(self, key: bytes) -> bool:
+        """Return whether a request may have this client publish to a key."""
         try:
-            return len(key) <= _LONGEST_KEY and _REPLIES in key and self.core.dialect.check(key) is not None
+            return len(key) <= _MAX_REPLY_KEY and _REPLY in key and self.core.dialect.check(key) is not None
         except Violation:
             return False
 
     def respond(self, pattern: bytes | str, handler: Callable[[Request], bytes]) -> Sub:
-        """Answer all requests that match the pattern with what the handler returns.
+        """Answer every request that matches a pattern with the handler's result.
 
-        An exception of the handler's becomes the error that the other side gets. For answers that
-        take time, subscribe, and call `answer` or `fail` when they are there.
+        If the handler raises, the requester gets the error. For replies that take time, subscribe instead, and call
+        `answer` or `fail` later.
 
-        :returns: the subscription; it is over when that is closed.
+        :returns: the subscription; close it to stop.
         """
 
         def respond(message: Message) -> None:
@@ -188,20 +285,20 @@ class ClientApi(ABC, Generic[Sub]):
         try:
             name = self.core.dialect.check(key)
             if self.core.dialect.control and (name is None or not all(name[:3])):
-                return False  # others could read that too, and answer
+                return False  # other processes could read the nonce, and return it
             return await self._request(key, nonce) == nonce
         except (Violation, RequestFailed):
             return False
 
     # --- losing the connection ---------------------------------------------------------------
 
-    def _lost(self) -> list[Waiter]:
-        """The connection is gone, and with it our name and what was asked: the next one has its own.
+    def _forget_connection(self) -> list[Waiter]:
+        """Forget the name, the subscription to replies, and the core's connection.
 
-        :returns: who waits for a reply or an answer; to be told when all else is in order.
+        :returns: the waiters to fail once the caller's own state is consistent.
         """
         self._me = None
-        if self._answers is not None:
-            self.core.unsubscribe(self._answers)
-            self._answers = None
-        return [*self.core.lost(), *self._calls.values()]
+        if self._replies is not None:
+            self.core.unsubscribe(self._replies)
+            self._replies = None
+        return [*self.core.disconnected(), *self._requests.values()]

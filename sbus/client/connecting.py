@@ -1,4 +1,28 @@
-"""How a client finds its bus, connects to it, says what went wrong, and tries again."""
+"""Finding the bus, connecting to it, retrying, and explaining failures.
+
+Theory of operation
+-------------------
+
+*Where.* An explicit address wins, then ``$SBUS_SOCKET``, then ``$XDG_RUNTIME_DIR/sbus.sock`` if it exists, then
+``/run/sbus.sock``. The file is looked for only in the third step: an address that the user gave must fail loudly rather
+than fall through to another bus.
+
+*Connecting never blocks in the kernel.* A ``connect`` on a Unix socket waits while the server's backlog is full, for as
+long as the server does not accept. `connect_once` therefore uses a non-blocking socket. EAGAIN means "the server is
+there, and busy", so it is the one failure that is retried, every 10 ms until the timeout; any other failure raises at
+once. For a client that reconnects, such a failure ends one attempt, and the next one follows after a pause (`Backoff`).
+
+*Reconnecting.* The first attempt is immediate, since a server that was restarted is usually back already. The pauses
+then start at 50 ms and grow by a factor of 1.6 up to 15 s. Each is shortened at random by up to half: otherwise
+thousands of clients of a restarted server would connect in the same instant, again and again.
+
+*Buffers.* The send buffer is raised when connecting, to one packet of the largest size, because the kernel refuses a
+packet larger than the buffer (EMSGSIZE) however empty it is. The kernel may allow less; the core then lowers its own
+limit (`sbus.client.core.ClientCore.connected`).
+
+*Errors name a remedy.* Each errno that a user can meet has a sentence that says what to do. ECONNREFUSED has two
+causes, a stale socket and a file that is not a socket, and the kernel does not distinguish them; a ``stat`` does.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +34,35 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sbus.errors import ConnectError
 from sbus.syscalls import addresses
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = [
-    "CLOSED",
+    "BACKLOG_RETRY",
+    "SERVER_CLOSED",
     "Backoff",
     "backlog_full",
+    "connect_blocking",
     "connect_once",
     "describe_connect_error",
     "describe_loss",
-    "dial",
     "find_address",
 ]
 
-CLOSED = "the server closed the connection"
+SERVER_CLOSED = "the server closed the connection"
 
-_RETRY = 0.01
-"""Seconds between two attempts to connect to a server whose backlog is full."""
+BACKLOG_RETRY = 0.01
+"""Seconds between attempts to connect to a server whose backlog is full."""
 
 
 def find_address(address: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """The address of the bus: as given, else ``$SBUS_SOCKET``, else ``$XDG_RUNTIME_DIR/sbus.sock`` if it
-    exists, else ``/run/sbus.sock``."""
+    """Return the address of the bus.
+
+    It is the given one, else ``$SBUS_SOCKET``, else ``$XDG_RUNTIME_DIR/sbus.sock`` if that exists, else
+    ``/run/sbus.sock``.
+    """
     if address:
         return address
     if environ.get("SBUS_SOCKET"):
@@ -49,13 +76,12 @@ def find_address(address: str | None = None, environ: Mapping[str, str] = os.env
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait between attempts to reconnect: longer each time, and never quite alike.
+    """The pauses between attempts to reconnect: exponential, with random jitter.
 
-    :ivar first: seconds before the second attempt; the first is made at once.
-    :ivar factor: by how much each wait is longer than the one before.
-    :ivar longest: seconds that no wait exceeds.
-    :ivar spread: each wait is shortened by up to this part of it, by chance, so that the clients of
-        a server that comes back do not all knock at the same moment.
+    :ivar first: seconds before the second attempt; the first attempt is immediate.
+    :ivar factor: ratio of each pause to the one before.
+    :ivar longest: upper limit of a pause in seconds.
+    :ivar spread: largest fraction by which a pause is shortened at random.
     """
 
     first: float = 0.05
@@ -64,7 +90,7 @@ class Backoff:
     spread: float = 0.5
 
     def delays(self) -> Iterator[float]:
-        """Seconds to wait before each attempt, without end."""
+        """Iterate over the seconds to wait before each attempt, without end."""
         yield 0.0
         delay = min(self.first, self.longest)
         while True:
@@ -75,8 +101,8 @@ class Backoff:
 def connect_once(address: str, max_packet: int) -> socket.socket | None:
     """Connect without waiting.
 
-    :returns: a connected, non-blocking socket with a send buffer for packets of `max_packet` bytes
-        (as far as the kernel permits); None if the server is there but its backlog is full.
+    :param max_packet: bytes that the send buffer should hold; the kernel may permit fewer.
+    :returns: a connected, non-blocking socket, or None if the server's backlog is full.
     :raises ConnectError: with the reason and the remedy.
     """
     try:
@@ -89,41 +115,50 @@ def connect_once(address: str, max_packet: int) -> socket.socket | None:
     return sock
 
 
-def dial(address: str, max_packet: int, timeout: float | None) -> socket.socket:
-    """Connect, waiting as long as the server's backlog is full, at most `timeout` seconds.
+def connect_blocking(address: str, max_packet: int, timeout: float | None) -> socket.socket:
+    """Connect as `connect_once` does, and retry while the server's backlog is full.
 
+    :param timeout: seconds to retry for; None for no limit.
     :raises ConnectError: with the reason and the remedy.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while (sock := connect_once(address, max_packet)) is None:
         if deadline is not None and time.monotonic() >= deadline:
             raise ConnectError(backlog_full(address))
-        time.sleep(_RETRY)
+        time.sleep(BACKLOG_RETRY)
     return sock
 
 
 def describe_loss(error: OSError) -> str:
-    """What to say of a connection that was lost with this error."""
-    return CLOSED if error.errno in (errno.EPIPE, errno.ECONNRESET) else f"the connection broke: {error.strerror}"
+    """Return the reason for a connection that was lost with this error."""
+    return (
+        SERVER_CLOSED if error.errno in (errno.EPIPE, errno.ECONNRESET) else f"the connection broke: {error.strerror}"
+    )
 
 
 def backlog_full(address: str) -> str:
-    """What to tell somebody whose attempts to connect all found the server's backlog full."""
-    return f"the bus at {address} accepts nobody: it is overloaded or stopped; try again later"
+    """Return the error text for a server whose backlog stayed full."""
+    return f"the bus at {address} accepts no connections: it is overloaded or stopped; try again later"
 
 
-def describe_connect_error(address: str, error: Any) -> str:
-    """What to tell somebody whose attempt to connect failed with this OSError (or Twisted's ConnectError)."""
-    number = int((error.errno if isinstance(error, OSError) else getattr(error, "osError", None)) or 0)
+def describe_connect_error(address: str, error: Exception) -> str:
+    """Return the error text for a failed attempt to connect, with the remedy.
+
+    :param error: an OSError, or Twisted's ``ConnectError``, whose ``osError`` is the errno.
+    """
+    number = error.errno if isinstance(error, OSError) else getattr(error, "osError", None)
+    number = number if isinstance(number, int) else 0
     if number == errno.ECONNREFUSED and os.path.exists(address) and not stat.S_ISSOCK(os.stat(address).st_mode):
-        number = errno.ENOTSOCK  # the kernel makes no difference
+        number = errno.ENOTSOCK  # connect(2) reports ECONNREFUSED for a file of any other kind too
+    where = "say where the bus is (--socket, SBUS_SOCKET)"
+    permission = "you lack the permission; ask the operator of the bus for --mode, --group or --allow-user"
     remedies = {
         errno.ENOENT: f"start one (twistd sbus --socket={address}), or say where it is (--socket, SBUS_SOCKET)",
-        errno.ECONNREFUSED: "the server is gone; start it again (with --reuse, as its socket is left over)",
-        errno.EACCES: "you lack the permission; ask whoever runs it for --mode, --group or --allow-user",
-        errno.EPERM: "you lack the permission; ask whoever runs it for --mode, --group or --allow-user",
-        errno.EPROTOTYPE: "that is a socket of another kind, no bus; say where the bus is (--socket, SBUS_SOCKET)",
-        errno.ENOTSOCK: "that is no socket; say where the bus is (--socket, SBUS_SOCKET)",
+        errno.ECONNREFUSED: "the server is gone; start it again (with --reuse, as it left its socket behind)",
+        errno.EACCES: permission,
+        errno.EPERM: permission,
+        errno.EPROTOTYPE: f"that is a socket of another kind, not a bus; {where}",
+        errno.ENOTSOCK: f"that is not a socket; {where}",
     }
     why = os.strerror(number) if number else str(error) or type(error).__name__
-    return f"no bus at {address}: {why}: {remedies.get(number, 'say where the bus is (--socket, SBUS_SOCKET)')}"
+    return f"no bus at {address}: {why}: {remedies.get(number, where)}"

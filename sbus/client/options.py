@@ -1,43 +1,80 @@
-"""What all client libraries can be told about a connection, in one place."""
+"""The options of `connect`, in one place for all three client libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from sbus.client.connecting import Backoff
 from sbus.client.core import ClientCore, find_dialect
+from sbus.errors import UsageError
 from sbus.protocol.bundles import LARGEST
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
-__all__ = ["Settings"]
+__all__ = ["ConnectOptions", "Keywords", "ServiceKeywords"]
+
+
+class ServiceKeywords(TypedDict, total=False):
+    """The keyword arguments of `connect` except ``reconnect``.
+
+    `ConnectOptions` describes them.
+    """
+
+    dialect: str
+    max_packet: int
+    bundles: bool
+    timeout: float | None
+    on_gap: Callable[[Exception], object] | None
+    on_control: Callable[[bytes, bytes], object] | None
+
+
+class Keywords(ServiceKeywords, total=False):
+    """The keyword arguments of `connect`; `ConnectOptions` describes them."""
+
+    reconnect: bool | Backoff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings of `connect`, in whichever library; see there."""
+class ConnectOptions:
+    """How to connect to a bus, and what to do when the connection is lost.
+
+    :ivar dialect: ``current``, or ``early`` for servers of the protocol's first revision.
+    :ivar max_packet: bytes in the longest packet; give the server's limit (``--max-packet``).
+    :ivar bundles: negotiate :doc:`bundles </bundles>` with the server, and use them if it has them.
+    :ivar timeout: seconds to retry while the server's backlog is full; None for no limit.
+    :ivar reconnect: reconnect and subscribe again when the connection is lost; a `Backoff` sets the pauses.
+    :ivar on_gap: called with the reason once a connection has been replaced; messages may have been missed.
+    :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.
+    :raises sbus.errors.UsageError: if there is no such dialect, or if `max_packet` is not positive.
+    """
 
     dialect: str = "current"
     max_packet: int = DEFAULT_MAX_PACKET
     bundles: bool = True
+    timeout: float | None = 30.0
     reconnect: bool | Backoff = False
-    on_gap: Callable[[Exception], Any] | None = None
-    on_control: Callable[[bytes, bytes], Any] | None = None
+    on_gap: Callable[[Exception], object] | None = None
+    on_control: Callable[[bytes, bytes], object] | None = None
+
+    def __post_init__(self) -> None:
+        find_dialect(self.dialect)
+        if self.max_packet < 1:
+            raise UsageError(f"max_packet={self.max_packet}: give the server's limit in bytes (409600 by default)")
 
     @property
-    def longest(self) -> int:
-        """Bytes in the longest packet that sockets and buffers need room for, which may be a bundle."""
+    def buffer_size(self) -> int:
+        """Bytes that buffers must hold: the longest packet or, if longer, a bundle."""
         return max(self.max_packet, LARGEST) if self.bundles else self.max_packet
 
     @property
     def backoff(self) -> Backoff | None:
-        """How long to wait between attempts to connect again; None if the first loss is the end."""
+        """The pauses between attempts to reconnect; None if the client does not reconnect."""
         return Backoff() if self.reconnect is True else (self.reconnect or None)
 
-    def core(self, on_control: Callable[[bytes, bytes], object] | None) -> ClientCore:
-        """The state of a client with these settings.
+    def new_core(self, on_control: Callable[[bytes, bytes], object] | None) -> ClientCore:
+        """Return the state of a new client.
 
-        :raises sbus.errors.UsageError: if there is no such dialect.
+        :param on_control: called in place of the option of that name.
         """
         return ClientCore(find_dialect(self.dialect), self.max_packet, on_control, bundles=self.bundles)

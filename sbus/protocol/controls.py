@@ -1,9 +1,8 @@
-"""Control messages: one table that the server, the client libraries, the command line and the documentation read.
+"""Control messages: one table for server, clients, command line and docs.
 
-A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*: of one group, the newest
-message is in force. To add a control message, add its row here; what it does is up to the server
-(`sbus.server.protocol`). A plugin adds strategies and orders without a row: the group of such a key is what stands
-before its last slash.
+A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*; the newest message of a group
+is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.protocol`). A
+plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
 Protocol: "Control messages", "Flood control", "Echos", "Bundles".
 """
@@ -34,7 +33,7 @@ __all__ = [
 
 
 class Answer(enum.Enum):
-    """What the server answers; an answer is a control message with the key of its question."""
+    """The payload of the reply, a control message with the key of its question."""
 
     NONE = "nothing"
     EMPTY = "an empty payload"
@@ -45,13 +44,13 @@ class Answer(enum.Enum):
 class Control:
     """One control message.
 
-    :ivar key: the key, as it is sent.
-    :ivar group: the name of what it chooses; of one group, the newest message is in force.
-    :ivar default: whether it says what holds anyway, before any message of its group.
-    :ivar answer: what the server answers.
+    :ivar key: the key, as sent.
+    :ivar group: the name of the setting; the newest message of a group is in force.
+    :ivar default: whether it is in force before any message of its group was sent.
+    :ivar answer: the server's reply.
     :ivar repeated: whether a client sends it again after reconnecting.
-    :ivar refines: whether it leaves an earlier choice of its group in force beside it, so that both are repeated.
-    :ivar meaning: what it asks for, in one line.
+    :ivar refines: whether the earlier choice of its group stays in force beside it, so that a client repeats both.
+    :ivar meaning: the request in one line, as the receiving client would phrase it.
     """
 
     key: bytes
@@ -100,17 +99,23 @@ _BY_KEY = {control.key: control for control in CONTROLS}
 
 
 def find(key: bytes) -> Control | None:
-    """Return the row of a control message, or None for a key that the protocol does not know."""
+    """Return the row of a control message, or None for an unknown key."""
     return _BY_KEY.get(key)
 
 
 def group_of(key: bytes) -> bytes:
-    """Return the group of a control message; for a key without a row, what stands before its last slash."""
+    """Return the group of a control message.
+
+    For a key without a row, it is the part before the last slash.
+    """
     control = _BY_KEY.get(key)
     return control.group if control else key.rpartition(b"/")[0]
 
 
 def choices(group: bytes) -> tuple[str, ...]:
-    """Return the last words of a group's keys, as options of a command line name them; the default comes first."""
+    """Return the last words of a group's keys, the default first.
+
+    The options of a command line have these names.
+    """
     rows = sorted((control for control in CONTROLS if control.group == group), key=lambda control: not control.default)
     return tuple(control.key.rpartition(b"/")[2].decode() for control in rows)

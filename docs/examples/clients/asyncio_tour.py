@@ -1,4 +1,4 @@
-"""What the asyncio client does, one function a topic: ``python3 asyncio_tour.py ADDRESS``."""
+"""The asyncio client, one function for each topic: ``python3 asyncio_tour.py ADDRESS``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def several_subscriptions(bus: Bus) -> None:
     print("north:", (await north.get()).payload, (await north.get()).payload)
     rain.close()
     north.close()
-    await bus.fence()  # the alarm has come before the server's answer
+    await bus.fence()  # the alarm has arrived before the server's reply
 
 
 async def time_outs(bus: Bus) -> None:
@@ -39,11 +39,11 @@ async def time_outs(bus: Bus) -> None:
     except TimeoutError:
         print("nothing for a hundredth of a second")
     await bus.publish("quiet/please", b"hush")
-    print(await quiet.get())  # what was given up has taken no message with it
+    print(await quiet.get())  # the cancelled call has taken no message
 
 
 async def side_by_side(bus: Bus) -> None:
-    """Several tasks use one connection; each awaits its own."""
+    """Use one connection from several tasks, each with its own subscription."""
 
     async def listen(pattern: str, count: int) -> None:
         with bus.subscribe(pattern) as subscription:
@@ -51,7 +51,7 @@ async def side_by_side(bus: Bus) -> None:
                 print(pattern, (await subscription.get()).payload)
 
     async def publish() -> None:
-        await bus.fence()  # both have subscribed
+        await bus.fence()  # both subscriptions are in force
         for n in range(2):
             await bus.publish(f"count/{n}", b"%d" % n)
 
@@ -71,10 +71,10 @@ async def who_and_when(bus: Bus) -> None:
 
 
 async def answer_slowly(bus: Bus) -> None:
-    """Answer each request in a task of its own, when it is ready to be answered."""
+    """Answer each request from a task of its own, when its reply is ready."""
 
     async def work(request: Message) -> None:
-        what = request.payload.partition(b"\0")[2]  # before the NUL: the key to answer to
+        what = request.payload.partition(b"\0")[2]  # before the NUL: the reply key
         try:
             seconds = float(what)
         except ValueError:
@@ -116,7 +116,7 @@ async def main(address: str) -> None:
             await topic(bus)
     async with await connect(address) as server, await connect(address) as bus:
         answering = asyncio.create_task(answer_slowly(server))
-        await asyncio.sleep(0)  # it has subscribed
+        await asyncio.sleep(0)  # let the task subscribe
         await server.fence()
         await ask(bus)
         answering.cancel()

@@ -1,4 +1,4 @@
-"""What the blocking client does, one function a topic: ``python3 blocking_tour.py ADDRESS``."""
+"""The blocking client, one function for each topic: ``python3 blocking_tour.py ADDRESS``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def several_subscriptions(bus: sbus.Bus) -> None:
     bus.subscribe("alarm", lambda message: print("alarm:", message.payload))
 
     bus.publish_many([("weather/north/rain", b"3 mm"), ("weather/north/wind", b"5 m/s"), ("alarm", b"storm")])
-    print("rain:", rain.get(timeout=5).payload)  # from now on, rain keeps its messages for itself
+    print("rain:", rain.get(timeout=5).payload)  # from now on, rain has a queue of its own
     print("north:", bus.receive(timeout=5).payload, bus.receive(timeout=5).payload)
     rain.close()
-    bus.fence()  # reads until the server has answered; the callback is called while the connection is read
+    bus.fence()  # reads until the server has replied; the callback runs meanwhile
 
 
 def time_outs_and_flags(bus: sbus.Bus) -> None:
@@ -48,11 +48,11 @@ def time_outs_and_flags(bus: sbus.Bus) -> None:
 
 
 def with_other_descriptors(bus: sbus.Bus, other: socket.socket) -> None:
-    """Wait for messages and for input on another socket, whichever comes first, until that is closed."""
+    """Wait for messages and for input on another socket until that socket is closed."""
     bus.subscribe("to-socket/")
     bus.fence()
     while True:
-        # Messages that came along with an answer, as the fence's, are in memory: no poll tells of them.
+        # Messages that came with a reply, such as the fence's, are in memory: no poll shows them.
         readable = [bus] if bus.pending else select.select([bus, other], [], [])[0]
         if bus in readable:
             for message in bus.get_ready():
@@ -74,11 +74,11 @@ def who_and_when(bus: sbus.Bus) -> None:
 
 
 def settings(bus: sbus.Bus) -> None:
-    bus.flood_control(soft="queue", hard="discard", order="stack")  # the newest first, the oldest lost
-    bus.echo(False)  # no messages of our own
-    bus.control("blocking/soft/acme")  # whatever else the server has a plugin for
+    bus.flood_control(soft="queue", hard="discard", order="stack")  # newest first; the oldest are dropped
+    bus.echo(False)  # do not send our own messages back
+    bus.control("blocking/soft/acme")  # a strategy of a plugin
     bus.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    bus.fence()  # all of it is in force
+    bus.fence()  # the settings are in force
 
 
 def refused_at_once(bus: sbus.Bus) -> None:

@@ -1,4 +1,4 @@
-"""What the Twisted client does, one function a topic: ``python3 twisted_tour.py ADDRESS``."""
+"""The Twisted client, one function for each topic: ``python3 twisted_tour.py ADDRESS``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def first_steps(reactor: Any, address: str) -> None:
 
 
 def with_deferreds(reactor: Any, address: str) -> Deferred[None]:
-    """The same without a coroutine."""
+    """Publish and receive without a coroutine."""
 
     def connected(bus: Bus) -> Deferred[None]:
         weather = bus.subscribe("weather/")
@@ -46,7 +46,7 @@ async def several_subscriptions(bus: Bus) -> None:
     print("north:", (await north.get()).payload, (await north.get()).payload)
     rain.close()
     north.close()
-    await bus.fence()  # the alarm has come before the server's answer
+    await bus.fence()  # the alarm has arrived before the server's reply
 
 
 async def time_outs(reactor: Any, bus: Bus) -> None:
@@ -56,12 +56,12 @@ async def time_outs(reactor: Any, bus: Bus) -> None:
     except TimeoutError:
         print("nothing for a hundredth of a second")
     await bus.publish("quiet/please", b"hush")
-    print(await quiet.get())  # what was given up has taken no message with it
+    print(await quiet.get())  # the cancelled call has taken no message
 
 
 @implementer(IPushProducer)
 class Counter:
-    """Publishes numbers as fast as the socket takes them, and no faster."""
+    """Publishes numbers at the pace of the socket."""
 
     def __init__(self, bus: Bus, count: int) -> None:
         self.numbers = iter(range(count))
@@ -91,7 +91,7 @@ async def a_producer(bus: Bus) -> None:
     bus.registerProducer(counter, streaming=True)
     counter.resumeProducing()
     await counter.done
-    await bus.fence()  # the server has had them all
+    await bus.fence()  # the server has received them all
 
 
 async def who_and_when(bus: Bus) -> None:

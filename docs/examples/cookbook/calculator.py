@@ -26,7 +26,7 @@ def serve(address: str) -> None:
         bus.fence()
         print("at your service", flush=True)
         for _ in bus:
-            pass  # requests are answered while the connection is read
+            pass  # the client answers requests while it reads the connection
 
 
 def ask(address: str, operation: str, *numbers: str) -> None:

@@ -1,9 +1,9 @@
 /* A client in C, without a library:
  *
  *   cc -std=c11 -Wall -o client client.c
- *   ./client sub /run/sbus.sock 'sensors/' [COUNT]    print what comes, and leave after COUNT messages
+ *   ./client sub /run/sbus.sock 'sensors/' [COUNT]    print messages, and exit after COUNT of them
  *   ./client pub /run/sbus.sock sensors/door open     publish one message
- *   ./client whoami /run/sbus.sock                    print what our secret keys begin with
+ *   ./client whoami /run/sbus.sock                    print the prefix of our secret keys
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -42,9 +42,9 @@ static int bus_connect(const char *address)
 	memcpy(name.sun_path, address, length);
 	if (address[0] == '@')
 		name.sun_path[0] = '\0';
-	/* With the default, the kernel refuses to send packets of more than about half the limit. */
+	/* By default, the kernel refuses to send packets longer than about half the limit. */
 	setsockopt(bus, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
-	/* The length counts: for an abstract address, NULs at the end would be part of the name. */
+	/* Give the exact length: in an abstract address, trailing NULs would be part of the name. */
 	if (connect(bus, (struct sockaddr *)&name,
 		    offsetof(struct sockaddr_un, sun_path) + length + (address[0] != '@')))
 		fail(address);
@@ -71,12 +71,12 @@ static void bus_send(int bus, const char *verb, const char *key, const void *pay
 		*at++ = '\0';
 		memcpy(at, payload, size);
 	}
-	/* Without MSG_NOSIGNAL a server that has gone would end us by SIGPIPE. */
+	/* Without MSG_NOSIGNAL, SIGPIPE would end this program after the server has gone. */
 	if (send(bus, packet, length, MSG_NOSIGNAL) < 0)
 		fail("send");
 }
 
-/* Receive one packet; its length. The packet ends with a NUL of ours, so that it can be printed. */
+/* Receive one packet, and return its length. A NUL is appended, so that the packet can be printed. */
 static size_t bus_receive(int bus)
 {
 	ssize_t length = recv(bus, packet, LONGEST, 0);
@@ -91,14 +91,14 @@ static size_t bus_receive(int bus)
 	return (size_t)length;
 }
 
-/* Our name at the server; it also says that all that we have sent before has taken effect. */
+/* Ask for our name at the server. The reply also shows that everything sent before is in force. */
 static const char *bus_whoami(int bus)
 {
 	const char *reply = "CMSG !/cred/whoami";
 
 	bus_send(bus, "CMSG", "!/cred/whoami", NULL, 0);
 	do
-		bus_receive(bus); /* a program that has subscribed would deal with messages here */
+		bus_receive(bus); /* a program with subscriptions would handle messages here */
 	while (strcmp(packet, reply));
 	return packet + strlen(reply) + 1;
 }
@@ -118,7 +118,7 @@ int main(int argc, char **argv)
 			if (strncmp(packet, "MSG ", 4) || head > length)
 				continue; /* a control message */
 			printf("%s: ", packet + 4);
-			fwrite(packet + head, 1, length - head, stdout); /* it may hold NULs */
+			fwrite(packet + head, 1, length - head, stdout); /* it may contain NULs */
 			putchar('\n');
 			fflush(stdout);
 			count--;

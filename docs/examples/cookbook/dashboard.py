@@ -33,7 +33,7 @@ class Page(Resource):
 
 
 class Dashboard(MultiService):
-    """Holds the connection to the bus, which comes back by itself, and the web server."""
+    """The connection to the bus, which reconnects by itself, and the web server."""
 
     def __init__(self, reactor: Any, bus_address: str | None, web: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Dashboard(MultiService):
         self.values[message.key] = message.payload
 
     def forget(self, why: Exception) -> None:
-        """Messages may have been missed: what we know may be old."""
+        """Forget the values: messages may have been missed."""
         self.values.clear()
 
 

@@ -20,12 +20,12 @@ class Gateway:
         self.numbers = itertools.count(1)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One TCP connection, until the other side closes it or the program ends."""
+        """Serve one TCP connection until either side closes it."""
         number = next(self.numbers)
         out = asyncio.create_task(self.bus_to_lines(number, writer))
         try:
             async for line in reader:
-                # Waits while the bus takes no more, and so does the sender of the lines then.
+                # This waits while the bus is full, so that the sender of the lines waits too.
                 await self.bus.publish(f"gateway/{number}/in", line.rstrip(b"\r\n"))
         except (asyncio.CancelledError, ConnectionError):
             pass

@@ -10,7 +10,7 @@ import sbus
 
 def read(address: str) -> None:
     with sbus.connect(address) as bus:
-        # Empty IDs stand for our own: this gets what is for our user, whichever process of his reads it.
+        # Empty IDs match our own: this receives mail for our user, in any of that user's processes.
         bus.subscribe("!/cred////mail")
         bus.fence()
         print("waiting for mail", flush=True)

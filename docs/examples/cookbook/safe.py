@@ -1,4 +1,4 @@
-"""Proof of identity: a safe that keeps a note for each user, and takes and gives it to nobody else.
+"""Proof of identity: a safe that keeps one note for each user, and accepts it from and returns it to that user only.
 
 python3 safe.py keep ADDRESS
 python3 safe.py put ADDRESS KEEPER TEXT
@@ -17,7 +17,7 @@ from sbus.protocol.keys import CURRENT
 
 
 def user_of(key: bytes) -> bytes | None:
-    """The UID of the only user who can read what is sent to a key; None if others can."""
+    """Return the UID of the only user with access to a secret key; None if other users can read it too."""
     try:
         secret = CURRENT.check(key)
     except Violation:
@@ -33,7 +33,7 @@ class Safe:
 
     def handle(self, request: Message) -> None:
         reply_to, _, wish = request.payload.partition(b"\0")
-        # Whoever sent this: only this user reads the answer.
+        # The sender may be anyone, but only this user can read the reply.
         user = user_of(reply_to)
         if user is None:
             return
@@ -41,7 +41,7 @@ class Safe:
         if verb == b"get":
             self.bus.answer(request, self.notes.get(user, b""))
         elif verb == b"put":
-            # Anybody can send a request in another's name. So ask him back, with what nobody else can read.
+            # The request may be in another user's name: have that user repeat a token that no other user can read.
             token = secrets.token_hex(16).encode()
             self.drafts[user] = (token, rest)
             self.bus.answer(request, token)
@@ -65,12 +65,12 @@ def keep(address: str) -> None:
 
 
 def find(bus: sbus.Bus, keeper: str) -> bytes:
-    """The key under which the safe is to be reached, and which only its keeper can read."""
+    """Return the key of the safe, which only its keeper can read."""
     key = bus.request("safe/where")
     if user_of(key) != keeper.encode():
         sys.exit("somebody else pretends to be the safe")
     if not bus.verify(key.removesuffix(b"/safe")):
-        sys.exit("the safe is not there")  # or somebody makes us believe that it is somewhere else
+        sys.exit("the safe is not there")  # or another client has sent us a wrong key
     return key
 
 

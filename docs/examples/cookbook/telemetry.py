@@ -1,4 +1,4 @@
-"""Telemetry: many programs measure, some watch, one keeps it all.
+"""Telemetry: many programs measure, some watch, one keeps everything.
 
 python3 telemetry.py measure ADDRESS NAME [SECONDS]
 python3 telemetry.py watch ADDRESS
@@ -16,20 +16,20 @@ from sbus.errors import TimedOut
 
 
 def measure(address: str, name: str, interval: str = "1") -> None:
-    """Publish the load of this machine, every so many seconds."""
-    # What this program publishes nobody needs twice: after a lost connection just go on.
+    """Publish the load of this machine at an interval in seconds."""
+    # No reading has to be repeated: after a lost connection just continue.
     with sbus.connect(address, reconnect=True) as bus:
         while True:
             reading = f"{time.time():.3f} {os.getloadavg()[0]:.2f}"
             try:
                 bus.publish(f"telemetry/{name}/load", reading.encode(), timeout=1)
             except TimedOut:
-                pass  # somebody holds publishers back: rather skip a reading than fall behind
+                pass  # a receiver blocks its publishers: skip a reading rather than fall behind
             time.sleep(float(interval))
 
 
 def watch(address: str) -> None:
-    """Show what is going on now: whoever is slow gets the newest first, and loses the oldest."""
+    """Show the current readings: a slow terminal gets the newest first, and loses the oldest."""
     with sbus.connect(address) as bus:
         bus.flood_control(soft="queue", hard="discard", order="stack")
         bus.subscribe("telemetry/*/load")
@@ -44,7 +44,7 @@ def watch(address: str) -> None:
 
 
 def keep(address: str, path: str) -> None:
-    """Write everything to a file: whoever publishes too fast for it has to wait."""
+    """Write everything to a file, and block publishers that are too fast for it."""
     with sbus.connect(address) as bus, open(path, "ab") as file:
         bus.flood_control(soft="queue", hard="block")
         bus.subscribe("telemetry/")

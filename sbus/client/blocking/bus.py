@@ -1,4 +1,4 @@
-"""The client for programs that wait: plain sockets, no event loop.
+"""The blocking client: plain sockets, no event loop, no threads.
 
 ::
 
@@ -7,10 +7,8 @@
         for message in bus:
             print(message.key, message.payload)
 
-Not for several threads at once: give each a connection of its own.
-
-A lost connection that is to be made again is made again by the next call that needs it, within the
-time that this call has. Callbacks run while the bus is read, and may use it.
+Use a connection from one thread at a time. With ``reconnect``, the next call that needs a lost connection makes it
+again, within that call's own timeout. Callbacks run while the bus is read, and may use it.
 """
 
 from __future__ import annotations
@@ -19,217 +17,88 @@ import errno
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import Self, Unpack
 
 from sbus.client.api import Inbox
-from sbus.client.blocking.connection import WaitingConnection, deadline_in
-from sbus.client.connecting import Backoff
+from sbus.client.blocking.connection import BlockingConnection
+from sbus.client.blocking.subscription import Subscription
+from sbus.client.blocking.waiting import deadline_in
 from sbus.client.core import Message
-from sbus.client.options import Settings
+from sbus.client.options import ConnectOptions, Keywords
 from sbus.errors import Closed, Disconnected, TimedOut
-from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
 __all__ = ["Bus", "Subscription", "connect"]
 
-Socket = socket.socket  # as `Bus.socket` hides the module
+Socket = socket.socket  # inside `Bus`, the property `socket` hides the module
 
 
-class Subscription:
-    """The messages of one pattern.
-
-    They come to who iterates over the bus; or, once this is iterated over (or `get` or `get_many` is called),
-    to this alone, with those that have come before and were not read. A callback gets them while the bus is read
-    for whatever reason; its exceptions are raised there, when all that came together is dealt with.
-
-    :ivar pattern: what it is subscribed to.
-    :ivar callback: who gets the messages at once, if somebody does.
-    """
-
-    def __init__(self, bus: Bus, callback: Callable[[Message], Any] | None) -> None:
-        self.pattern = b""
-        self._bus = bus
-        self.callback = callback
-        self._own: deque[Message] | None = None
-        self._closed = False
-
-    def deliver(self, messages: list[Message]) -> None:
-        """See `sbus.client.core.Sink`."""
-        if self._closed:
-            return  # closed by another sink that has got the same messages
-        if self.callback is not None:
-            for message in messages:
-                self._bus._call_user(self.callback, message)
-        elif self._own is not None:
-            self._own.extend(messages)
-        else:
-            self._bus._keep(messages)
-
-    def get(self, timeout: float | None = None) -> Message:
-        """The next message.
-
-        :raises sbus.errors.TimedOut: if none has come in so many seconds.
-        :raises sbus.errors.Disconnected: if none will come.
-        """
-        return self._wait(timeout).popleft()
-
-    def get_many(self, timeout: float | None = None) -> list[Message]:
-        """Wait for a message, then give all that are here, in one list.
-
-        :raises: as `get`.
-        """
-        own = self._wait(timeout)
-        messages = list(own)
-        own.clear()
-        return messages
-
-    def _wait(self, timeout: float | None) -> deque[Message]:
-        """Our own messages, when there is one."""
-        own = self._claim()
-        if not own:
-            self._bus._read_until(lambda: own or self._closed, deadline_in(timeout))
-            if not own:
-                raise Closed("the subscription was closed here")
-        return own
-
-    def get_ready(self) -> list[Message]:
-        """All messages that are here already, without waiting, in one list.
-
-        :raises sbus.errors.Disconnected: if there are none, and none will come.
-        """
-        own = self._claim()
-        if not self._closed:
-            self._bus._read_now(own)
-        messages = list(own)
-        own.clear()
-        return messages
-
-    def _claim(self) -> deque[Message]:
-        if self._own is None:
-            self._own = deque(self._bus._hand_over(self))
-        return self._own
-
-    def _shares(self) -> bool:
-        """Whether its messages go to who iterates over the bus."""
-        return self._own is None and self.callback is None
-
-    def __iter__(self) -> Iterator[Message]:
-        self._claim()
-        while True:
-            try:
-                yield self.get()
-            except Closed:
-                return
-
-    @property
-    def pending(self) -> int:
-        """Messages in memory, its own and unsorted ones, which a poll of the socket does not tell of."""
-        return len(self._own or ()) + len(self._bus._batch)
-
-    def close(self) -> None:
-        """Unsubscribe; who iterates comes to the end."""
-        self._leave(None)
-
-    def _leave(self, deadline: float | None) -> None:
-        if not self._closed:
-            self._closed = True
-            self._bus._unsubscribe(self, deadline)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Who is interrupted, or in trouble, is not to wait for the socket: the rest goes with what is sent next.
-        self._leave(None if kind is None else deadline_in(0.0))
-
-
-def connect(
-    address: str | None = None,
-    *,
-    dialect: str = "current",
-    max_packet: int = DEFAULT_MAX_PACKET,
-    bundles: bool = True,
-    timeout: float | None = 30.0,
-    reconnect: bool | Backoff = False,
-    on_gap: Callable[[Exception], Any] | None = None,
-    on_control: Callable[[bytes, bytes], Any] | None = None,
-) -> Bus:
+def connect(address: str | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
-    :param address: where it is; without one, see `sbus.client.connecting.find_address`.
-    :param dialect: ``current``, or ``early`` for servers of the first revision.
-    :param max_packet: bytes in the longest packet, as at the server.
-    :param bundles: ask the server for :doc:`bundles </bundles>`, and use them if it has any.
-    :param timeout: seconds to try for while the server's backlog is full.
-    :param reconnect: connect and subscribe again when the connection is lost.
-    :param on_gap: called with the reason when that has happened: messages may have been missed.
-    :param on_control: called with (key, payload) of control messages that this client does not know.
+    :param address: path or abstract address of the bus; by default the result of
+        `sbus.client.connecting.find_address`.
+    :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
+        reconnect, on_gap, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
-    settings = Settings(
-        dialect=dialect,
-        max_packet=max_packet,
-        bundles=bundles,
-        reconnect=reconnect,
-        on_gap=on_gap,
-        on_control=on_control,
-    )
-    bus = Bus(address, settings)
-    bus._open(timeout)
+    bus = Bus(address, ConnectOptions(**options))
+    bus._open()
     return bus
 
 
-class Bus(WaitingConnection[Subscription]):
-    """A connection to a bus; made by `connect`, closed by `close` or at the end of ``with``."""
+class Bus(BlockingConnection[Subscription]):
+    """A connection to a bus, made by `connect`.
 
-    def __init__(self, address: str | None, settings: Settings) -> None:
-        super().__init__(address, settings)
+    `close`, or the end of ``with``, closes it.
+    """
+
+    def __init__(self, address: str | None, options: ConnectOptions) -> None:
+        super().__init__(address, options)
         self._messages: deque[Message] = deque()
-        self._kept: list[Message] | None = None
+        self._last_delivered: list[Message] | None = None
 
     # --- sending -----------------------------------------------------------------------------
 
     def publish(self, key: bytes | str, payload: bytes = b"", *, flags: int = 0, timeout: float | None = None) -> None:
-        """Publish a message; returns when it is handed to the kernel.
+        """Publish a message; return when it has been handed to the kernel.
 
-        :param flags: for send(2): with ``MSG_DONTWAIT`` a full socket raises `BlockingIOError`.
-        :param timeout: seconds to wait while the socket is full.
-        :raises sbus.errors.InvalidKey: if nobody may publish with this key.
-        :raises sbus.errors.PacketTooLong: if it does not fit a packet.
-        :raises sbus.errors.TimedOut: if the socket stayed full; it is not sent then.
-        :raises sbus.errors.Disconnected: if it cannot be sent any more.
+        :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`.
+        :param timeout: seconds to wait while the socket is full; None for no limit.
+        :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
+        :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
+        :raises sbus.errors.TimedOut: if the socket stayed full; the message is then not sent.
+        :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
         packet = self.core.publish(key, payload)
         if flags or timeout is not None:
-            self._send_in_time(packet, flags, timeout)
+            self._send_one(packet, flags, timeout)
         else:
             self._send_all([packet])
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
-        """Publish messages, (key, payload) each, in order; returns when all are handed to the kernel.
-
-        :raises: as `publish`; if one of them cannot be published none is.
-        """
         self._send_all(self.core.publish_many(messages))
 
     # --- receiving ---------------------------------------------------------------------------
 
-    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Subscription:
-        """Get what the pattern matches.
+    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], object] | None = None) -> Subscription:
+        """Subscribe to a pattern.
 
-        :raises sbus.errors.InvalidKey: if nobody may use this pattern.
+        Read the messages from the bus or from the result, or pass a callback.
+
+        :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         subscription = Subscription(self, callback)
         self.send(self.core.subscribe(pattern, subscription))
         return subscription
 
     def receive(self, timeout: float | None = None, *, flags: int = 0) -> Message:
-        """The next message.
+        """Wait for the next message and return it.
 
-        :param timeout: seconds to wait for it.
-        :param flags: for recv(2): with ``MSG_DONTWAIT`` it raises `BlockingIOError` if there is none;
-            with ``MSG_PEEK`` the message stays. Others mean nothing on this kind of socket.
-        :raises sbus.errors.TimedOut: if none has come.
-        :raises sbus.errors.Disconnected: if none will come.
+        :param timeout: seconds to wait; None for no limit.
+        :param flags: flags of recv(2): ``MSG_DONTWAIT`` raises `BlockingIOError` if no message is here, ``MSG_PEEK``
+            leaves the message in place. Others have no effect on this kind of socket.
+        :raises sbus.errors.TimedOut: if none has come within `timeout` seconds.
+        :raises sbus.errors.Disconnected: if no more messages will come.
         """
         messages = self._messages
         if not messages:
@@ -242,22 +111,23 @@ class Bus(WaitingConnection[Subscription]):
         return messages[0] if flags & socket.MSG_PEEK else messages.popleft()
 
     def get_ready(self) -> list[Message]:
-        """All messages that are here already, without waiting, in one list: for use after a poll.
+        """Return all messages that are here, without waiting; call it after a poll.
 
-        :raises sbus.errors.Disconnected: if there are none, and none will come.
+        :raises sbus.errors.Disconnected: if there are none and no more will come.
         """
         self._read_now(self._messages)
-        messages = list(self._messages)
-        self._messages.clear()
-        return messages
+        return self._take_messages()
 
     def get_many(self, timeout: float | None = None) -> list[Message]:
-        """Wait for a message, then give all that are here, in one list.
+        """Wait for a message, then return all that are here.
 
         :raises: as `receive`.
         """
         if not self._messages:
             self._read_until(lambda: self._messages, deadline_in(timeout))
+        return self._take_messages()
+
+    def _take_messages(self) -> list[Message]:
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -274,45 +144,32 @@ class Bus(WaitingConnection[Subscription]):
 
     @property
     def pending(self) -> int:
-        """Messages that are in memory already, which a poll of the socket does not tell of.
+        """Messages that are in memory already, which a poll of the socket does not show.
 
-        Not those of subscriptions that are read themselves (inboxes always are), which have a `pending` of their own.
+        Subscriptions that are read themselves (inboxes always are) have a `pending` of their own.
         """
         return len(self._messages) + len(self._batch)
 
-    # --- what takes a round trip -------------------------------------------------------------
+    # --- round trips (documented in `ClientApi`) ---------------------------------------------
 
     def whoami(self, timeout: float | None = None) -> bytes:
-        """Our name at the server, ``!/cred/<gid>/<uid>/<pid>``: what our private keys begin with."""
         return self._run(self._whoami(), timeout)
 
     def fence(self, timeout: float | None = None) -> None:
-        """Wait until the server has dealt with everything that we have sent before."""
         self._run(self._fence(), timeout)
 
     def inbox(self, name: bytes | str) -> Inbox[Subscription]:
-        """Subscribe to a private key of ours, which nobody else can read; the subscription keeps what comes."""
         inbox = self._run(self._inbox(name), None)
-        inbox.subscription._claim()  # else what comes while anything else is waited for would go to the bus
+        inbox.subscription._claim()  # otherwise its messages would go to the readers of the bus
         return inbox
 
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
-        """Ask somebody, and wait for the answer.
-
-        :raises sbus.errors.TimedOut: if none came in so many seconds.
-        :raises sbus.errors.RequestFailed: if the answer is an error.
-        """
         return self._run(self._request(key, payload), timeout)
 
     def answer_proofs(self) -> Subscription:
-        """Let others `verify` that we are who we say (while this bus is read)."""
         return self._run(self._answer_proofs(), None)
 
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> bool:
-        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can.
-
-        False if that is not proved in so many seconds.
-        """
         try:
             return self._run(self._verify(peer), timeout)
         except TimedOut:
@@ -321,9 +178,11 @@ class Bus(WaitingConnection[Subscription]):
     # --- the socket --------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """The descriptor, for select, poll and epoll; when it is readable, call `get_ready`.
+        """Return the descriptor, for select, poll and epoll.
 
-        Ask for it anew before each poll if the connection is to be made again when it is lost.
+        When it is readable, call `get_ready`.
+
+        With ``reconnect``, ask for it before each poll: a new connection has another one.
         """
         return self.socket.fileno()
 
@@ -331,15 +190,15 @@ class Bus(WaitingConnection[Subscription]):
     def socket(self) -> Socket:
         """The socket, for its options.
 
-        :raises sbus.errors.Disconnected: if it is gone.
+        :raises sbus.errors.Disconnected: if the connection has ended.
         """
         sock = self._connected(None)
         if sock is None:
-            raise Disconnected("not connected just now")
+            raise Disconnected("not connected at present")
         return sock
 
     def close(self) -> None:
-        """Close; whoever iterates comes to the end."""
+        """Close; iteration over the bus and its subscriptions ends."""
         if self._error is None:
             self._error = Closed("the connection to the bus was closed here")
         self._detach()
@@ -351,30 +210,33 @@ class Bus(WaitingConnection[Subscription]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- where messages go -------------------------------------------------------------------
+    # --- what `Subscription` calls -----------------------------------------------------------
 
-    def _hand_over(self, subscription: Subscription) -> list[Message]:
-        """Messages that have come for a subscription before it was read itself.
+    def _take_shared(self, subscription: Subscription) -> list[Message]:
+        """Return the unread messages of a subscription that gets a queue of its own.
 
-        They go from the bus's queue to its own, but for those that others want from the bus.
+        They leave the queue of the bus, except those that other subscriptions share there.
         """
-        mine: list[Message] = []
+        own: list[Message] = []
         others: deque[Message] = deque()
         for message in self._messages:
             sinks = self.core.sinks_for(message.key)
             if subscription in sinks:
-                mine.append(message)
-            shared = any(isinstance(s, Subscription) and s is not subscription and s._shares() for s in sinks)
+                own.append(message)
+            shared = any(isinstance(s, Subscription) and s is not subscription and s._is_shared() for s in sinks)
             if shared or subscription not in sinks:
                 others.append(message)
         self._messages.clear()
         self._messages.extend(others)
-        return mine
+        return own
 
-    def _keep(self, messages: list[Message]) -> None:
-        """Messages for who iterates over the bus: once, however many subscriptions want them."""
-        if messages is not self._kept:
-            self._kept = messages
+    def _deliver_shared(self, messages: list[Message]) -> None:
+        """Keep messages for the readers of the bus.
+
+        Several subscriptions may deliver the same list, which is kept once.
+        """
+        if messages is not self._last_delivered:
+            self._last_delivered = messages
             self._messages.extend(messages)
 
     def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
@@ -384,4 +246,4 @@ class Bus(WaitingConnection[Subscription]):
                 try:
                     self._drain(deadline)
                 except (Disconnected, TimedOut):
-                    pass  # it is over all the same
+                    pass  # the subscription has ended here all the same

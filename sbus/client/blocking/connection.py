@@ -1,4 +1,34 @@
-"""What is under the blocking client: a socket that is sent to, read, lost and made again, all in its user's calls."""
+"""The connection of a blocking client, which works within its caller's calls.
+
+Theory of operation
+-------------------
+
+There is no thread and no event loop: nothing happens between two calls of the application. Each call does what it needs
+itself, within its own deadline.
+
+*Sending.* Messages bypass the outbox. They go from the caller's list to the socket, and a call returns when the kernel
+has them all. The outbox has everything else (subscriptions, settings, questions, replies), which must precede later
+messages; `_drain` sends it first. If a deadline stops a drain, the rest goes out with the next call.
+
+*Reading.* `_read_until` reads batches until its condition holds. Each batch is dispatched completely; a callback that
+reads on, from inside, continues behind its own message (`sbus.client.core.Batch`). A callback that raises must not cost
+others their messages: the exception is kept, and the read raises it once the batch is dispatched.
+
+A deadline bounds the waiting, not the reading. Packets that were in the socket when it passed are still read, because
+the expected one may be among them. A socket holds at most `LARGEST_SEND_BUFFER` bytes, so the search ends after that
+amount. The kernel charges each packet with at least 512 bytes for its bookkeeping, and so does the accounting here.
+
+*Coroutines.* The calls with a round trip are coroutines of `sbus.client.api`. `_run` resumes one each time its waiter
+is done. A call may be nested in another one's callback; each keeps its own deadline.
+
+*Bundles.* A program that only publishes never reads, and so would never see the server's reply to ``bundle/on``. Before
+it sends several messages it therefore peeks at the first packet received, which is that reply if there is one.
+
+*Reconnecting.* A send or a read finds out that the connection is lost. Messages received before are kept; replies are
+dropped, because their waiters fail. The next call that needs the socket reconnects, until its own deadline: it connects
+when the `Backoff` permits, sends the outbox with the restored settings, and waits for a fence, whose return shows that
+all of it is in force. ``on_gap`` is called then.
+"""
 
 from __future__ import annotations
 
@@ -7,94 +37,63 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sized
+from typing import TypeVar, TypeVarTuple
 
 from sbus.client.api import ClientApi, Sub
-from sbus.client.connecting import CLOSED, connect_once, describe_loss, dial, find_address
+from sbus.client.blocking.waiting import PolledWaiter, deadline_in, poll_socket
+from sbus.client.connecting import SERVER_CLOSED, connect_blocking, connect_once, describe_loss, find_address
 from sbus.client.core import Batch
-from sbus.client.options import Settings
-from sbus.client.outbox import Outbox
-from sbus.client.sending import read_at_once, send_some, share
+from sbus.client.options import ConnectOptions
+from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
 from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
+from sbus.protocol.controls import BUNDLE_ON
+from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER, max_sendable
 
-__all__ = ["LONGEST_POLL", "WaitingConnection", "deadline_in"]
+__all__ = ["BlockingConnection"]
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
-LONGEST_POLL = 2**31 - 1
-"""Milliseconds that poll(2) can wait for at once."""
-
-_ANSWER = b"CMSG bundle/on\0"
-_PACKET = 512
-"""Bytes of a socket's buffer that a packet takes besides its own, at least."""
-_RETRY = 0.05
-"""Seconds until a socket is tried again for which the kernel had no memory."""
-
-
-class _Waiter:
-    """A waiter (see `sbus.client.core.Waiter`) that `WaitingConnection._run` reads the socket for."""
-
-    __slots__ = ("_error", "_value")
-
-    def __init__(self) -> None:
-        self._value: bytes | None = None
-        self._error: Exception | None = None
-
-    def set_result(self, value: bytes) -> None:
-        if self._error is None and self._value is None:
-            self._value = value
-
-    def set_exception(self, error: Exception) -> None:
-        if self._value is None:
-            self._error = error
-
-    @property
-    def has_succeeded(self) -> bool:
-        return self._value is not None
-
-    def is_done(self) -> bool:
-        return self._value is not None or self._error is not None
-
-    def __await__(self) -> Generator[_Waiter, None, bytes]:
-        if not self.is_done():
-            yield self
-        if self._error is not None:
-            raise self._error
-        assert self._value is not None
-        return self._value
+_BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
+"""The beginning of the server's reply to ``bundle/on``."""
+_MESSAGE = MSG + b" "
+_PACKET_OVERHEAD = 512
+"""Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
+_MEMORY_RETRY = 0.05
+"""Seconds until the next attempt to send after the kernel ran out of memory."""
 
 
-class WaitingConnection(ClientApi[Sub]):
-    """A connection to a bus, in whose calls everything happens: nothing does behind a program's back.
+class BlockingConnection(ClientApi[Sub]):
+    """A connection to a bus; see the theory of operation above.
 
-    :param address: where the bus is; without one, see `sbus.client.connecting.find_address`.
+    :param address: path or abstract address of the bus; by default the result of
+        `sbus.client.connecting.find_address`.
     """
 
-    def __init__(self, address: str | None, settings: Settings) -> None:
+    def __init__(self, address: str | None, options: ConnectOptions) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = settings.core(settings.on_control and partial(self._call_user, settings.on_control))
-        self._settings = settings
-        self._reader = PacketReader(settings.longest)
-        self._batch = Batch([])  # what was received; a callback that reads goes on where it stands
-        self._failures: deque[Exception] = deque()  # of callbacks
-        self._outbox = Outbox()  # what has to be sent before anything else
+        self.core = options.new_core(options.on_control and self._control_received)
+        self._options = options
+        self._reader = PacketReader(options.buffer_size)
+        self._batch = Batch([])  # what was received; a callback that reads on continues it
+        self._callback_errors: deque[Exception] = deque()
+        self._outbox = Outbox()  # what to send before any message
         self._outbox.extend(self.core.resync_packets())
-        self._deadline: float | None = None  # of the call of the vocabulary that is under way
+        self._deadline: float | None = None  # of the round trip under way
         self._sock: socket.socket | None = None
-        self._asking = False  # the server may yet answer that it takes bundles
-        self._error: Disconnected | None = None  # why it is over
-        self._backoff = settings.backoff
-        self._loss_reason: Disconnected | None = None  # why the connection was lost, until that has been told
+        self._expects_bundle_reply = False
+        self._error: Disconnected | None = None  # why the connection has ended
+        self._backoff = options.backoff
+        self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` is called
         self._delays: Iterator[float] = iter(())
         self._next_attempt = 0.0
-        self._proof = _Waiter()  # that the new connection is where the old one was
-        self._coming_back = False
+        self._resync_fence = PolledWaiter()  # succeeds once the choices of this client are in force again
+        self._reconnecting = False
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -107,60 +106,63 @@ class WaitingConnection(ClientApi[Sub]):
 
     def _send_all(self, packets: list[bytes]) -> None:
         """Send messages, however long it takes."""
-        at = 0
-        while at < len(packets):
+        position = 0
+        while position < len(packets):
             if self._outbox:
                 self._drain(None)
             sock = self._connected(None)
             if sock is None:
-                self._outbox.extend(packets[at:])
+                self._outbox.extend(packets[position:])
                 return
-            if self._asking and len(packets) > 1:
-                self._hear_answer(sock)
-            size = share(self.core.bundle_limit)
-            sent = self._send(sock, packets[at : at + size] if at or len(packets) > size else packets)
-            at += sent
+            if self._expects_bundle_reply and len(packets) > 1:
+                self._read_bundle_reply(sock)
+            size = send_limit(self.core.bundle_limit)
+            whole = not position and len(packets) <= size
+            sent = self._send(sock, packets if whole else packets[position : position + size])
+            position += sent
             if not sent and sock is self._sock:
-                self._wait_for_room(sock, None)
+                self._wait_writable(sock, None)
 
-    def _send_in_time(self, packet: bytes, flags: int, timeout: float | None) -> None:
-        """Send a message, or nothing."""
+    def _send_one(self, packet: bytes, flags: int, timeout: float | None) -> None:
+        """Send one message within a timeout, or leave it unsent."""
         deadline = deadline_in(0.0 if flags & socket.MSG_DONTWAIT else timeout)
         try:
             while True:
                 self._drain(deadline)
                 sock = self._connected(deadline)
                 if sock is None:
-                    raise Disconnected("not connected just now")
+                    raise Disconnected("not connected at present")
                 if self._send(sock, [packet], flags):
                     return
                 if sock is self._sock:
-                    self._wait_for_room(sock, deadline)
+                    self._wait_writable(sock, deadline)
         except TimedOut:
             if flags & socket.MSG_DONTWAIT:
-                raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected just now") from None
+                raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected at present") from None
             raise TimedOut(f"not sent: the socket was full, or not connected, for {timeout} seconds") from None
 
     def _drain(self, deadline: float | None) -> None:
-        """Send what has to be sent before anything else, or find out that the connection is lost."""
+        """Send the outbox, or find out that the connection is lost."""
         while self._outbox:
             sock = self._connected(deadline)
             if sock is None:
                 return
-            taken = self._outbox.take(share(self.core.bundle_limit))
+            taken = self._outbox.take(send_limit(self.core.bundle_limit))
             try:
                 sent = self._send(sock, taken)
             except PacketTooLong:
                 self._outbox.ack(taken, 1)
                 raise
             if sock is not self._sock:
-                return  # it is lost; what is left is for the next one
+                return  # lost; the outbox now belongs to the next connection
             self._outbox.ack(taken, sent)
             if not sent:
-                self._wait_for_room(sock, deadline)
+                self._wait_writable(sock, deadline)
 
     def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0) -> int:
-        """Send what the socket takes of a batch; if the connection turns out to be lost, nothing.
+        """Send what the socket takes of a batch, and return the number of packets.
+
+        It is also 0 if the connection is lost.
 
         :raises sbus.errors.PacketTooLong: if the first packet does not fit the socket's buffer.
         """
@@ -173,69 +175,69 @@ class WaitingConnection(ClientApi[Sub]):
             return 0
         except OSError as e:
             if e.errno in (errno.EPIPE, errno.ECONNRESET):
-                self._lose(describe_loss(e), self._read_rest(sock))
+                self._connection_lost(describe_loss(e), self._read_rest(sock))
             elif e.errno in (errno.ENOBUFS, errno.ENOMEM):
-                time.sleep(_RETRY)
+                time.sleep(_MEMORY_RETRY)
             elif e.errno == errno.EMSGSIZE:
                 raise PacketTooLong(f"{len(packets[0])} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
             else:
                 raise
             return 0
 
-    def _hear_answer(self, sock: socket.socket) -> None:
-        """Take the server's word on bundles, if it is here: who only publishes never reads.
-
-        We asked before anything else, so the answer is the first packet to come, if there is one.
-        """
+    def _read_bundle_reply(self, sock: socket.socket) -> None:
+        """Read the reply to ``bundle/on`` if it is the first packet (see *Bundles*)."""
         try:
-            first = sock.recv(len(_ANSWER), socket.MSG_DONTWAIT | socket.MSG_PEEK)
-            self._asking = False
-            if first == _ANSWER:
+            first = sock.recv(len(_BUNDLE_REPLY), socket.MSG_DONTWAIT | socket.MSG_PEEK)
+            self._expects_bundle_reply = False
+            if first == _BUNDLE_REPLY:
                 self.core.receive(self._reader.read(sock, 1)[0])
         except OSError:
-            pass  # nothing yet; or the connection is lost, which is dealt with when it is used
+            pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
-    def _wait_for_room(self, sock: socket.socket, deadline: float | None) -> None:
-        if (deadline is not None and time.monotonic() >= deadline) or not _poll(sock, select.POLLOUT, deadline):
+    def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
+        if (deadline is not None and time.monotonic() >= deadline) or not poll_socket(sock, select.POLLOUT, deadline):
             raise TimedOut("the socket stayed full")
 
     # --- receiving ---------------------------------------------------------------------------
 
-    def _read_until(self, found: Callable[[], Any], deadline: float | None) -> None:
-        """Receive until something is here.
+    def _read_until(self, condition: Callable[[], object], deadline: float | None) -> None:
+        """Receive until a condition holds.
 
+        :param condition: returns something true once it holds.
         :raises sbus.errors.TimedOut: if the deadline has passed first.
-        :raises sbus.errors.Disconnected: if the connection is lost, and not to be made again.
+        :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
         late = 0
-        while not found():
+        while not condition():
             taken = self._read(deadline)
             if deadline is not None and time.monotonic() >= deadline:
-                late += taken or _PACKET
-                # What had come by then is still read, and no socket holds more.
-                if late > LARGEST_SEND_BUFFER and not found():
+                late += taken or _PACKET_OVERHEAD
+                if late > LARGEST_SEND_BUFFER and not condition():
                     raise TimedOut("nothing has come in time")
 
     def _read(self, deadline: float | None) -> int:
-        """Receive a batch, waiting for it; none if the connection is lost, but to be made again.
+        """Wait for a batch and receive it; nothing if the client has to reconnect.
 
         :returns: as `_read_ready`.
         """
         taken = self._read_ready(deadline)
         if not taken:
             sock = self._sock
-            if sock is not None and not _poll(sock, select.POLLIN, deadline):
+            if sock is not None and not poll_socket(sock, select.POLLIN, deadline):
                 raise TimedOut("nothing has come in time")
         return taken
 
-    def _read_now(self, wanted: deque[Any]) -> None:
-        """Receive what is here."""
+    def _read_now(self, wanted: Sized) -> None:
+        """Receive what is here.
+
+        :param wanted: where the messages go; if some are there, the end of the connection is not raised yet.
+        """
         left = LARGEST_SEND_BUFFER
         try:
             while left > 0 and (taken := self._read_ready(0.0)):
                 left -= taken
         except TimedOut:
-            pass  # not connected just now
+            pass  # not connected at present
         except Disconnected:
             if not wanted:
                 raise
@@ -244,46 +246,50 @@ class WaitingConnection(ClientApi[Sub]):
         """Receive a batch that is here.
 
         :param deadline: until when to wait for a connection.
-        :returns: bytes of the socket's buffer that it had taken, about; 0 if there was none.
+        :returns: roughly how many bytes of the socket's buffer it took up; 0 if there was none.
         """
-        if self._failures:
-            raise self._failures.popleft()
+        if self._callback_errors:
+            raise self._callback_errors.popleft()
         if len(self._batch):
-            self._receive()
-            return _PACKET
+            self._dispatch()
+            return _PACKET_OVERHEAD
         sock = self._connected(deadline)
         if sock is None:
-            raise Disconnected("not connected just now")
+            raise Disconnected("not connected at present")
         try:
-            packets, ended = self._reader.read(sock, read_at_once(self.core.bundle_limit))
+            packets, ended = self._reader.read(sock, read_limit(self.core.bundle_limit))
         except OSError as e:
-            self._lose(describe_loss(e))
+            self._connection_lost(describe_loss(e))
         else:
-            if packets:  # if the end is behind them it will be told again
-                self._asking = False
+            if packets:  # an end of file behind them is reported again by the next read
+                self._expects_bundle_reply = False
                 self._batch = Batch(packets)
-                self._receive()
-                return total_size(packets) + len(packets) * _PACKET
+                self._dispatch()
+                return total_size(packets) + len(packets) * _PACKET_OVERHEAD
             if ended:
-                self._lose(CLOSED)
+                self._connection_lost(SERVER_CLOSED)
         if self._error is not None:
             raise self._error
         return 0
 
-    def _receive(self) -> None:
-        self.core.go_on(self._batch)
-        if self._failures:
-            raise self._failures.popleft()
+    def _dispatch(self) -> None:
+        self.core.process(self._batch)
+        if self._callback_errors:
+            raise self._callback_errors.popleft()
 
-    def _call_user(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call the application; an exception of its must not keep others from what is theirs."""
+    def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
+        """Call the application; if it raises, keep the error and go on."""
         try:
             callback(*args)
         except Exception as e:
-            self._failures.append(e)
+            self._callback_errors.append(e)
+
+    def _control_received(self, key: bytes, payload: bytes) -> None:
+        if self._options.on_control is not None:
+            self._call_user(self._options.on_control, key, payload)
 
     def _read_rest(self, sock: socket.socket) -> list[bytes]:
-        """The server takes no more; what it sent before is still here to be read."""
+        """Return what the server sent before it stopped reading."""
         rest: list[bytes] = []
         while True:
             try:
@@ -294,21 +300,21 @@ class WaitingConnection(ClientApi[Sub]):
             if ended or not packets:
                 return rest
 
-    # --- what the vocabulary needs (`ClientApi`) -------------------------------------------------
+    # --- round trips -------------------------------------------------------------------------
 
-    def waiter(self) -> _Waiter:
+    def waiter(self) -> PolledWaiter:
         """See `sbus.client.api.ClientApi.waiter`."""
-        return _Waiter()
+        return PolledWaiter()
 
-    def _run(self, call: Coroutine[Any, None, T], timeout: float | None) -> T:
-        """Run a coroutine of the vocabulary: read the socket while it waits."""
+    def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
+        """Run a coroutine of `ClientApi`: read the socket while it waits."""
         outer, deadline = self._deadline, deadline_in(timeout)
         self._deadline = deadline
         error: Exception | None = None
         try:
             while True:
                 try:
-                    waiter: _Waiter = call.throw(error) if error is not None else call.send(None)
+                    waiter = call.throw(error) if error is not None else call.send(None)
                 except StopIteration as result:
                     value: T = result.value
                     return value
@@ -323,15 +329,16 @@ class WaitingConnection(ClientApi[Sub]):
             self._deadline = outer
             call.close()
 
-    # --- coming and going --------------------------------------------------------------------
+    # --- connecting and disconnecting --------------------------------------------------------
 
-    def _open(self, timeout: float | None) -> None:
-        self._attach(dial(self.address, self._settings.longest, timeout))
+    def _open(self) -> None:
+        timeout = self._options.timeout
+        self._attach(connect_blocking(self.address, self._options.buffer_size, timeout))
         self._drain(deadline_in(timeout))
 
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._asking = self._settings.bundles
+        self._expects_bundle_reply = self._options.bundles
         self.core.connected(max_sendable(sock))
 
     def _detach(self) -> None:
@@ -340,19 +347,24 @@ class WaitingConnection(ClientApi[Sub]):
             self._sock = None
 
     def _connected(self, deadline: float | None) -> socket.socket | None:
-        """The socket, made again if need be; None if a callback asks while that is being done.
+        """Return the socket, after reconnecting if necessary.
+
+        A callback that runs meanwhile gets None.
 
         :raises sbus.errors.TimedOut: if the deadline has passed first.
-        :raises sbus.errors.Disconnected: if it is over.
+        :raises sbus.errors.Disconnected: if the connection has ended.
         """
-        if self._loss_reason is not None and not self._coming_back:
+        if self._loss_reason is not None and not self._reconnecting:
             self._reconnect_loop(deadline)
         if self._error is not None:
             raise self._error
         return self._sock
 
-    def _lose(self, why: str, rest: list[bytes] | None = None) -> None:
-        """The connection is lost; `rest` is what it has brought and nobody has got yet."""
+    def _connection_lost(self, why: str, rest: list[bytes] | None = None) -> None:
+        """Prepare for the next connection, or end.
+
+        :param rest: packets received and not dispatched yet.
+        """
         error = Disconnected(f"{why} ({self.address})")
         if self._backoff is None:
             self._error = error
@@ -361,63 +373,44 @@ class WaitingConnection(ClientApi[Sub]):
             self._next_attempt = time.monotonic() + next(self._delays)
             self._loss_reason = error
         self._detach()
-        # Messages are still good, whenever they are read; the replies were for those who are told now.
+        # Messages stay valid; replies belong to the waiters that fail below.
         rest = self._batch.take() + Batch(rest or []).packets
-        self._batch = Batch([packet for packet in rest if packet.startswith(b"MSG ")])
-        waiting = self._lost()
+        self._batch = Batch([packet for packet in rest if packet.startswith(_MESSAGE)])
+        waiters = self._forget_connection()
         self._outbox.restart(self.core.resync_packets())
-        for waiter in waiting:
+        for waiter in waiters:
             waiter.set_exception(error)
 
     def _reconnect_loop(self, deadline: float | None) -> None:
-        """Connect until a connection lasts long enough to be where the old one was; then tell of the gap."""
-        self._coming_back = True
+        """Connect until a fence returns on a connection, then call ``on_gap``."""
+        self._reconnecting = True
         try:
-            while self._error is None and not (self._sock is not None and self._proof.has_succeeded):
+            while self._error is None and not (self._sock is not None and self._resync_fence.has_succeeded()):
                 if self._sock is None:
-                    self._try_to_open(deadline)
+                    self._try_to_connect(deadline)
                 else:
                     self._drain(deadline)
-                    if self._sock is not None and not self._proof.is_done():
+                    if self._sock is not None and not self._resync_fence.is_done():
                         self._read(deadline)
         finally:
-            self._coming_back = False
-        gap, self._loss_reason = self._loss_reason, None
-        on_gap = self._settings.on_gap
-        if on_gap is not None and gap is not None and self._error is None:
-            on_gap(gap)
+            self._reconnecting = False
+        reason, self._loss_reason = self._loss_reason, None
+        on_gap = self._options.on_gap
+        if on_gap is not None and reason is not None and self._error is None:
+            on_gap(reason)
 
-    def _try_to_open(self, deadline: float | None) -> None:
-        """Try to connect, when it is time to."""
+    def _try_to_connect(self, deadline: float | None) -> None:
+        """Make one attempt to connect, when the next one is due."""
         until = self._next_attempt if deadline is None else min(self._next_attempt, deadline)
         time.sleep(max(0.0, until - time.monotonic()))
         if time.monotonic() < self._next_attempt:
             raise TimedOut("there is no connection yet")
         self._next_attempt = time.monotonic() + next(self._delays)
         try:
-            sock = connect_once(self.address, self._settings.longest)
+            sock = connect_once(self.address, self._options.buffer_size)
         except ConnectError:
             return
         if sock is not None:
             self._attach(sock)
-            self._proof = _Waiter()
-            self._outbox.extend(self.core.fence(self._proof))
-
-
-def deadline_in(timeout: float | None) -> float | None:
-    """When so many seconds are over, by `time.monotonic`; None for never."""
-    return None if timeout is None else time.monotonic() + timeout
-
-
-def _poll(sock: socket.socket, events: int, deadline: float | None) -> bool:
-    """Wait for a socket; False if the deadline has passed first."""
-    poll = select.poll()
-    poll.register(sock, events)
-    if deadline is None:
-        return bool(poll.poll())
-    while True:
-        left = max(0.0, deadline - time.monotonic()) * 1000
-        if poll.poll(min(left, LONGEST_POLL)):
-            return True
-        if left <= LONGEST_POLL:
-            return False
+            self._resync_fence = PolledWaiter()
+            self._outbox.extend(self.core.fence(self._resync_fence))

@@ -1,4 +1,4 @@
-"""The Twisted client: `connect`, the `Bus` it returns, and `BusClientService`."""
+"""The Twisted client: `connect`, the `Bus` that it makes, and `BusClientService`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client for Twisted.
+"""The Twisted client.
 
 ::
 
@@ -9,25 +9,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar, Unpack
 
 from twisted.internet import defer, error
 from twisted.internet.endpoints import clientFromString
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address
+from sbus.client.connecting import backlog_full, describe_connect_error, find_address
 from sbus.client.core import Message
-from sbus.client.options import Settings
-from sbus.client.session import QueuedSubscription, Session
-from sbus.client.tx.producer import ProducerAdapter
+from sbus.client.options import ConnectOptions, Keywords
+from sbus.client.session import Session
+from sbus.client.subscription import QueuedSubscription
+from sbus.client.tx.producer import Producer, ProducerAdapter
 from sbus.client.tx.protocol import BusFactory, BusProtocol
+from sbus.client.tx.waiter import DeferredWaiter, DoneWaiter
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
-from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
@@ -38,214 +40,132 @@ __all__ = ["Bus", "Subscription", "connect"]
 T = TypeVar("T")
 
 
-class _Waiter:
-    """A waiter (see `sbus.client.core.Waiter`) on a Deferred; cancelling that ends the waiting."""
-
-    __slots__ = ("deferred",)
-
-    def __init__(self) -> None:
-        self.deferred: defer.Deferred[bytes] = defer.Deferred()
-
-    def set_result(self, value: bytes) -> None:
-        if not self.deferred.called:
-            self.deferred.callback(value)
-
-    def set_exception(self, error: Exception) -> None:
-        if not self.deferred.called:
-            self.deferred.errback(error)
-
-    def __await__(self) -> Generator[Any, None, bytes]:
-        return self.deferred.__await__()
-
-
-class _Sending(_Waiter):
-    """Who waits until packets are sent, and wants no value."""
-
-    __slots__ = ()
-
-    def set_result(self, value: bytes) -> None:
-        if not self.deferred.called:
-            self.deferred.callback(None)  # type: ignore[arg-type]
-
-
 class Subscription(QueuedSubscription):
-    """The messages of one pattern, to be read with ``async for`` or `get`."""
+    """The messages of one pattern; read them with ``async for``, `get` or `get_many`."""
 
     def get(self) -> defer.Deferred[Message]:
-        """The next message.
+        """Fire with the next message.
 
-        Fails with `sbus.errors.Disconnected` if none will come, as the connection is gone, and with
-        `sbus.errors.Closed` if none will come, as the subscription or the bus was closed.
+        Fails with `sbus.errors.Disconnected` if no more messages will come because the connection is gone, and with
+        `sbus.errors.Closed` if the subscription or the bus was closed.
         """
         return defer.Deferred.fromCoroutine(self._get())
 
     def get_many(self) -> defer.Deferred[list[Message]]:
-        """Wait for a message, then give all that are here, in one list; fails as `get`."""
+        """Wait for a message, then fire with all that are here; fails as `get` does."""
         return defer.Deferred.fromCoroutine(self._get_many())
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
-
-    async def __anext__(self) -> Message:
-        try:
-            return self._next() or await self._get()
-        except Closed:
-            raise StopAsyncIteration from None
 
 
 def connect(
-    reactor: Any,
-    address: str | IStreamClientEndpoint | None = None,
-    *,
-    dialect: str = "current",
-    max_packet: int = DEFAULT_MAX_PACKET,
-    bundles: bool = True,
-    timeout: float = 30.0,
-    reconnect: bool | Backoff = False,
-    on_gap: Callable[[Exception], Any] | None = None,
-    on_control: Callable[[bytes, bytes], Any] | None = None,
+    reactor: IReactorTime, address: str | IStreamClientEndpoint | None = None, **options: Unpack[Keywords]
 ) -> defer.Deferred[Bus]:
     """Connect to a bus.
 
-    :param address: where it is, or an endpoint (also as a string, ``seqpacket:PATH``); without one,
-        see `sbus.client.connecting.find_address`.
-    :param dialect: ``current``, or ``early`` for servers of the first revision.
-    :param max_packet: bytes in the longest packet, as at the server.
-    :param bundles: ask the server for :doc:`bundles </bundles>`, and use them if it has any.
-    :param timeout: seconds to try for while the server's backlog is full.
-    :param reconnect: connect and subscribe again when the connection is lost.
-    :param on_gap: called with the reason when that has happened: messages may have been missed.
-    :param on_control: called with (key, payload) of control messages that this client does not know.
-
-    Fails with `sbus.errors.ConnectError`, with the reason and the remedy.
+    :param reactor: the reactor.
+    :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
+        default the result of `sbus.client.connecting.find_address`.
+    :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
+        reconnect, on_gap, on_control.
+    :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
+        and the remedy.
     """
-    settings = Settings(
-        dialect=dialect,
-        max_packet=max_packet,
-        bundles=bundles,
-        reconnect=reconnect,
-        on_gap=on_gap,
-        on_control=on_control,
-    )
-    bus = Bus(reactor, address, settings, timeout)
+    bus = Bus(reactor, address, ConnectOptions(**options))
     return defer.Deferred.fromCoroutine(bus._open()).addCallback(lambda _: bus)
 
 
 class Bus(Session[Subscription]):
     """A connection to a bus, made by `connect`.
 
-    Deferreds may be cancelled; what was to be sent by then is sent all the same.
+    Every Deferred may be cancelled; packets written before are still sent.
     """
 
     _log = Logger(namespace="sbus.client")
 
     def __init__(
-        self, reactor: Any, address: str | IStreamClientEndpoint | None, settings: Settings, timeout: float = 30.0
+        self, reactor: IReactorTime, address: str | IStreamClientEndpoint | None, options: ConnectOptions
     ) -> None:
         self._reactor = reactor
         if address is None or (isinstance(address, str) and not address.startswith("seqpacket:")):
             text = find_address(address)
+            timeout = math.inf if options.timeout is None else options.timeout
             endpoint: IStreamClientEndpoint = SeqpacketClientEndpoint(
-                reactor, text, timeout=timeout, max_packet=settings.longest
+                reactor, text, timeout=timeout, max_packet=options.buffer_size
             )
         elif isinstance(address, str):
             text, endpoint = address, clientFromString(reactor, address)
         else:
             text, endpoint = str(address), address
-        super().__init__(text, settings)
+        super().__init__(text, options)
         self._endpoint = endpoint
-        self._protocol: BusProtocol | None = None  # the newest, which may be gone
+        self._protocol: BusProtocol | None = None  # the newest one, connected or not
         self._attached = False
-        self._pause: defer.Deferred[Any] | None = None  # what `_reconnect_loop` waits for
-        self._gone: list[defer.Deferred[None]] = []
+        self._pause: defer.Deferred[Any] | None = None  # of `_reconnect_loop`
+        self._end_waiters: list[defer.Deferred[None]] = []
         self._producer: ProducerAdapter | None = None
 
-    # --- what users do -----------------------------------------------------------------------
+    # --- what users call (documented in `ClientApi`) -----------------------------------------
 
     def publish(self, key: bytes | str, payload: bytes = b"") -> defer.Deferred[None]:
-        """Publish a message; fires when it is handed to the kernel.
-
-        :raises sbus.errors.InvalidKey: if nobody may publish with this key.
-        :raises sbus.errors.PacketTooLong: if it does not fit a packet.
-        :raises sbus.errors.Disconnected: if it cannot be sent any more (as the Deferred's failure,
-            if it could have been when it was published).
-        """
         self._check_open()
         self._write([self.core.publish(key, payload)])
-        return self._drained()
+        return self.wait_drained()
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
-        """Publish messages, (key, payload) each, in order; fires when all are handed to the kernel.
-
-        :raises: as `publish`; if one of them cannot be published none is.
-        """
         self._check_open()
         packets = self.core.publish_many(messages)
         if packets:
             self._write(packets)
-        return self._drained()
+        return self.wait_drained()
 
     def whoami(self, timeout: float | None = None) -> defer.Deferred[bytes]:
-        """Our name at the server, ``!/cred/<gid>/<uid>/<pid>``: what our private keys begin with."""
         return self._run(self._whoami(), timeout)
 
     def fence(self, timeout: float | None = None) -> defer.Deferred[None]:
-        """Fires when the server has dealt with everything that we have sent before."""
         return self._run(self._fence(), timeout)
 
     def inbox(self, name: bytes | str) -> defer.Deferred[Inbox[Subscription]]:
-        """Subscribe to a private key of ours, which nobody else can read."""
         return self._run(self._inbox(name), None)
 
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> defer.Deferred[bytes]:
-        """Ask somebody; fires with the answer.
-
-        Fails with `sbus.errors.TimedOut` if none came in so many seconds, and with
-        `sbus.errors.RequestFailed` if the answer is an error.
-        """
         return self._run(self._request(key, payload), timeout)
 
     def answer_proofs(self) -> defer.Deferred[Subscription]:
-        """Let others `verify` that we are who we say."""
         return self._run(self._answer_proofs(), None)
 
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> defer.Deferred[bool]:
-        """Whether somebody called `peer` (by ``whoami``) is there and can read what only he can.
-
-        False if that is not proved in so many seconds.
-        """
-
-        def silent(failure: Failure) -> bool:
+        def unproved(failure: Failure) -> bool:
             failure.trap(TimedOut)
             return False
 
-        return self._run(self._verify(peer), timeout).addErrback(silent)
+        return self._run(self._verify(peer), timeout).addErrback(unproved)
 
-    def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Let a producer that publishes here follow the socket's pace (as `twisted.internet.interfaces.IConsumer`).
+    def registerProducer(self, producer: Producer, streaming: bool) -> None:
+        """Pause a producer that publishes here while the socket is full.
 
-        While the connection is made again it is paused; when there will be none it is stopped.
+        See `twisted.internet.interfaces.IConsumer`.
 
-        :param streaming: it publishes of its own accord (`IPushProducer`); else once each time it is asked to
-            (`IPullProducer`).
-        :raises RuntimeError: if there is one already.
+        The producer is paused while the client reconnects, and stopped when the connection ends.
+
+        :param streaming: whether it publishes until paused (`twisted.internet.interfaces.IPushProducer`), rather than
+            once each time it is resumed (`twisted.internet.interfaces.IPullProducer`).
+        :raises RuntimeError: if there is a producer already.
         """
         if self._producer is not None:
             raise RuntimeError(f"cannot register {producer!r}: {self._producer.producer!r} was never unregistered")
         if self._error is not None:
             producer.stopProducing()
             return
-        self._producer = ProducerAdapter(self, producer, streaming)
+        self._producer = ProducerAdapter(self, self._reactor, producer, streaming)
         self._producer.start()
 
     def unregisterProducer(self) -> None:
-        """The producer has no more to send."""
-        pace, self._producer = self._producer, None
-        if pace is not None:
-            pace.stop()
+        """Remove the producer, which has no more to send."""
+        adapter, self._producer = self._producer, None
+        if adapter is not None:
+            adapter.stop()
 
     def close(self) -> defer.Deferred[None]:
-        """Send what waits, close, and end everything that waits for us; fires when that is done."""
+        """Send the packets that are waiting, then close; fires when the socket is closed."""
         return defer.Deferred.fromCoroutine(self._close())
 
     async def _close(self) -> None:
@@ -255,65 +175,97 @@ class Bus(Session[Subscription]):
             pause.cancel()
         protocol = self._protocol
         if protocol is not None and protocol.transport is not None:
-            waiter = _Waiter()
-            protocol.waiting.append(waiter)
+            waiter = DeferredWaiter()
+            protocol.end_waiters.append(waiter)
             await waiter
 
     def whenClosed(self) -> defer.Deferred[None]:
-        """Fires when the connection is gone for good; fails with the reason, unless we closed it ourselves."""
+        """Fire when the connection is gone and not made again.
+
+        It fails with the reason, unless this client closed the connection.
+        """
         if isinstance(self._error, Closed):
             return defer.succeed(None)
         if self._error is not None:
             return defer.fail(self._error)
-        gone: defer.Deferred[None] = defer.Deferred()
-        self._gone.append(gone)
-        return gone
+        ended: defer.Deferred[None] = defer.Deferred()
+        self._end_waiters.append(ended)
+        return ended
 
     @property
     def transport(self) -> PacketTransport:
-        """The transport; its ``getHandle()`` is the socket, for its options.
+        """The transport; ``getHandle()`` returns the socket, for its options.
 
-        :raises sbus.errors.Disconnected: if there is none just now.
+        :raises sbus.errors.Disconnected: if there is none at present.
         """
         transport = self._transport
         if transport is None:
-            raise self._error or Disconnected("not connected just now")
+            raise self._error or Disconnected("not connected at present")
         return transport
 
     @property
     def _transport(self) -> PacketTransport | None:
-        return self._protocol.transport if self._is_connected() and self._protocol is not None else None
+        return self._protocol.transport if self._attached and self._protocol is not None else None
 
-    # --- what the session needs --------------------------------------------------------------
+    # --- what `BusProtocol` calls ------------------------------------------------------------
 
-    def waiter(self) -> _Waiter:
+    def connection_made(self, protocol: BusProtocol, transport: PacketTransport) -> None:
+        """See `sbus.client.tx.protocol.Session`."""
+        self._protocol = protocol
+        self._attached = True
+        sock = transport.getHandle()
+        if max_sendable(sock) < self._options.buffer_size:  # an endpoint from the application may not know of bundles
+            grow_send_buffer(sock, self._options.buffer_size)
+        transport.ensure_max_packet(self._options.buffer_size)
+        self.core.connected(max_sendable(sock))
+        self._set_reading(not self._above_high_water)
+
+    def packets_received(self, packets: list[bytes]) -> None:
+        """See `sbus.client.tx.protocol.Session`."""
+        had_bundles = self.core.bundle_limit
+        self._receive_packets(packets)
+        transport = self._transport
+        if transport is not None and self.core.bundle_limit and not had_bundles:
+            transport.start_bundling(self.core.bundle_limit)
+            transport.flush()
+
+    def connection_lost(self, protocol: BusProtocol, why: str) -> None:
+        """See `sbus.client.tx.protocol.Session`."""
+        if protocol is self._protocol and self._attached:
+            self._disconnected(why)
+            if self._producer is not None:
+                self._producer.flushed()  # the outbox already has the packets that restore the settings
+
+    # --- what `Session` needs ----------------------------------------------------------------
+
+    def waiter(self) -> DeferredWaiter:
         """See `sbus.client.api.ClientApi.waiter`."""
-        return _Waiter()
+        return DeferredWaiter()
 
     def callback_failed(self, error: BaseException | Failure) -> None:
         """See `sbus.client.session.Session`."""
         failure = error if isinstance(error, Failure) else Failure(error)
         self._log.failure("an sbus callback failed", failure=failure)
 
-    def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Subscription:
+    def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
 
     def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> defer.Deferred[T]:
         deferred = defer.Deferred.fromCoroutine(call)
         if timeout is not None:
 
-            def too_late(value: Any, seconds: float) -> Any:
+            def timed_out(value: T | Failure, seconds: float) -> T | Failure:
                 if isinstance(value, Failure) and value.check(defer.CancelledError):
                     raise TimedOut(f"no answer within {seconds} seconds")
                 return value
 
-            deferred.addTimeout(timeout, self._reactor, too_late)
+            deferred.addTimeout(timeout, self._reactor, timed_out)
         return deferred
 
     async def _open(self) -> None:
         try:
-            self._pause = self._endpoint.connect(BusFactory(self))
-            await self._pause
+            self._pause = connecting = self._endpoint.connect(BusFactory(self))
+            await connecting
         except error.TimeoutError as e:
             raise ConnectError(backlog_full(self.address)) from e
         except (error.ConnectError, OSError) as e:
@@ -322,32 +274,15 @@ class Bus(Session[Subscription]):
             raise UsageError(f"{self.address} does not keep packets apart: give a seqpacket endpoint")
         self._flush()
 
-    def _connected(self, protocol: BusProtocol, transport: PacketTransport) -> None:
-        self._protocol = protocol
-        self._attached = True
-        sock = transport.getHandle()
-        if max_sendable(sock) < self._settings.longest:  # an endpoint that somebody gave us may know of no bundles
-            grow_send_buffer(sock, self._settings.longest)
-        transport.ensure_max_packet(self._settings.longest)
-        self.core.connected(max_sendable(sock))
-        self._set_reading(not self._crowded)
-
-    def _received(self, packets: list[bytes]) -> None:
-        had_bundles = self.core.bundle_limit
-        self._arrived(packets)
-        transport = self._transport
-        if transport is not None and self.core.bundle_limit and not had_bundles:
-            transport.start_bundling(self.core.bundle_limit)
-            transport.flush()
-
-    def _send_now(self, packets: list[bytes]) -> int:
+    def _try_send(self, packets: list[bytes]) -> int:
         transport = self._transport
         return 0 if transport is None or len(packets) > 1 else transport.try_send(packets)
 
-    def _soon(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], None]) -> None:
         Multiplexer.of(self._reactor).call_soon(call)
 
-    def _is_connected(self) -> bool:
+    def is_connected(self) -> bool:
+        """See `sbus.client.session.Session`."""
         return self._attached
 
     def _set_reading(self, reading: bool) -> None:
@@ -358,14 +293,15 @@ class Bus(Session[Subscription]):
             else:
                 transport.pauseProducing()
 
-    def _drained(self) -> defer.Deferred[None]:
+    def wait_drained(self) -> defer.Deferred[None]:
+        """See `sbus.client.session.Session`."""
         if self._error is not None:
             return defer.fail(self._error)
         if not len(self.outbox):
             return defer.succeed(None)
-        waiter = _Sending()
+        waiter = DoneWaiter()
         self.outbox.wait(waiter)
-        return waiter.deferred  # type: ignore[return-value]
+        return waiter.deferred
 
     def _flush(self) -> None:
         transport = self._transport
@@ -374,12 +310,6 @@ class Bus(Session[Subscription]):
         if self._producer is not None:
             self._producer.flushed()
 
-    def _connection_lost(self, protocol: BusProtocol, why: str) -> None:
-        if protocol is self._protocol and self._attached:
-            self._disconnected(why)
-            if self._producer is not None:
-                self._producer.flushed()  # what is to be said on the next connection waits already
-
     def _detach(self) -> None:
         transport = self._transport
         self._attached = False
@@ -387,20 +317,26 @@ class Bus(Session[Subscription]):
             transport.abortConnection()
 
     def _sleep(self, seconds: float) -> defer.Deferred[None]:
-        self._pause = deferLater(self._reactor, seconds)
-        return self._pause
+        pause: defer.Deferred[None] = deferLater(self._reactor, seconds)
+        self._pause = pause
+        return pause
 
-    def _reconnect(self) -> None:
+    def _start_reconnecting(self) -> None:
         attempt = defer.Deferred.fromCoroutine(self._reconnect_loop())
         attempt.addErrback(lambda failure: failure.trap(defer.CancelledError))
 
-    def _ended(self, error: Exception) -> None:
+    async def _connect_later(self, delay: float) -> None:
+        """Connect for the first time, after a pause, and retry (`BusClientService`)."""
+        await self._sleep(delay)
+        await self._reconnect_loop(report=False)
+
+    def _on_end(self, error: Exception) -> None:
         if self._producer is not None:
             producer = self._producer.producer
             self.unregisterProducer()
-            self._call_user(producer.stopProducing)
-        gone, self._gone = self._gone, []
-        for deferred in gone:
+            self.call_user(producer.stopProducing)
+        waiters, self._end_waiters = self._end_waiters, []
+        for deferred in waiters:
             if isinstance(error, Closed):
                 deferred.callback(None)
             else:

@@ -1,72 +1,91 @@
-"""How the Twisted client holds a producer back, which itself knows nothing of sockets and Deferreds."""
+"""The pace of a producer, which is paused while the socket is full."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias, cast
 
 from twisted.internet import defer
+from twisted.internet.interfaces import IPullProducer, IPushProducer, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from sbus.client.outbox import Outbox
 from sbus.errors import Disconnected
 from sbus.syscalls.batch import BATCH
 
-if TYPE_CHECKING:
-    from sbus.client.tx import Bus
+__all__ = ["Producer", "ProducerAdapter"]
 
-__all__ = ["ProducerAdapter"]
+
+Producer: TypeAlias = IPushProducer | IPullProducer
+
+
+class Session(Protocol):
+    """What a producer's adapter needs of its `sbus.client.tx.Bus`.
+
+    :ivar outbox: the packets to send.
+    """
+
+    outbox: Outbox
+
+    def wait_drained(self) -> defer.Deferred[None]:
+        """Fire when the outbox has been handed to the kernel; fail when it never will be."""
+
+    def callback_failed(self, error: BaseException | Failure) -> None:
+        """Log an error of the application's."""
 
 
 class ProducerAdapter:
-    """Keeps a producer at the pace of the socket.
+    """Drives one producer.
 
-    What is published is sent at once or when the turn is over, so there is only to wait for what the socket
-    does not take: a push producer is paused meanwhile, a pull producer is asked for more when nothing waits.
+    Published packets are sent at once or at the end of the turn, so the socket is full exactly while packets are left
+    in the outbox after a flush. A push producer is paused until the outbox is empty; a pull producer is resumed each
+    time it is.
+
+    :ivar producer: the producer.
     """
 
-    def __init__(self, bus: Bus, producer: Any, streaming: bool) -> None:
+    def __init__(self, session: Session, reactor: IReactorTime, producer: Producer, streaming: bool) -> None:
         self.producer = producer
-        self._bus = bus
+        self._session = session
+        self._reactor = reactor
         self._streaming = streaming
-        self._busy = False
+        self._paused = False
         self._stopped = False
-        self._turn: defer.Deferred[None] | None = None
+        self._next_turn: defer.Deferred[None] | None = None
 
     def start(self) -> None:
-        """Let it produce."""
+        """Start producing."""
         if self._streaming:
             self.flushed()
         else:
             self._run(self._pull())
 
     def flushed(self) -> None:
-        """The socket has taken what it takes just now."""
-        if self._streaming and not self._busy and len(self._bus.outbox):
-            self._run(self._hold())
+        """Pause a push producer if the socket did not take the whole outbox."""
+        if self._streaming and not self._paused and len(self._session.outbox):
+            self._paused = True
+            self._run(self._pause())
 
     def stop(self) -> None:
-        """Ask nothing of it any more."""
+        """Leave the producer alone from now on."""
         self._stopped = True
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
 
     def _run(self, call: Coroutine[Any, Any, None]) -> None:
         def failed(failure: Failure) -> None:
             if not failure.check(defer.CancelledError, Disconnected):
-                self._bus.callback_failed(failure)
+                self._session.callback_failed(failure)
 
-        self._busy = True
         defer.Deferred.fromCoroutine(call).addErrback(failed)
 
-    async def _hold(self) -> None:
-        self.producer.pauseProducing()
-        while len(self._bus.outbox):
-            waiter = self._bus.waiter()
-            self._bus.outbox.wait(waiter)
-            await waiter
-        self._busy = False
+    async def _pause(self) -> None:
+        cast(IPushProducer, self.producer).pauseProducing()
+        while len(self._session.outbox):
+            await self._session.wait_drained()
+        self._paused = False
         if not self._stopped:
             self.producer.resumeProducing()
 
@@ -74,9 +93,9 @@ class ProducerAdapter:
         for turn in itertools.count(1):
             self.producer.resumeProducing()
             if not self._stopped:
-                await self._bus._drained()
-            if not self._stopped and not turn % BATCH:  # others must have their turn too, though it published nothing
-                self._turn = deferLater(self._bus._reactor, 0)
-                await self._turn
+                await self._session.wait_drained()
+            if not self._stopped and not turn % BATCH:  # let the reactor do other work, even if nothing was published
+                self._next_turn = deferLater(self._reactor, 0)
+                await self._next_turn
             if self._stopped:
                 return

@@ -1,91 +1,113 @@
-"""The Twisted client's protocol: one connection, which tells its `sbus.client.tx.Bus` what happens to it."""
+"""The Twisted client's protocol: one connection, and the events on it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from twisted.internet import error
-from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
+from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IProtocol, ITransport
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 from zope.interface import classImplements, implementer
 
-from sbus.client.connecting import CLOSED
+from sbus.client.connecting import SERVER_CLOSED
 from sbus.client.core import Waiter
 from sbus.client.outbox import Outbox
 from sbus.flood.interfaces import IPacketQueue
 from sbus.seqpacket.interfaces import IPacketReceiver
 from sbus.seqpacket.transport import PacketTransport
 
-if TYPE_CHECKING:
-    from sbus.client.tx import Bus
-
 __all__ = ["BusFactory", "BusProtocol"]
 
-classImplements(Outbox, IPacketQueue)  # not in its own module, as only here zope.interface is to be imported
+classImplements(Outbox, IPacketQueue)  # here, because the other clients must not import zope.interface
+
+
+class Session(Protocol):
+    """What a connection needs of the `sbus.client.tx.Bus` that it belongs to.
+
+    :ivar outbox: the packets to send.
+    """
+
+    outbox: Outbox
+
+    def connection_made(self, protocol: BusProtocol, transport: PacketTransport) -> None:
+        """Take over a new connection."""
+
+    def packets_received(self, packets: list[bytes]) -> None:
+        """Process received packets."""
+
+    def connection_lost(self, protocol: BusProtocol, why: str) -> None:
+        """Note the end of a connection; called once or twice."""
 
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
 class BusProtocol:
-    """One connection of a `Bus`.
+    """One connection of a `sbus.client.tx.Bus`.
 
-    :ivar waiting: who waits until it is gone.
-    :ivar is_ending: the server takes no more, so what it has sent is read to the end, wanted just now or not.
+    :ivar transport: the transport, until the connection is lost.
+    :ivar end_waiters: completed when the connection is lost.
+    :ivar is_ending: whether the server has stopped reading. What it sent before is then read to the end, even while
+        a subscription is above its high-water mark.
     """
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self.transport: PacketTransport | None = None
-        self.waiting: list[Waiter] = []
+        self.end_waiters: list[Waiter] = []
         self.is_ending = False
 
-    def makeConnection(self, transport: PacketTransport) -> None:  # type: ignore[override]
-        """It is there (`IProtocol`)."""
+    def makeConnection(self, transport: ITransport) -> None:
+        """Take over a transport, if it keeps packets apart (`IProtocol`)."""
         if not isinstance(transport, PacketTransport):
-            transport.loseConnection()  # `Bus._open` says why
+            transport.loseConnection()  # `sbus.client.tx.Bus` then raises the error
             return
         self.transport = transport
-        transport.queue = self._bus.outbox
-        self._bus._connected(self, transport)
+        transport.queue = self._session.outbox
+        self._session.connection_made(self, transport)
 
     def connectionMade(self) -> None:
-        """Nothing more to do (`IProtocol`)."""
+        """Do nothing more (`IProtocol`)."""
 
     def dataReceived(self, data: bytes) -> None:
-        """A packet has arrived (`IProtocol`)."""
+        """Receive one packet (`IProtocol`)."""
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
-        """A batch has arrived (`IPacketReceiver`); what is not read is kept by the subscriptions."""
-        self._bus._received(packets)
+        """Receive a whole batch; subscriptions keep unread ones (`IPacketReceiver`)."""
+        self._session.packets_received(packets)
         return len(packets)
 
     def readConnectionLost(self) -> None:
-        """The server closed; all it has sent is read (`IHalfCloseableProtocol`)."""
-        self._bus._connection_lost(self, CLOSED)
+        """Note that the server has closed (`IHalfCloseableProtocol`).
+
+        Everything that it sent has been read.
+        """
+        self._session.connection_lost(self, SERVER_CLOSED)
 
     def writeConnectionLost(self) -> None:
-        """The server is gone, and the end of what it has sent will tell (`IHalfCloseableProtocol`)."""
+        """Read to the end: the server takes no more packets (`IHalfCloseableProtocol`)."""
         self.is_ending = True
         if self.transport is not None:
             self.transport.resumeProducing()
 
     def connectionLost(self, reason: Failure) -> None:
-        """It is gone (`IProtocol`)."""
+        """Note the end of the connection (`IProtocol`)."""
         self.transport = None
-        done = reason.check(error.ConnectionDone)
-        self._bus._connection_lost(self, CLOSED if done else f"the connection broke: {reason.getErrorMessage()}")
-        for waiter in self.waiting:
+        clean = reason.check(error.ConnectionDone)
+        why = SERVER_CLOSED if clean else f"the connection broke: {reason.getErrorMessage()}"
+        self._session.connection_lost(self, why)
+        for waiter in self.end_waiters:
             waiter.set_result(b"")
 
 
 class BusFactory(Factory):
-    """Makes the connections of one `Bus`, one after the other."""
+    """Makes the connections of one `sbus.client.tx.Bus`, one after the other."""
 
     noisy = False
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
-    def buildProtocol(self, addr: Any) -> Any:
-        return BusProtocol(self._bus)
+    def buildProtocol(self, addr: IAddress | None) -> BusProtocol:  # type: ignore[override]  # not a `Protocol`
+        """Return a protocol for a new connection (`IProtocolFactory`)."""
+        return BusProtocol(self._session)

@@ -32,16 +32,16 @@ from sbus.errors import Disconnected
 from tests.support.harness import TIMEOUT, WHOAMI, Bus
 
 __all__ = [
-    "SHELLS",
-    "AsyncioShell",
-    "BlockingShell",
+    "BACKENDS",
+    "AsyncioBackend",
+    "Backend",
+    "BlockingBackend",
     "Client",
     "FakePeer",
     "FakeServer",
     "Gaps",
-    "Shell",
     "Sub",
-    "TwistedShell",
+    "TwistedBackend",
     "paused",
     "turn",
     "unread",
@@ -53,7 +53,7 @@ _END = object()
 
 
 class Sub:
-    """A subscription, of whatever library."""
+    """A subscription of one of the libraries."""
 
     def __init__(self, client: Client, raw: Any) -> None:
         self._client = client
@@ -62,15 +62,15 @@ class Sub:
 
     async def get(self) -> Message:
         """The next message."""
-        message: Message = await self._client.shell.get(self._client, self.raw)
+        message: Message = await self._client.backend.get(self._client, self.raw)
         return message
 
     async def take(self, count: int) -> list[bytes]:
-        """The payloads of so many messages."""
+        """Return the payloads of the next `count` messages."""
         return [(await self.get()).payload for _ in range(count)]
 
     async def get_many(self) -> list[Message]:
-        """All that is here, as soon as there is something."""
+        """Wait for a message, then return all that are here."""
         async with asyncio.timeout(TIMEOUT):
             messages: list[Message] = await self._client.do(self.raw.get_many)
             return messages
@@ -86,23 +86,23 @@ class Sub:
 
     async def __anext__(self) -> Message:
         if self._iterator is None:
-            self._iterator = await self._client.do(self._client.shell.iterate, self.raw)
-        message = await self._client.do(self._client.shell.advance, self._iterator)
+            self._iterator = await self._client.do(self._client.backend.iterate, self.raw)
+        message = await self._client.do(self._client.backend.advance, self._iterator)
         if message is _END:
             raise StopAsyncIteration
         return message
 
 
 class Client:
-    """A `Bus`, of whatever library."""
+    """A `Bus` of one of the libraries."""
 
-    def __init__(self, shell: Shell) -> None:
-        self.shell = shell
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.raw: Any = None
 
     async def do(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the library, wherever it has to be called, and wait for the result."""
-        return await self.shell.do(self, function, *args, **kwargs)
+        """Call the library in its own thread or loop, and wait for the result."""
+        return await self.backend.do(self, function, *args, **kwargs)
 
     async def publish(self, key: bytes | str, payload: bytes = b"", **kwargs: Any) -> None:
         await self.do(self.raw.publish, key, payload, **kwargs)
@@ -111,7 +111,7 @@ class Client:
         await self.do(self.raw.publish_many, messages)
 
     async def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
-        return Sub(self, await self.do(self.shell.subscribe, self.raw, pattern, callback))
+        return Sub(self, await self.do(self.backend.subscribe, self.raw, pattern, callback))
 
     async def whoami(self, **kwargs: Any) -> bytes:
         me: bytes = await self.do(self.raw.whoami, **kwargs)
@@ -157,7 +157,7 @@ class Client:
         await self.do(self.raw.close)
 
     async def settle(self) -> None:
-        """A `fence` that gets over lost connections, if they are to be made again."""
+        """Repeat `fence` until it returns, over lost connections, if the client reconnects."""
         while True:
             try:
                 return await self.fence()
@@ -167,8 +167,8 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Have it read, and answer, all the time; a library with an event loop does so anyway."""
-        async with self.shell.serving(self):
+        """Make the client read and reply continuously; a library with an event loop does so anyway."""
+        async with self.backend.serving(self):
             yield
 
     @property
@@ -178,26 +178,26 @@ class Client:
 
 
 class Gaps:
-    """Hears of gaps (``on_gap``), in whatever thread."""
+    """Records the calls of ``on_gap``, from any thread."""
 
     def __init__(self) -> None:
-        self.told: list[Exception] = []
+        self.reported: list[Exception] = []
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
 
     def __call__(self, error: Exception) -> None:
-        self.told.append(error)
+        self.reported.append(error)
         self._loop.call_soon_threadsafe(self._changed.set)
 
     async def wait(self, count: int) -> None:
-        """Wait until it has been told so often."""
+        """Wait for `count` calls."""
         async with asyncio.timeout(TIMEOUT):
-            while len(self.told) < count:
+            while len(self.reported) < count:
                 self._changed.clear()
                 await self._changed.wait()
 
 
-class Shell(ABC):
+class Backend(ABC):
     """A library.
 
     :ivar failures: what an application's log would tell that it did not handle.
@@ -212,18 +212,18 @@ class Shell(ABC):
         self.settings: dict[str, Any] = {}
 
     async def connect(self, address: str | Path | None = None, **settings: Any) -> Client:
-        """A connected client, which is closed at the end of the test."""
+        """Return a connected client, which is closed at the end of the test."""
         client = await self._connect(None if address is None else str(address), **{**self.settings, **settings})
         self.clients.append(client)
         return client
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
-        """Run a test; what it leaves unhandled fails it."""
-        gc.freeze()  # only what the test makes need be collected
+        """Run a test; an error that it leaves unhandled fails it."""
+        gc.freeze()  # leave older objects alone
         try:
             asyncio.run(self._run(test))
         finally:
-            gc.collect()  # what nobody has looked at is reported when it goes
+            gc.collect()  # unretrieved errors are reported when their futures are collected
             gc.unfreeze()
             self.end()
         assert self.failures == []
@@ -242,18 +242,18 @@ class Shell(ABC):
             await loop.shutdown_asyncgens()
 
     def take_failures(self) -> list[BaseException]:
-        """What was reported so far; the test has expected it."""
+        """Return and forget the errors reported so far, which the test has expected."""
         failures, self.failures = self.failures, []
         return failures
 
     def begin(self) -> None:  # noqa: B027
-        """The event loop runs."""
+        """Prepare; called when the event loop runs."""
 
     async def check(self) -> None:  # noqa: B027
-        """The test is over, and everything closed."""
+        """Check that nothing is left; called after the test, when everything is closed."""
 
     def end(self) -> None:  # noqa: B027
-        """The event loop is gone."""
+        """Clean up; called when the event loop is gone."""
 
     @abstractmethod
     async def _connect(self, address: str | None, **settings: Any) -> Client:
@@ -282,7 +282,7 @@ class Shell(ABC):
         yield
 
 
-class AsyncioShell(Shell):
+class AsyncioBackend(Backend):
     name = "asyncio"
 
     async def _connect(self, address: str | None, **settings: Any) -> Client:
@@ -298,7 +298,7 @@ class AsyncioShell(Shell):
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-class TwistedShell(Shell):
+class TwistedBackend(Backend):
     name = "twisted"
     reactor: Any
 
@@ -338,7 +338,7 @@ class TwistedShell(Shell):
 
 
 class _Thread:
-    """A thread that does one thing after the other; it may be given up, as it keeps no process alive."""
+    """A daemon thread that makes one call after the other; a test may abandon it."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -374,12 +374,12 @@ class _Thread:
 
 
 class _BlockingClient(Client):
-    def __init__(self, shell: Shell) -> None:
-        super().__init__(shell)
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
         self.thread = _Thread()
 
 
-class BlockingShell(Shell):
+class BlockingBackend(Backend):
     name = "blocking"
 
     async def _connect(self, address: str | None, **settings: Any) -> Client:
@@ -398,7 +398,7 @@ class BlockingShell(Shell):
     def subscribe(self, raw: Any, pattern: Any, callback: Any = None) -> Any:
         subscription = raw.subscribe(pattern, callback)
         if callback is None:
-            subscription.get_ready()  # from now on its messages are its own, and not the bus's
+            subscription.get_ready()  # gives the subscription a queue of its own
         return subscription
 
     async def get(self, client: Client, subscription: Any) -> Message:
@@ -413,7 +413,7 @@ class BlockingShell(Shell):
 
     @contextlib.asynccontextmanager
     async def serving(self, client: Client) -> AsyncIterator[None]:
-        stop = await self.connect(client.raw.address)  # a message of its own ends the reading
+        stop = await self.connect(client.raw.address)  # publishes the message that ends the reading
         key = await client.whoami() + b"/serving"
         ended = await client.subscribe(key)
         await client.fence()
@@ -431,11 +431,11 @@ class BlockingShell(Shell):
             client.thread.stop()
 
 
-SHELLS: tuple[type[Shell], ...] = (BlockingShell, AsyncioShell, TwistedShell)
+BACKENDS: tuple[type[Backend], ...] = (BlockingBackend, AsyncioBackend, TwistedBackend)
 
 
 class FakeServer:
-    """A server that does what the test says; a context manager."""
+    """A server that the test controls; a context manager."""
 
     def __init__(self, address: Path, backlog: int = 8) -> None:
         self.address = address
@@ -457,21 +457,21 @@ class FakeServer:
         self._listening.settimeout(TIMEOUT)
 
     def vanish(self) -> None:
-        """Be gone, until `listen` is called again."""
+        """Disappear, until `listen` is called again."""
         self.address.unlink()
         for sock in self._open:
             sock.close()
         self._open.clear()
 
     async def accept(self) -> FakePeer:
-        """The next client."""
+        """Accept the next client."""
         peer: FakePeer = await _in_thread(self.accept_now)
         return peer
 
     def accept_now(self) -> FakePeer:
-        """The next client, for tests without an event loop."""
+        """Accept the next client, in a test without an event loop."""
         sock = self._listening.accept()[0]
-        # Not Python's own time-out: with that it takes a socket for full that is so to a quarter.
+        # Not Python's own timeout: its poll reports a socket as full from a quarter on.
         sock.setblocking(True)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(TIMEOUT), 0))
@@ -479,7 +479,7 @@ class FakeServer:
         return FakePeer(sock)
 
     def fill(self) -> int:
-        """Take the backlog's places; `accept` gives one free. Returns how many it took."""
+        """Fill the backlog, and return the number of places; each `accept` frees one."""
         taken = 0
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -498,12 +498,12 @@ class FakePeer:
         self._sock = sock
 
     async def receive(self, *, raw: bool = False) -> bytes:
-        """The next packet; the empty one at the end."""
+        """Return the next packet; an empty one at the end of the connection."""
         packet: bytes = await _in_thread(self.receive_now, raw=raw)
         return packet
 
     def receive_now(self, *, raw: bool = False) -> bytes:
-        """The next packet, for tests without an event loop.
+        """Return the next packet, in a test without an event loop.
 
         :param raw: also if it is the question for bundles, which servers ignore that know none.
         """
@@ -512,7 +512,7 @@ class FakePeer:
         return packet
 
     async def receive_until(self, last: bytes) -> list[bytes]:
-        """The packets up to one that is `last`."""
+        """Return the packets up to `last`, which is included."""
         packets = [await self.receive()]
         while packets[-1] != last:
             assert packets[-1], f"the connection ended after {packets}"
@@ -520,7 +520,7 @@ class FakePeer:
         return packets
 
     async def answer(self) -> list[bytes]:
-        """Answer the next question who somebody is; the packets before it."""
+        """Answer the next ``whoami``; return the packets before it."""
         packets = await self.receive_until(WHOAMI)
         self.send(WHOAMI + b"\0!/cred/1/2/3")
         return packets[:-1]
@@ -534,7 +534,7 @@ class FakePeer:
 
 
 async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Wait for a call that blocks; in vain, it is given up."""
+    """Wait for a blocking call in a thread; abandon it after the timeout."""
     thread = _Thread()
     try:
         return await asyncio.wait_for(thread.do(function, *args, **kwargs), TIMEOUT)
@@ -543,21 +543,21 @@ async def _in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 async def turn() -> None:
-    """Let what is to happen soon in this process happen."""
+    """Run the event loop for a few turns."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def wait_quiet(progress: Callable[[], int]) -> None:
-    """Wait until something has made progress and makes none any more, at a server that serves nobody."""
+    """Wait until something has made progress and then stops, while the server is paused."""
     last, turns = -1, 0
     while turns < 60 or not last:
-        await asyncio.sleep(0.002)  # nothing tells of what does not happen
+        await asyncio.sleep(0.002)  # there is no event for the absence of progress
         last, turns = (last, turns + 1) if progress() == last else (progress(), 0)
 
 
 async def wait_stuck(progress: Callable[[], int], bystander: Client) -> None:
-    """Wait until something makes no progress any more, although the server serves others and the loop turns."""
+    """Wait until something makes no more progress, although the server and the loop run."""
     last, turns = -1, 0
     while turns < 30:
         await bystander.fence()
@@ -566,7 +566,7 @@ async def wait_stuck(progress: Callable[[], int], bystander: Client) -> None:
 
 @contextlib.contextmanager
 def paused(server: Bus) -> Iterator[None]:
-    """A server that does nothing, although it is there (SIGSTOP)."""
+    """Pause a server with SIGSTOP."""
     server.kill(signal.SIGSTOP)
     try:
         deadline = time.monotonic() + TIMEOUT
@@ -578,7 +578,7 @@ def paused(server: Bus) -> Iterator[None]:
 
 
 def unread(client: Client) -> int:
-    """Messages that a library with an event loop holds for those who do not read."""
+    """Return the number of unread messages that a library with an event loop keeps."""
     assert isinstance(client.raw, Session)
     subscriptions: list[Any] = list(client.raw.core.sinks())
     return sum(len(subscription._messages) for subscription in subscriptions)

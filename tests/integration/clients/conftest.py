@@ -7,46 +7,46 @@ from typing import Any
 
 import pytest
 
-from tests.integration.clients.backends import SHELLS, AsyncioShell, BlockingShell, Shell, TwistedShell
+from tests.integration.clients.backends import BACKENDS, AsyncioBackend, Backend, BlockingBackend, TwistedBackend
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
-    """Run a test that is a coroutine in the library that it asks for."""
+    """Run a test that is a coroutine with the library that it names."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    shell = next(value for value in arguments.values() if isinstance(value, Shell))
-    shell.run(pyfuncitem.obj(**arguments))
+    backend = next(value for value in arguments.values() if isinstance(value, Backend))
+    backend.run(pyfuncitem.obj(**arguments))
     return True
 
 
-@pytest.fixture(params=SHELLS, ids=lambda kind: kind.name)
-def shell(request: pytest.FixtureRequest) -> Shell:
+@pytest.fixture(params=BACKENDS, ids=lambda kind: kind.name)
+def backend(request: pytest.FixtureRequest) -> Backend:
     """Each library."""
-    made: Shell = request.param()
+    made: Backend = request.param()
     return made
 
 
-@pytest.fixture(params=(AsyncioShell, TwistedShell), ids=lambda kind: kind.name)
-def looping(request: pytest.FixtureRequest) -> Shell:
-    """Each library whose calls can be cancelled."""
-    made: Shell = request.param()
+@pytest.fixture(params=(AsyncioBackend, TwistedBackend), ids=lambda kind: kind.name)
+def looping(request: pytest.FixtureRequest) -> Backend:
+    """Each library with an event loop, whose calls can be cancelled."""
+    made: Backend = request.param()
     return made
 
 
 @pytest.fixture
-def twisted() -> TwistedShell:
-    return TwistedShell()
+def twisted() -> TwistedBackend:
+    return TwistedBackend()
 
 
 @pytest.fixture
-def native() -> AsyncioShell:
+def native() -> AsyncioBackend:
     """The library for asyncio."""
-    return AsyncioShell()
+    return AsyncioBackend()
 
 
 @pytest.fixture
-def waiting() -> BlockingShell:
-    """The library for programs that wait."""
-    return BlockingShell()
+def waiting() -> BlockingBackend:
+    """The blocking library."""
+    return BlockingBackend()

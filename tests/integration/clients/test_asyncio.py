@@ -1,4 +1,4 @@
-"""What only the asyncio client does."""
+"""Features of the asyncio client alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from sbus.client import aio, sending
+from sbus.client import aio, outbox
 from sbus.client.core import Message
-from sbus.client.session import HIGH_WATER
+from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, Disconnected
 from sbus.syscalls import batch
-from tests.integration.clients.backends import AsyncioShell, FakeServer, paused, turn, unread, wait_stuck
+from tests.integration.clients.backends import AsyncioBackend, FakeServer, paused, turn, unread, wait_stuck
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 
 
-async def test_async_with_and_for(native: AsyncioShell, shared: Bus) -> None:
-    """The bus closes at the end of ``async with``, also when that ends with an exception; nothing is left open."""
+async def test_async_with_and_for(native: AsyncioBackend, shared: Bus) -> None:
+    """The end of ``async with`` closes the bus, also after an exception, and leaves nothing open."""
     before = len(os.listdir("/proc/self/fd"))
     bus = await aio.connect(str(shared.address))
 
@@ -40,8 +40,8 @@ async def test_async_with_and_for(native: AsyncioShell, shared: Bus) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_waiting_for_the_end(native: AsyncioShell, directory: Path) -> None:
-    """`wait_closed` returns when we have closed, and raises why when the server has; nobody needs to call it."""
+async def test_waiting_for_the_end(native: AsyncioBackend, directory: Path) -> None:
+    """`wait_closed` returns after `close`, and raises the reason if the server has closed; calling it is optional."""
     with FakeServer(directory / "fake") as server:
         bus = (await native.connect(server.address)).raw
         (await server.accept()).close()
@@ -62,8 +62,8 @@ async def test_waiting_for_the_end(native: AsyncioShell, directory: Path) -> Non
     gc.collect()
 
 
-async def test_socket_is_there_for_its_options(native: AsyncioShell, shared: Bus) -> None:
-    """``.socket`` is the socket; after the end it raises why there is none."""
+async def test_socket_is_there_for_its_options(native: AsyncioBackend, shared: Bus) -> None:
+    """``.socket`` is the socket; after the end it raises the reason."""
     client = await native.connect(shared.address)
     assert client.raw.socket.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
     await client.close()
@@ -71,8 +71,8 @@ async def test_socket_is_there_for_its_options(native: AsyncioShell, shared: Bus
         _ = client.raw.socket
 
 
-async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioShell, shared: Bus) -> None:
-    """What watches a connection that is not read is gone when it is read again, and when it is closed."""
+async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioBackend, shared: Bus) -> None:
+    """The epoll set of a paused connection is closed when reading resumes, and when the connection closes."""
     client, publisher = await native.connect(shared.address), await native.connect(shared.address)
     before = len(os.listdir("/proc/self/fd"))
     sub = await client.subscribe("p")
@@ -89,8 +89,10 @@ async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioShe
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the kernel has no memory for a packet it is sent a little later; the connection is not lost for that."""
+async def test_lack_of_memory_is_waited_out(
+    native: AsyncioBackend, shared: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the kernel has no memory for a packet, the client sends it later; the connection is not lost."""
     real, failures = batch.send_packets, [errno.ENOBUFS, errno.ENOMEM]
 
     def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
@@ -99,7 +101,7 @@ async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, m
         return real(sock, packets)
 
     client = await native.connect(shared.address)
-    monkeypatch.setattr(sending, "send_packets", send_packets)
+    monkeypatch.setattr(outbox, "send_packets", send_packets)
     sub = await client.subscribe("k")
     async with asyncio.timeout(TIMEOUT):
         await client.publish("k", b"1")
@@ -107,8 +109,8 @@ async def test_lack_of_memory_is_waited_out(native: AsyncioShell, shared: Bus, m
     assert failures == []
 
 
-async def stuck(native: AsyncioShell, server: Bus) -> tuple[aio.Bus, asyncio.Task[None]]:
-    """A client that has something to send which its server, as it stands still, does not take; and who publishes."""
+async def stuck(native: AsyncioBackend, server: Bus) -> tuple[aio.Bus, asyncio.Task[None]]:
+    """A client with unsent packets, whose paused server takes none; and the task that publishes them."""
     bus: aio.Bus = (await native.connect(server.address)).raw
 
     async def publish() -> None:
@@ -121,8 +123,8 @@ async def stuck(native: AsyncioShell, server: Bus) -> tuple[aio.Bus, asyncio.Tas
     return bus, publishing
 
 
-async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioShell, bus: StartBus) -> None:
-    """Who does not wait there until all is sent has a closed connection all the same."""
+async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioBackend, bus: StartBus) -> None:
+    """If the wait at the end of ``async with`` is cancelled, the connection is closed all the same."""
     server = bus()
     with paused(server):
         client, publishing = await stuck(native, server)
@@ -136,8 +138,8 @@ async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioShell, b
                 await ended
 
 
-async def test_who_is_cancelled_does_not_wait_for_the_server(native: AsyncioShell, bus: StartBus) -> None:
-    """`async with` that is left by a cancellation, as Ctrl-C is one, closes at once."""
+async def test_cancelled_with_does_not_wait_for_the_server(native: AsyncioBackend, bus: StartBus) -> None:
+    """A cancellation inside ``async with``, such as Ctrl-C, closes the connection at once."""
     server = bus()
     with paused(server):
         client, publishing = await stuck(native, server)
@@ -156,8 +158,8 @@ async def test_who_is_cancelled_does_not_wait_for_the_server(native: AsyncioShel
             await publishing
 
 
-async def test_callback_that_raises_a_cancellation(native: AsyncioShell, shared: Bus) -> None:
-    """It is logged as any other exception of a callback's, and what is behind it is not lost."""
+async def test_callback_that_raises_a_cancellation(native: AsyncioBackend, shared: Bus) -> None:
+    """A callback's CancelledError is logged like any other exception, and no later message is lost."""
     client = await native.connect(shared.address)
     got: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""What only the blocking client has: iteration over the bus, time-outs, flags, and polls."""
+"""Features of the blocking client alone: iteration over the bus, timeouts, flags and polls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import sbus
-from sbus.client import blocking, sending
+from sbus.client import blocking, outbox
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
@@ -36,7 +36,7 @@ def client(shared: Bus) -> Iterator[blocking.Bus]:
 
 
 def lose(server: Bus, client: blocking.Bus) -> None:
-    """Kill the server, and have the client know."""
+    """Kill the server, and make the client notice."""
     client.fence()
     server.kill(signal.SIGKILL)
     server.wait()
@@ -45,7 +45,7 @@ def lose(server: Bus, client: blocking.Bus) -> None:
 
 
 def test_iterating_over_the_bus(client: blocking.Bus) -> None:
-    """The bus gives the messages of all subscriptions, each message once, until it is closed."""
+    """Iterating over the bus yields the messages of all subscriptions, each once, until the bus is closed."""
     for pattern in ("a/", "a/*", "b"):
         client.subscribe(pattern)
     for key in ("a/1", "b", "a/2", "c", "a/1/2"):
@@ -58,8 +58,8 @@ def test_iterating_over_the_bus(client: blocking.Bus) -> None:
     assert got == [b"a/1", b"b", b"a/2", b"a/1/2"]
 
 
-def test_what_callbacks_raised_is_told_one_by_one(directory: Path) -> None:
-    """Failures of one batch are raised by the next calls that read, before they read; nothing is lost meanwhile."""
+def test_errors_of_callbacks_are_raised_one_by_one(directory: Path) -> None:
+    """Each read raises one error of a batch's callbacks before it reads further; no message is lost."""
     got: list[bytes] = []
 
     def callback(message: Message) -> None:
@@ -79,7 +79,7 @@ def test_what_callbacks_raised_is_told_one_by_one(directory: Path) -> None:
 
 
 def test_iterating_over_a_subscription(client: blocking.Bus) -> None:
-    """What a subscription gives to its own loop the bus gives to nobody else; what others want stays for the bus."""
+    """Messages read from a subscription do not come from the bus too, unless another subscription shares them."""
     one = client.subscribe("x/1")
     client.subscribe("x/")
     two = client.subscribe("x/2")
@@ -98,7 +98,7 @@ def test_iterating_over_a_subscription(client: blocking.Bus) -> None:
 
 
 def test_messages_that_came_before_a_subscription_was_read(client: blocking.Bus) -> None:
-    """What came for a subscription while another was read is still its own; what the bus's reader wants stays."""
+    """Messages that came while another subscription was read still reach their own; shared ones stay on the bus."""
     a, b, both = client.subscribe("a"), client.subscribe("b"), client.subscribe("b/")
     for key in ("b", "b/1", "a", "b"):
         client.publish(key)
@@ -110,7 +110,7 @@ def test_messages_that_came_before_a_subscription_was_read(client: blocking.Bus)
 
 
 def test_inbox_keeps_its_own_messages(client: blocking.Bus) -> None:
-    """What comes to an inbox while anything else is waited for is still there when the inbox is read."""
+    """An inbox keeps the messages that arrive while the program waits for something else."""
     key, inbox = client.inbox("letters")
     client.subscribe("open")
     client.publish_many([(key, b"1"), ("open", b"2"), (key, b"3")])
@@ -120,7 +120,7 @@ def test_inbox_keeps_its_own_messages(client: blocking.Bus) -> None:
 
 
 def test_time_outs(client: blocking.Bus) -> None:
-    """Whatever waits can be given a time, after which it raises TimedOut (a TimeoutError too)."""
+    """Every call that waits takes a timeout, after which it raises TimedOut, a kind of TimeoutError."""
     sub = client.subscribe("never")
     calls: list[Callable[[float], object]] = [
         client.receive,
@@ -139,7 +139,7 @@ def test_time_outs(client: blocking.Bus) -> None:
 
 
 def test_time_out_holds_while_others_get_messages(client: blocking.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages for somebody else, however many and however fast they come, do not put a time-out off."""
+    """Messages for other subscriptions do not postpone a timeout, however fast they come."""
 
     class Endless:
         def read(self, sock: socket.socket, most: int) -> tuple[list[bytes], bool]:
@@ -158,7 +158,7 @@ def test_time_out_holds_while_others_get_messages(client: blocking.Bus, monkeypa
 
 
 def test_message_that_is_here_needs_no_time(client: blocking.Bus) -> None:
-    """A time-out of 0 still finds what has come, also behind many messages for others."""
+    """A timeout of 0 still finds a message in the socket, also behind many for other subscriptions."""
     sub = client.subscribe("last")
     client.subscribe("other", lambda message: None)
     sub.get_ready()
@@ -186,7 +186,7 @@ def test_flags_of_receiving(client: blocking.Bus) -> None:
 
 
 def test_flags_of_sending(bus: StartBus) -> None:
-    """``MSG_DONTWAIT`` raises when the socket is full; flags that the kernel refuses raise what it says."""
+    """``MSG_DONTWAIT`` raises if the socket is full; flags that the kernel refuses raise its error."""
     server = bus()
     subscriber = server.client(b"k")
     with sbus.connect(str(server.address)) as client:
@@ -229,7 +229,7 @@ def test_polls(client: blocking.Bus, shared: Bus) -> None:
         assert client.pending > 0
         assert [m.payload for m in client.get_ready()] == [b"%d" % i for i in range(1, 150)]
         assert (client.pending, poll.poll(0)) == (0, [])
-        # All of it was taken, so that edge-triggered polls work.
+        # The socket is empty, as edge-triggered polls require.
         publisher.publish_many([("p", b"%d" % i) for i in range(150)])
         publisher.fence()
         assert len(epoll.poll(TIMEOUT)) == 1
@@ -237,7 +237,7 @@ def test_polls(client: blocking.Bus, shared: Bus) -> None:
 
 
 def test_get_many_waits_for_one_and_gives_all(client: blocking.Bus) -> None:
-    """It waits for a message, then gives all that are here."""
+    """`get_many` waits for a message, then returns all that are here."""
     client.subscribe("m")
     client.fence()
     with Client(client.address) as publisher:
@@ -251,7 +251,7 @@ def test_get_many_waits_for_one_and_gives_all(client: blocking.Bus) -> None:
 
 
 def test_socket_is_there_for_its_options(client: blocking.Bus) -> None:
-    """``.socket`` takes options; one that leaves no room for a packet is told as what it is."""
+    """``.socket`` takes options; a send buffer too small for a packet raises PacketTooLong."""
     assert client.socket.fileno() == client.fileno()
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     with pytest.raises(PacketTooLong, match="SO_SNDBUF"):
@@ -274,7 +274,7 @@ READERS: list[Callable[[blocking.Bus, blocking.Subscription], list[sbus.Message]
 
 
 def test_end_is_told_behind_the_messages(directory: Path) -> None:
-    """Every way to read gives what came before the end, and raises Disconnected only then."""
+    """Every way of reading returns the messages before the end first, and then raises Disconnected."""
     with FakeServer(directory / "fake") as server:
         for read in READERS:
             client = sbus.connect(str(server.address))
@@ -292,7 +292,7 @@ def test_end_is_told_behind_the_messages(directory: Path) -> None:
 
 
 def test_callback_may_read_and_ask(client: blocking.Bus, shared: Bus) -> None:
-    """A callback may use whatever reads the bus itself; messages behind its own stay in order, and nobody hangs."""
+    """A callback may call what reads the bus; later messages stay in order, and nothing hangs."""
     got: list[bytes] = []
 
     def callback(message: sbus.Message) -> None:
@@ -328,7 +328,7 @@ def test_callback_may_close(client: blocking.Bus) -> None:
 
 
 def test_time_out_bounds_connecting_again(bus: StartBus) -> None:
-    """Calls with a time-out raise TimedOut while there is no server; those that do not wait return at once."""
+    """While there is no server, calls with a timeout raise TimedOut, and calls that do not wait return at once."""
     server = bus()
     with sbus.connect(str(server.address), reconnect=QUICK) as client:
         sub = client.subscribe("k")
@@ -375,13 +375,13 @@ def test_closing_a_subscription_needs_no_connection(bus: StartBus) -> None:
 
 
 def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
-    """An exception out of the blue (as Ctrl-C raises) leaves a bus whose next call connects."""
+    """After an asynchronous exception, such as Ctrl-C, the next call reconnects."""
     server = bus()
     with sbus.connect(str(server.address), reconnect=Backoff(first=30.0, spread=0.0)) as client:
         sub = client.subscribe("k")
         lose(server, client)
         with pytest.raises(TimedOut):
-            client.receive(0.0)  # the first attempt is made at once, and in vain
+            client.receive(0.0)  # the first attempt is immediate, and fails
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
 
         def interrupted() -> None:
@@ -394,13 +394,13 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         finally:
             signal.signal(signal.SIGALRM, before)
         bus("--reuse")
-        client._next_attempt = 0.0  # else it would be made in half a minute
+        client._next_attempt = 0.0  # otherwise the next attempt is half a minute away
         client.publish("k", b"again")
         assert sub.get(TIMEOUT).payload == b"again"
 
 
 def test_callbacks_may_send_while_the_connection_is_made_again(directory: Path) -> None:
-    """What a callback sends before the new connection is proved to be in order is sent, behind the greeting."""
+    """Packets that a callback sends before the fence has returned follow the resync packets."""
     with FakeServer(directory / "fake") as server:
         gaps: list[Exception] = []
         with sbus.connect(str(server.address), reconnect=QUICK, on_gap=gaps.append) as client:
@@ -427,7 +427,7 @@ def test_callbacks_may_send_while_the_connection_is_made_again(directory: Path) 
 
 
 def test_lack_of_memory_is_waited_out(client: blocking.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the kernel has no memory for a packet it is sent a little later; the connection is not lost for that."""
+    """If the kernel has no memory for a packet, the client sends it later; the connection is not lost."""
     real, failures = batch.send_packets, [errno.ENOBUFS, errno.ENOMEM]
 
     def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
@@ -435,15 +435,15 @@ def test_lack_of_memory_is_waited_out(client: blocking.Bus, monkeypatch: pytest.
             raise OSError(failures.pop(), "no memory")
         return real(sock, packets)
 
-    monkeypatch.setattr(sending, "send_packets", send_packets)
+    monkeypatch.setattr(outbox, "send_packets", send_packets)
     sub = client.subscribe("k")
     client.publish("k", b"1")
     assert sub.get(TIMEOUT).payload == b"1"
     assert failures == []
 
 
-def test_who_is_interrupted_does_not_wait_for_a_full_socket(client: blocking.Bus, shared: Bus) -> None:
-    """A subscription that is left by an exception is over at once; the server hears of it with what is sent next."""
+def test_interrupted_with_does_not_wait_for_a_full_socket(client: blocking.Bus, shared: Bus) -> None:
+    """An exception ends a ``with`` subscription at once; UNSUB goes out with the next packet."""
 
     def use() -> None:
         with client.subscribe("k"):
@@ -458,7 +458,7 @@ def test_who_is_interrupted_does_not_wait_for_a_full_socket(client: blocking.Bus
 
 
 def test_pending_messages_of_a_subscription(client: blocking.Bus) -> None:
-    """What has come for it while somebody else read the bus is in memory, and no poll tells of it."""
+    """`pending` counts the subscription's messages in memory, which no poll shows."""
     key, inbox = client.inbox("letters")
     client.subscribe("open")
     client.publish_many([("open", b"1"), (key, b"2"), (key, b"3")])
@@ -469,7 +469,7 @@ def test_pending_messages_of_a_subscription(client: blocking.Bus) -> None:
 
 
 def test_time_out_beyond_what_a_poll_can_wait(client: blocking.Bus) -> None:
-    """A year is as good as any other time."""
+    """A timeout longer than poll(2) takes works."""
     client.subscribe("k")
     client.publish("k", b"1")
     assert client.receive(timeout=365 * 86_400).payload == b"1"
@@ -479,7 +479,7 @@ def test_time_out_beyond_what_a_poll_can_wait(client: blocking.Bus) -> None:
 
 @pytest.mark.parametrize("timeout", [None, 0.0], ids=["get_ready", "get"])
 def test_all_that_is_here_is_read(directory: Path, timeout: float | None) -> None:
-    """As much as the socket holds, in however many packets: none is left to which an edge-triggered poll was due."""
+    """`get_ready` empties the socket, as edge-triggered polls require."""
     with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as client:
         peer = server.accept_now()
         client.subscribe("others", lambda message: None)

@@ -1,4 +1,4 @@
-"""Bundles change nothing but how many packets there are, in all client libraries; and no server need have them."""
+"""With all client libraries, bundles change only the number of packets, and servers need not support them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sbus
 from sbus.protocol.bundles import LARGEST, _unbundle
 from tests.integration.clients import test_messages as messages
 from tests.integration.clients import test_requests as requests
-from tests.integration.clients.backends import Client, FakePeer, FakeServer, Gaps, Shell, TwistedShell
+from tests.integration.clients.backends import Backend, Client, FakePeer, FakeServer, Gaps, TwistedBackend
 from tests.integration.clients.test_loss import NAME, QUICK, WHOAMI
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
@@ -30,7 +30,7 @@ def bundle(*packets: bytes) -> bytes:
 
 
 async def agree(client: Client, peer: FakePeer) -> None:
-    """Have the client know that the server takes bundles."""
+    """Make the client read the server's reply about bundles."""
     asking = asyncio.ensure_future(client.whoami())
     assert await peer.receive() == WHOAMI
     peer.send(ANSWER, WHOAMI + b"\0" + NAME)
@@ -38,12 +38,12 @@ async def agree(client: Client, peer: FakePeer) -> None:
     assert client.raw.core.bundle_limit == LARGEST
 
 
-async def test_bundles_are_used_when_the_server_has_answered(shell: Shell, directory: Path) -> None:
-    """The question is the first packet; before the answer packets are plain, and one that is alone always is."""
+async def test_bundles_are_used_when_the_server_has_answered(backend: Backend, directory: Path) -> None:
+    """The question is the first packet; packets before the reply, and lone packets, are plain."""
     some = [("k", b"%d" % i) for i in range(100)]
     packets = [b"MSG k\0%d" % i for i in range(100)]
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         peer = await server.accept()
         assert await peer.receive(raw=True) == ON
         await client.publish_many(some)
@@ -58,10 +58,10 @@ async def test_bundles_are_used_when_the_server_has_answered(shell: Shell, direc
         assert [len(await peer.receive()) for _ in range(2)] == [100_006, 40_006]
 
 
-async def test_bundles_are_taken_apart(shell: Shell, directory: Path) -> None:
-    """Messages and answers that come in bundles are what they are one by one; one that is malformed is nothing."""
+async def test_bundles_are_taken_apart(backend: Backend, directory: Path) -> None:
+    """Messages and replies in bundles count like plain packets; a malformed bundle is ignored."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         sub = await client.subscribe("k")
         peer = await server.accept()
         assert await peer.receive() == b"SUB k"
@@ -75,35 +75,35 @@ async def test_bundles_are_taken_apart(shell: Shell, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"bundles": False}, {"dialect": "early"}], ids=str)
-async def test_bundles_that_are_not_wanted(shell: Shell, directory: Path, settings: dict[str, Any]) -> None:
-    """They are not asked for, nor where the dialect has no such question."""
+async def test_bundles_that_are_not_wanted(backend: Backend, directory: Path, settings: dict[str, Any]) -> None:
+    """A client without bundles, or in the early dialect, does not ask for them."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address, **settings)
+        client = await backend.connect(server.address, **settings)
         await client.publish("k", b"1")
         assert await (await server.accept()).receive(raw=True) == b"MSG k\x001"
 
 
-async def test_who_only_publishes_hears_the_answer(shell: Shell, directory: Path) -> None:
-    """Nobody reads here, and still the answer is heard; another first packet says that none will come."""
+async def test_client_that_only_publishes_reads_the_reply(backend: Backend, directory: Path) -> None:
+    """A client that never reads still notices the reply; any other first packet means that there is none."""
     some = [("k", b"%d" % i) for i in range(10)]
     whole = bundle(*[b"MSG k\0%d" % i for i in range(10)])
     with FakeServer(directory / "fake") as server:
         for first in (ANSWER, b"CMSG other\0"):
-            client = await shell.connect(server.address)
+            client = await backend.connect(server.address)
             peer = await server.accept()
             peer.send(first)
             await asyncio.sleep(0)
             await client.publish_many(some)
             got = [await peer.receive()]
-            if first == ANSWER and got != [whole]:  # an event loop may not have looked yet
+            if first == ANSWER and got != [whole]:  # the event loop may not have read it yet
                 got += [await peer.receive() for _ in range(9)]
                 await client.publish_many(some)
                 got = [await peer.receive()]
             assert got == ([whole] if first == ANSWER else [b"MSG k\x000"])
 
 
-async def test_what_is_published_in_one_turn_leaves_together(looping: Shell, directory: Path) -> None:
-    """A program that does not wait for each message sends a few packets, not one for each; order is kept."""
+async def test_what_is_published_in_one_turn_leaves_together(looping: Backend, directory: Path) -> None:
+    """Messages published without waiting travel in a few packets, in order."""
     with FakeServer(directory / "fake") as server:
         client = await looping.connect(server.address)
         peer = await server.accept()
@@ -120,11 +120,11 @@ async def test_what_is_published_in_one_turn_leaves_together(looping: Shell, dir
         assert sent <= 3
 
 
-async def test_bundling_and_plain_clients_together(shell: Shell, shared: Bus) -> None:
-    """Whoever publishes, and in whichever way, everybody gets the same."""
+async def test_bundling_and_plain_clients_together(backend: Backend, shared: Bus) -> None:
+    """Clients with and without bundles receive the same messages from each other."""
     kinds: list[dict[str, Any]] = [{}, {"bundles": False}]
-    readers = [await shell.connect(shared.address, **kind) for kind in kinds]
-    publishers = [await shell.connect(shared.address, **kind) for kind in kinds]
+    readers = [await backend.connect(shared.address, **kind) for kind in kinds]
+    publishers = [await backend.connect(shared.address, **kind) for kind in kinds]
     subs = [await reader.subscribe("mixed/") for reader in readers]
     await messages.fenced(*readers, *publishers)
     assert [client.raw.core.bundle_limit for client in publishers] == [LARGEST, 0]
@@ -140,10 +140,10 @@ async def test_bundling_and_plain_clients_together(shell: Shell, shared: Bus) ->
         assert await sub.take(len(sent)) == sent
 
 
-async def test_reconnecting_to_servers_with_bundles_and_without(shell: Shell, bus: StartBus) -> None:
-    """Each connection finds out for itself; what was subscribed to and published goes on all the same."""
+async def test_reconnecting_to_servers_with_bundles_and_without(backend: Backend, bus: StartBus) -> None:
+    """Each connection negotiates bundles again; subscriptions and messages are unaffected."""
     server, gaps = bus(), Gaps()
-    client = await shell.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
     sub = await client.subscribe("k")
     some = [("k", b"%d" % i) for i in range(500)]
     for turn, (options, limit) in enumerate([((), LARGEST), (("--max-packet=65535",), 0), ((), LARGEST)]):
@@ -155,12 +155,12 @@ async def test_reconnecting_to_servers_with_bundles_and_without(shell: Shell, bu
         assert client.raw.core.bundle_limit == limit
         await client.publish_many(some)
         assert await sub.take(500) == [payload for _, payload in some]
-    assert len(gaps.told) == 2
+    assert len(gaps.reported) == 2
 
 
-async def test_bundles_are_longer_than_the_longest_packet(shell: Shell, shared: Bus) -> None:
+async def test_bundles_are_longer_than_the_longest_packet(backend: Backend, shared: Bus) -> None:
     """A client that takes only short packets has room for a bundle of them."""
-    client = await shell.connect(shared.address, max_packet=100)
+    client = await backend.connect(shared.address, max_packet=100)
     sub = await client.subscribe("k")
     await client.fence()
     for _ in range(3):
@@ -168,8 +168,8 @@ async def test_bundles_are_longer_than_the_longest_packet(shell: Shell, shared: 
         assert await sub.take(5000) == [b"%d" % i for i in range(5000)]
 
 
-async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedShell, shared: Bus) -> None:
-    """One that was made for short packets has room for bundles of them all the same."""
+async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedBackend, shared: Bus) -> None:
+    """An endpoint made for short packets still gets buffers for bundles."""
     client = await twisted.connect(f"seqpacket:{shared.address}:max_packet=100", max_packet=100)
     sub = await client.subscribe("k")
     await client.fence()
@@ -179,7 +179,7 @@ async def test_endpoint_that_knows_of_no_bundles(twisted: TwistedShell, shared: 
 
 
 def test_socket_that_was_made_smaller_than_a_bundle(shared: Bus) -> None:
-    """What does not fit it as a bundle goes packet by packet."""
+    """Packets that do not fit as a bundle go out one by one."""
     with sbus.connect(str(shared.address)) as client:
         client.subscribe("k")
         client.fence()
@@ -206,7 +206,7 @@ ALIKE: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("behaviour", ALIKE, ids=lambda test: test.__name__)
-async def test_plain_packets_behave_alike(shell: Shell, shared: Bus, behaviour: Callable[..., Any]) -> None:
-    """With ``bundles=False`` all is as with bundles."""
-    shell.settings["bundles"] = False
-    await behaviour(shell, shared)
+async def test_plain_packets_behave_alike(backend: Backend, shared: Bus, behaviour: Callable[..., Any]) -> None:
+    """With ``bundles=False``, everything works as with bundles."""
+    backend.settings["bundles"] = False
+    await behaviour(backend, shared)

@@ -1,4 +1,4 @@
-"""What becomes of a client's calls, messages and settings when its connection is closed, lost, and made again."""
+"""A client's calls, messages and settings when its connection is closed, lost, and made again."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from sbus.client.connecting import Backoff
-from sbus.client.session import HIGH_WATER
+from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, ConnectError, Disconnected
 from tests.integration.clients.backends import (
-    BlockingShell,
+    Backend,
+    BlockingBackend,
     Client,
     FakePeer,
     FakeServer,
     Gaps,
-    Shell,
     Sub,
-    TwistedShell,
+    TwistedBackend,
     paused,
     turn,
     unread,
@@ -58,15 +58,15 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 
 
 async def gather(calls: list[asyncio.Future[Any]]) -> list[Any]:
-    """The outcomes of calls that all end in an exception."""
+    """Return the exceptions of calls that all fail."""
     async with asyncio.timeout(TIMEOUT):
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
 
-async def test_lost_connection_ends_every_waiting_call(shell: Shell, bus: StartBus) -> None:
-    """When the server dies whatever waits raises Disconnected, which says why and where."""
+async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: StartBus) -> None:
+    """When the server dies, every waiting call raises Disconnected with the reason and the address."""
     server = bus()
-    clients = [await shell.connect(server.address) for _ in range(len(CALLS) + 3)]
+    clients = [await backend.connect(server.address) for _ in range(len(CALLS) + 3)]
     subs = [await client.subscribe("never") for client in clients[-3:]]
     for client in clients:
         await client.fence()
@@ -81,8 +81,8 @@ async def test_lost_connection_ends_every_waiting_call(shell: Shell, bus: StartB
         assert str(error) == f"the server closed the connection ({server.address})"
 
 
-async def test_lost_connection_ends_all_that_waits_on_it(looping: Shell, bus: StartBus) -> None:
-    """Also many calls on one connection, several of a kind."""
+async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: StartBus) -> None:
+    """Many calls on one connection all raise Disconnected, several of a kind included."""
     server = bus()
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
@@ -96,7 +96,7 @@ async def test_lost_connection_ends_all_that_waits_on_it(looping: Shell, bus: St
 
 
 async def use(client: Client, sub: Sub) -> list[Any]:
-    """What all calls of a client that can be used no more raise."""
+    """Return the error that every call of a client raises; it must be the same one."""
     calls: list[Any] = [call(client) for call in CALLS.values()]
     calls += [
         client.publish_many([("k", b"")]),
@@ -107,7 +107,7 @@ async def use(client: Client, sub: Sub) -> list[Any]:
         client.echo(False),
         sub.get(),
     ]
-    if isinstance(client.shell, BlockingShell):
+    if isinstance(client.backend, BlockingBackend):
         raw = client.raw
         calls += [client.do(call) for call in (raw.receive, raw.get_many, raw.get_ready, raw.fileno)]
         calls.append(client.publish("k", timeout=1.0))
@@ -116,10 +116,10 @@ async def use(client: Client, sub: Sub) -> list[Any]:
     return await gather([asyncio.ensure_future(call) for call in calls])
 
 
-async def test_lost_connection_cannot_be_used(shell: Shell, bus: StartBus) -> None:
+async def test_lost_connection_cannot_be_used(backend: Backend, bus: StartBus) -> None:
     """Every call after the loss raises Disconnected too; closing does not."""
     server = bus()
-    client = await shell.connect(server.address)
+    client = await backend.connect(server.address)
     sub = await client.subscribe("x")
     await client.fence()
     server.kill(signal.SIGKILL)
@@ -132,9 +132,9 @@ async def test_lost_connection_cannot_be_used(shell: Shell, bus: StartBus) -> No
     await client.close()
 
 
-async def test_closed_bus_cannot_be_used(shell: Shell, shared: Bus) -> None:
+async def test_closed_bus_cannot_be_used(backend: Backend, shared: Bus) -> None:
     """Every call after closing raises Closed; closing again does nothing."""
-    client = await shell.connect(shared.address)
+    client = await backend.connect(shared.address)
     sub = await client.subscribe("x")
     await client.close()
     await client.close()
@@ -142,8 +142,8 @@ async def test_closed_bus_cannot_be_used(shell: Shell, shared: Bus) -> None:
     await sub.close()
 
 
-async def test_closing_ends_every_waiting_call(looping: Shell, bus: StartBus) -> None:
-    """What waits for a message or an answer when we close raises Closed; a loop over messages just ends."""
+async def test_closing_ends_every_waiting_call(looping: Backend, bus: StartBus) -> None:
+    """Closing makes calls that wait for a message or a reply raise Closed; a loop over messages just ends."""
     server = bus()
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
@@ -158,34 +158,34 @@ async def test_closing_ends_every_waiting_call(looping: Shell, bus: StartBus) ->
         await loop
 
 
-async def test_connection_is_closed_at_the_end_of_with(shell: Shell, directory: Path) -> None:
+async def test_connection_is_closed_at_the_end_of_with(backend: Backend, directory: Path) -> None:
     """``with`` and ``async with`` close the bus, and a subscription's ``with`` unsubscribes."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         peer = await server.accept()
 
         def use_with() -> None:
             with client.raw.subscribe("a"):
                 pass
-            if not isinstance(shell, BlockingShell):
+            if not isinstance(backend, BlockingBackend):
                 return
             with client.raw:
                 pass
 
         await client.do(use_with)
-        if not isinstance(shell, BlockingShell | TwistedShell):
+        if not isinstance(backend, BlockingBackend | TwistedBackend):
             async with client.raw:
                 pass
-        if isinstance(shell, TwistedShell):
+        if isinstance(backend, TwistedBackend):
             await client.close()
         assert await peer.receive_until(b"") == [b"SUB a", b"UNSUB a", b""]
 
 
 @pytest.mark.parametrize("publishing", [False, True], ids=["reading", "publishing"])
-async def test_messages_from_before_the_end_are_delivered(shell: Shell, directory: Path, publishing: bool) -> None:
-    """What the server sent before it closed is read, whether the end is seen by reading or by sending."""
+async def test_messages_from_before_the_end_are_delivered(backend: Backend, directory: Path, publishing: bool) -> None:
+    """Messages sent before the server closed are delivered, whether a read or a send notices the end."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         peer = await server.accept()
         got: list[bytes] = []
         sub = await client.subscribe("k")
@@ -202,10 +202,10 @@ async def test_messages_from_before_the_end_are_delivered(shell: Shell, director
         assert got == [b"%d" % i for i in range(150)]
 
 
-async def test_answer_from_before_the_end_counts(shell: Shell, directory: Path) -> None:
+async def test_answer_from_before_the_end_counts(backend: Backend, directory: Path) -> None:
     """A reply that comes together with the end of the connection is a reply."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         peer = await server.accept()
         asked = asyncio.ensure_future(client.whoami())
         assert await peer.receive() == WHOAMI
@@ -216,10 +216,10 @@ async def test_answer_from_before_the_end_counts(shell: Shell, directory: Path) 
             await client.whoami()
 
 
-async def test_messages_behind_a_callback_that_sends_keep_their_order(shell: Shell, directory: Path) -> None:
-    """A callback that finds out, by sending, that the server is gone does not mix up the messages behind its own."""
+async def test_messages_behind_a_callback_that_sends_keep_their_order(backend: Backend, directory: Path) -> None:
+    """If a callback's send notices that the server is gone, later messages keep their order."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address)
+        client = await backend.connect(server.address)
         peer = await server.accept()
         got: list[bytes] = []
 
@@ -229,7 +229,7 @@ async def test_messages_behind_a_callback_that_sends_keep_their_order(shell: She
                 try:
                     client.raw.send([b"MSG other\0"])
                 except Disconnected:
-                    assert isinstance(shell, BlockingShell)
+                    assert isinstance(backend, BlockingBackend)
 
         await client.subscribe("k", callback)
         await peer.receive_until(b"SUB k")
@@ -237,14 +237,14 @@ async def test_messages_behind_a_callback_that_sends_keep_their_order(shell: She
         peer.close()
         with pytest.raises(Disconnected):
             await client.fence()
-        if isinstance(shell, BlockingShell):
+        if isinstance(backend, BlockingBackend):
             with pytest.raises(Disconnected):
                 await client.do(client.raw.receive)
         assert got == [b"%d" % i for i in range(200)]
 
 
-async def test_reader_that_does_not_read_is_told_of_the_end(looping: Shell, bus: StartBus) -> None:
-    """A connection that is not read, as its reader is slow, is seen to end all the same; what came can be read."""
+async def test_paused_connection_notices_the_end(looping: Backend, bus: StartBus) -> None:
+    """The end of a paused connection is noticed, and messages that came before can still be read."""
     server = bus()
     client, publisher = await looping.connect(server.address), await looping.connect(server.address)
     sub = await client.subscribe("p")
@@ -266,11 +266,11 @@ async def test_reader_that_does_not_read_is_told_of_the_end(looping: Shell, bus:
     assert got == list(range(len(got)))
 
 
-async def test_new_connection_is_told_what_is_in_force(shell: Shell, directory: Path) -> None:
-    """Settings and subscriptions as they stand are sent again, each once; what is gone is not, nor a question."""
+async def test_new_connection_gets_what_is_in_force(backend: Backend, directory: Path) -> None:
+    """A new connection gets the settings and subscriptions in force, each once, and nothing else."""
     with FakeServer(directory / "fake") as server:
         gaps = Gaps()
-        client = await shell.connect(server.address, reconnect=QUICK, on_gap=gaps)
+        client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
         peer = await server.accept()
         one, two = await client.subscribe("a"), await client.subscribe("a")
         gone = await client.subscribe("gone")
@@ -288,8 +288,8 @@ async def test_new_connection_is_told_what_is_in_force(shell: Shell, directory: 
             await asking
         settling = asyncio.ensure_future(client.settle())
         peer = await server.accept()
-        greeting = await peer.answer()
-        assert sorted(greeting) == sorted(
+        resync = await peer.answer()
+        assert sorted(resync) == sorted(
             [
                 b"SUB a",
                 b"SUB b/",
@@ -300,18 +300,18 @@ async def test_new_connection_is_told_what_is_in_force(shell: Shell, directory: 
                 b"CMSG echo/off",
             ]
         )
-        assert greeting.index(b"CMSG order/stack") < greeting.index(b"CMSG order/random") < greeting.index(b"SUB a")
+        assert resync.index(b"CMSG order/stack") < resync.index(b"CMSG order/random") < resync.index(b"SUB a")
         await peer.answer()  # the fence of `settle`
         await settling
         await gaps.wait(1)
-        assert [str(error) for error in gaps.told] == [f"the server closed the connection ({server.address})"]
+        assert [str(error) for error in gaps.reported] == [f"the server closed the connection ({server.address})"]
         for sub in (one, two):
             await sub.close()
         assert await peer.receive() == b"UNSUB a"
 
 
 async def answer_until(peer: FakePeer, last: bytes) -> list[bytes]:
-    """Answer all questions up to a packet; the others up to it."""
+    """Answer each ``whoami`` up to a packet, and return the other packets."""
     packets: list[bytes] = []
     while not packets or packets[-1] != last:
         packet = await peer.receive()
@@ -325,11 +325,11 @@ async def answer_until(peer: FakePeer, last: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 async def test_what_is_sent_when_there_is_no_connection_follows_in_order(
-    shell: Shell, directory: Path, known: bool
+    backend: Backend, directory: Path, known: bool
 ) -> None:
-    """Whether the loss is known or found out by sending: nothing is lost or sent twice, and the order is kept."""
+    """Packets sent without a connection go out in order, once, whether or not the loss was known."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address, reconnect=QUICK)
+        client = await backend.connect(server.address, reconnect=QUICK)
         peer = await server.accept()
         kept = await client.subscribe("kept")
         await peer.receive()
@@ -373,8 +373,8 @@ async def test_what_is_sent_when_there_is_no_connection_follows_in_order(
             await asyncio.gather(*tasks)
 
 
-async def test_fence_asked_when_there_is_no_connection(looping: Shell, directory: Path) -> None:
-    """A fence asked meanwhile is asked behind what was sent before it, so that it still proves what it is to prove."""
+async def test_fence_asked_when_there_is_no_connection(looping: Backend, directory: Path) -> None:
+    """A fence sent without a connection keeps its place behind earlier packets, so that it proves them."""
     with FakeServer(directory / "fake") as server:
         client = await looping.connect(server.address, reconnect=QUICK)
         await server.accept()
@@ -391,10 +391,12 @@ async def test_fence_asked_when_there_is_no_connection(looping: Shell, directory
         await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT)
 
 
-async def test_messages_that_could_not_be_sent_are_sent_on_the_next_connection(shell: Shell, directory: Path) -> None:
-    """What was handed to the kernel is not sent again; all that was not is, in order."""
+async def test_messages_that_could_not_be_sent_are_sent_on_the_next_connection(
+    backend: Backend, directory: Path
+) -> None:
+    """Messages that the kernel had accepted are not repeated; all others go out in order."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address, reconnect=QUICK)
+        client = await backend.connect(server.address, reconnect=QUICK)
         peer = await server.accept()
         calls = [client.publish_many([("k", b"%d " % i + bytes(10_000))]) for i in range(300)]
         tasks = [asyncio.ensure_future(call) for call in calls]
@@ -411,8 +413,8 @@ async def test_messages_that_could_not_be_sent_are_sent_on_the_next_connection(s
             await asyncio.gather(*tasks)
 
 
-async def test_server_that_accepts_and_closes_is_not_stormed(shell: Shell, directory: Path) -> None:
-    """A connection that ends before the fence counts as a failed attempt: the pauses go on to grow."""
+async def test_server_that_accepts_and_closes_is_not_stormed(backend: Backend, directory: Path) -> None:
+    """A connection that ends before its fence counts as a failed attempt, so the pauses keep growing."""
     drawn: list[str] = []
 
     class Counted(Backoff):
@@ -424,7 +426,7 @@ async def test_server_that_accepts_and_closes_is_not_stormed(shell: Shell, direc
 
     with FakeServer(directory / "fake") as server:
         gaps = Gaps()
-        client = await shell.connect(server.address, reconnect=Counted(), on_gap=gaps)
+        client = await backend.connect(server.address, reconnect=Counted(), on_gap=gaps)
         (await server.accept()).close()
         settling = asyncio.ensure_future(client.settle())
         for _ in range(3):
@@ -435,38 +437,38 @@ async def test_server_that_accepts_and_closes_is_not_stormed(shell: Shell, direc
         assert drawn[0] == "gap"
         assert drawn.count("gap") == 1
         assert drawn.count("attempt") in (4, 5)  # one may be drawn ahead
-        assert len(gaps.told) == 1
+        assert len(gaps.reported) == 1
         await client.publish("end")
         await serving
 
 
-async def test_application_that_fails_when_told_of_a_gap(shell: Shell, directory: Path) -> None:
-    """An exception of `on_gap` harms nothing: it is logged, or raised by the call that connected again."""
+async def test_on_gap_that_raises(backend: Backend, directory: Path) -> None:
+    """If `on_gap` raises, the error is logged, or raised by the call that reconnected; nothing else changes."""
 
     def on_gap(error: Exception) -> None:
         raise ZeroDivisionError
 
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address, reconnect=QUICK, on_gap=on_gap)
+        client = await backend.connect(server.address, reconnect=QUICK, on_gap=on_gap)
         (await server.accept()).close()
         with pytest.raises(Disconnected):
             await client.fence()
         settling = asyncio.ensure_future(client.settle())
         serving = asyncio.ensure_future(answer_until(await server.accept(), b"MSG end\0"))
-        if isinstance(shell, BlockingShell):
+        if isinstance(backend, BlockingBackend):
             with pytest.raises(ZeroDivisionError):
                 await settling
         await client.settle()
         await client.publish("end")
         await serving
-        if not isinstance(shell, BlockingShell):
+        if not isinstance(backend, BlockingBackend):
             await settling
-            assert [type(error) for error in shell.take_failures()] == [ZeroDivisionError]
+            assert [type(error) for error in backend.take_failures()] == [ZeroDivisionError]
 
 
-async def test_callbacks_that_fail_harm_nobody_else(shell: Shell, shared: Bus) -> None:
-    """An exception of a callback is logged, or raised where the bus is read; no message behind it is lost."""
-    client = await shell.connect(shared.address)
+async def test_callbacks_that_raise(backend: Backend, shared: Bus) -> None:
+    """If a callback raises, the error is logged, or raised where the bus is read; no later message is lost."""
+    client = await backend.connect(shared.address)
     got: list[bytes] = []
 
     def callback(message: Any) -> None:
@@ -477,7 +479,7 @@ async def test_callbacks_that_fail_harm_nobody_else(shell: Shell, shared: Bus) -
     await client.subscribe("k", callback)
     sub = await client.subscribe("k")
     await client.publish_many([("k", b"%d" % i) for i in range(100)])
-    if isinstance(shell, BlockingShell):
+    if isinstance(backend, BlockingBackend):
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 await client.fence()
@@ -485,31 +487,31 @@ async def test_callbacks_that_fail_harm_nobody_else(shell: Shell, shared: Bus) -
     assert got == [b"%d" % i for i in range(100)]
     left = [m.payload for m in await sub.get_ready()]
     assert left == got
-    if not isinstance(shell, BlockingShell):
-        assert [type(error) for error in shell.take_failures()] == [ZeroDivisionError] * 2
+    if not isinstance(backend, BlockingBackend):
+        assert [type(error) for error in backend.take_failures()] == [ZeroDivisionError] * 2
 
 
-async def test_hook_for_control_messages_that_fails_harms_nobody(shell: Shell, directory: Path) -> None:
-    """An exception of `on_control` is logged, or raised where the bus is read; the connection goes on."""
+async def test_on_control_that_raises(backend: Backend, directory: Path) -> None:
+    """If `on_control` raises, the error is logged, or raised where the bus is read; the connection continues."""
 
     def on_control(key: bytes, payload: bytes) -> None:
         raise ZeroDivisionError
 
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address, on_control=on_control)
+        client = await backend.connect(server.address, on_control=on_control)
         peer = await server.accept()
         sub = await client.subscribe("k")
         peer.send(b"CMSG x\0", b"MSG k\x001", b"MSG k\x002")
-        if isinstance(shell, BlockingShell):
+        if isinstance(backend, BlockingBackend):
             with pytest.raises(ZeroDivisionError):
                 await sub.get()
         assert await sub.take(2) == [b"1", b"2"]
-        if not isinstance(shell, BlockingShell):
-            assert [type(error) for error in shell.take_failures()] == [ZeroDivisionError]
+        if not isinstance(backend, BlockingBackend):
+            assert [type(error) for error in backend.take_failures()] == [ZeroDivisionError]
 
 
-async def test_closing_while_there_is_no_connection(looping: Shell, directory: Path) -> None:
-    """`close` does not wait for a connection that is to be made again; what waits for one raises Closed."""
+async def test_closing_while_there_is_no_connection(looping: Backend, directory: Path) -> None:
+    """`close` does not wait for a reconnect; calls that do raise Closed."""
     with FakeServer(directory / "fake") as server:
         client = await looping.connect(server.address, reconnect=QUICK)
         peer = await server.accept()
@@ -524,8 +526,8 @@ async def test_closing_while_there_is_no_connection(looping: Shell, directory: P
     assert {type(error) for error in await gather(calls)} == {Closed}
 
 
-async def test_closing_when_the_server_dies_meanwhile(looping: Shell, bus: StartBus) -> None:
-    """`close` ends when what it has to send can be sent no more, also if connections are to be made again."""
+async def test_closing_when_the_server_dies_meanwhile(looping: Backend, bus: StartBus) -> None:
+    """`close` returns when the server dies before everything is sent, also with `reconnect`."""
     server = bus()
     client = await looping.connect(server.address, reconnect=QUICK)
     with paused(server):
@@ -541,17 +543,17 @@ async def test_closing_when_the_server_dies_meanwhile(looping: Shell, bus: Start
         await publishing
 
 
-async def test_first_connection_is_not_tried_again(shell: Shell, directory: Path) -> None:
-    """`reconnect` is for connections that are lost; a server that is not there at first is an error."""
+async def test_first_connection_is_not_tried_again(backend: Backend, directory: Path) -> None:
+    """`reconnect` does not retry the first connection: a missing server is an error."""
     with pytest.raises(ConnectError):
-        await shell.connect(directory / "none", reconnect=True)
+        await backend.connect(directory / "none", reconnect=True)
 
 
-async def test_early_dialect_reconnects(shell: Shell, bus: StartBus) -> None:
-    """Without control messages too, subscriptions are in force again when the gap is told."""
+async def test_early_dialect_reconnects(backend: Backend, bus: StartBus) -> None:
+    """In the early dialect too, subscriptions are in force again when `on_gap` is called."""
     server = bus("--dialect=early")
     gaps = Gaps()
-    client = await shell.connect(server.address, dialect="early", reconnect=QUICK, on_gap=gaps)
+    client = await backend.connect(server.address, dialect="early", reconnect=QUICK, on_gap=gaps)
     sub = await client.subscribe("a.")
     await client.fence()
     server.kill(signal.SIGKILL)
@@ -563,12 +565,12 @@ async def test_early_dialect_reconnects(shell: Shell, bus: StartBus) -> None:
     assert await sub.take(1) == [b"hello"]
 
 
-async def test_killed_server_is_survived_while_publishing_and_subscribing(shell: Shell, bus: StartBus) -> None:
-    """Over several ``kill -9`` both sides are told of each gap, are where they were, and nothing comes twice."""
+async def test_killed_server_is_survived_while_publishing_and_subscribing(backend: Backend, bus: StartBus) -> None:
+    """After each ``kill -9`` both clients report the gap and continue, and no message comes twice."""
     server = bus()
     heard, said = Gaps(), Gaps()
-    reader = await shell.connect(server.address, reconnect=QUICK, on_gap=heard)
-    writer = await shell.connect(server.address, reconnect=QUICK, on_gap=said)
+    reader = await backend.connect(server.address, reconnect=QUICK, on_gap=heard)
+    writer = await backend.connect(server.address, reconnect=QUICK, on_gap=said)
     sub, wide = await reader.subscribe("k/*"), await reader.subscribe("k/")
     own = await writer.subscribe("k/")
     await writer.echo(False)
@@ -608,15 +610,15 @@ async def test_killed_server_is_survived_while_publishing_and_subscribing(shell:
         assert got == sorted(set(got))
         assert [int(m.payload) for m in await wide.get_ready()][-len(got) :] == got
         assert await own.get_ready() == []
-    assert len(heard.told) == len(said.told) == 3
-    assert {str(error) for error in heard.told} == {f"the server closed the connection ({server.address})"}
+    assert len(heard.reported) == len(said.reported) == 3
+    assert {str(error) for error in heard.reported} == {f"the server closed the connection ({server.address})"}
 
 
-async def test_thousand_subscriptions_are_made_again(shell: Shell, bus: StartBus) -> None:
-    """All of them, and more than the socket takes at once, are in force when the gap is told."""
+async def test_thousand_subscriptions_are_made_again(backend: Backend, bus: StartBus) -> None:
+    """Many subscriptions, more than the socket takes at once, are in force when `on_gap` is called."""
     server = bus()
     gaps = Gaps()
-    client = await shell.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
     subs = [await client.subscribe(f"many/{i}/{'x' * 1000}") for i in range(1000)]
     await client.fence()
     server.kill(signal.SIGKILL)
@@ -634,10 +636,10 @@ async def test_thousand_subscriptions_are_made_again(shell: Shell, bus: StartBus
     ]
 
 
-async def test_calls_wait_for_the_connection_to_be_made_again(shell: Shell, bus: StartBus) -> None:
+async def test_calls_wait_for_the_connection_to_be_made_again(backend: Backend, bus: StartBus) -> None:
     """Once the loss is known, calls wait for the next connection, and do there what they were to do."""
     server = bus()
-    client = await shell.connect(server.address, reconnect=QUICK)
+    client = await backend.connect(server.address, reconnect=QUICK)
     sub = await client.subscribe("own/*")
     await client.fence()
     server.kill(signal.SIGKILL)
@@ -658,7 +660,7 @@ async def test_calls_wait_for_the_connection_to_be_made_again(shell: Shell, bus:
     await turn()
     assert not any(call.done() for call in (publishing, asking, opening))
     server = bus("--reuse")
-    responder = await shell.connect(server.address)
+    responder = await backend.connect(server.address)
     await responder.respond("up", lambda request: request.payload.upper())
     await responder.fence()
     async with asyncio.timeout(TIMEOUT):
@@ -673,7 +675,7 @@ async def test_calls_wait_for_the_connection_to_be_made_again(shell: Shell, bus:
 
 
 async def serve_request(peer: FakePeer, answer: bytes) -> None:
-    """Answer questions, and then a request, whose answer must have been subscribed to before."""
+    """Answer questions, then a request, after checking that its reply key was subscribed to."""
     packets: list[bytes] = []
     while not packets or not packets[-1].startswith(b"MSG up\0"):
         packets.append(await peer.receive())
@@ -686,10 +688,10 @@ async def serve_request(peer: FakePeer, answer: bytes) -> None:
     peer.send(b"MSG " + reply_to + b"\0+" + answer)
 
 
-async def test_request_made_when_there_is_no_connection(shell: Shell, directory: Path) -> None:
-    """A request asked meanwhile is made on the next connection, where its answer is subscribed to before."""
+async def test_request_made_when_there_is_no_connection(backend: Backend, directory: Path) -> None:
+    """A request made without a connection goes out on the next one, after the subscription to its reply."""
     with FakeServer(directory / "fake") as server:
-        client = await shell.connect(server.address, reconnect=QUICK)
+        client = await backend.connect(server.address, reconnect=QUICK)
         peer = await server.accept()
         asking = asyncio.ensure_future(client.request("up", b"x", timeout=TIMEOUT))
         await serve_request(peer, b"first")

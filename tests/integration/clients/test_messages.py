@@ -11,25 +11,25 @@ import pytest
 
 from sbus.errors import Closed, Disconnected, InvalidKey, PacketTooLong, UsageError
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
-from tests.integration.clients.backends import Client, FakeServer, Shell, Sub, turn
+from tests.integration.clients.backends import Backend, Client, FakeServer, Sub, turn
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 
 
 async def fenced(*clients: Client) -> None:
-    """Have the server deal with what each client has sent, one client after the other."""
+    """Fence each client, one after the other."""
     for client in clients:
         await client.fence()
 
 
 async def payloads(sub: Sub) -> list[bytes]:
-    """What has come; all of it, if its client was fenced after the publisher was."""
+    """Return the payloads received; all of them if the client was fenced after the publisher."""
     return [message.payload for message in await sub.get_ready()]
 
 
-async def test_message_arrives_as_it_was_published(shell: Shell, shared: Bus) -> None:
-    """Key and payload come as bytes, whatever bytes they are, and however large."""
-    one, other = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_message_arrives_as_it_was_published(backend: Backend, shared: Bus) -> None:
+    """A message arrives byte for byte, whatever its bytes and its size."""
+    one, other = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await other.subscribe(b"any/")
     await other.fence()
     sent = [(b"any/", b""), (b"any/\xff*", b"\0 \0"), (b"any/thing", bytes(range(256)) * 1000)]
@@ -38,9 +38,9 @@ async def test_message_arrives_as_it_was_published(shell: Shell, shared: Bus) ->
     assert [await sub.get() for _ in sent] == sent
 
 
-async def test_text_keys_are_utf8(shell: Shell, shared: Bus) -> None:
-    """Keys and patterns that are str are taken as UTF-8; what comes is bytes."""
-    bus = await shell.connect(shared.address)
+async def test_text_keys_are_utf8(backend: Backend, shared: Bus) -> None:
+    """Keys and patterns given as str are encoded as UTF-8; messages have bytes."""
+    bus = await backend.connect(shared.address)
     sub = await bus.subscribe("wörter/")
     await bus.publish("wörter/grün", b"1")
     message = await sub.get()
@@ -48,9 +48,9 @@ async def test_text_keys_are_utf8(shell: Shell, shared: Bus) -> None:
     assert sub.raw.pattern == "wörter/".encode()
 
 
-async def test_message_is_immutable(shell: Shell, shared: Bus) -> None:
-    """A message that several have got cannot be changed by one of them."""
-    bus = await shell.connect(shared.address)
+async def test_message_is_immutable(backend: Backend, shared: Bus) -> None:
+    """A message is immutable, since several subscriptions share it."""
+    bus = await backend.connect(shared.address)
     sub = await bus.subscribe("a")
     await bus.publish("a")
     message = await sub.get()
@@ -58,9 +58,9 @@ async def test_message_is_immutable(shell: Shell, shared: Bus) -> None:
         message.payload = b"other"  # type: ignore[misc]
 
 
-async def test_overlapping_subscriptions_get_their_message_once_each(shell: Shell, shared: Bus) -> None:
-    """The server sends one copy; each subscription that matches gets it, once, and no other does."""
-    bus, publisher = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_overlapping_subscriptions_get_their_message_once_each(backend: Backend, shared: Bus) -> None:
+    """The server sends one copy; each matching subscription gets it, once."""
+    bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     patterns = ("", "a/", "a/*", "a/b", "*/b", "a/b/", "b/", "a/bc")
     subs = [await bus.subscribe(pattern) for pattern in patterns]
     callback: list[bytes] = []
@@ -76,9 +76,9 @@ async def test_overlapping_subscriptions_get_their_message_once_each(shell: Shel
     assert callback == [b"1", b"3"]
 
 
-async def test_identical_patterns_are_counted(shell: Shell, shared: Bus) -> None:
-    """Two subscriptions to one pattern both get the message; the server is told to stop with the last of them."""
-    bus, publisher = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_identical_patterns_are_counted(backend: Backend, shared: Bus) -> None:
+    """Two subscriptions to one pattern both get the message; UNSUB is sent for the last of them."""
+    bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     one, two = await bus.subscribe("twice"), await bus.subscribe("twice")
     await fenced(bus)
     await publisher.publish("twice", b"1")
@@ -98,9 +98,9 @@ async def test_identical_patterns_are_counted(shell: Shell, shared: Bus) -> None
     assert (await payloads(two), await payloads(three)) == ([], [b"4"])
 
 
-async def test_closing_one_of_overlapping_subscriptions_leaves_the_other(shell: Shell, shared: Bus) -> None:
-    """What only the closed one had wanted does not come any more; what the other wants does."""
-    bus = await shell.connect(shared.address)
+async def test_closing_one_of_overlapping_subscriptions_leaves_the_other(backend: Backend, shared: Bus) -> None:
+    """After one of two overlapping subscriptions is closed, only the other one's messages come."""
+    bus = await backend.connect(shared.address)
     wide, narrow = await bus.subscribe("w/"), await bus.subscribe("w/n")
     await wide.close()
     await wide.close()
@@ -110,9 +110,9 @@ async def test_closing_one_of_overlapping_subscriptions_leaves_the_other(shell: 
     assert (await payloads(wide), await payloads(narrow)) == ([], [b"2"])
 
 
-async def test_thousand_subscriptions_on_one_connection(shell: Shell, shared: Bus) -> None:
-    """Each gets its own message and no other, before and after half of them are closed."""
-    bus, publisher = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_thousand_subscriptions_on_one_connection(backend: Backend, shared: Bus) -> None:
+    """Each of 1,000 subscriptions gets its own messages, before and after half of them are closed."""
+    bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     subs = [await bus.subscribe(f"many/{i}/*") for i in range(1000)]
     await fenced(bus)
     await publisher.publish_many([(f"many/{i}/x", b"%d" % i) for i in range(1000)])
@@ -126,9 +126,9 @@ async def test_thousand_subscriptions_on_one_connection(shell: Shell, shared: Bu
     assert [await payloads(sub) for sub in subs] == [[b"%d" % i] if i % 2 else [] for i in range(1000)]
 
 
-async def test_callback_gets_messages_in_order(shell: Shell, shared: Bus) -> None:
+async def test_callback_gets_messages_in_order(backend: Backend, shared: Bus) -> None:
     """A callback is called with each message, in the order of publication."""
-    bus = await shell.connect(shared.address)
+    bus = await backend.connect(shared.address)
     got: list[bytes] = []
     sub = await bus.subscribe("call/", lambda message: got.append(message.payload))
     await bus.publish_many([("call/me", b"%d" % i) for i in range(500)])
@@ -140,9 +140,9 @@ async def test_callback_gets_messages_in_order(shell: Shell, shared: Bus) -> Non
     assert len(got) == 500
 
 
-async def test_get_many_waits_for_one_and_gives_all(shell: Shell, shared: Bus) -> None:
-    """`get_many` waits for a message, and gives what is there by then in one list; at the end it raises."""
-    bus, publisher = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_get_many_waits_for_one_and_gives_all(backend: Backend, shared: Bus) -> None:
+    """`get_many` waits for a message and returns all that are here in one list; at the end it raises."""
+    bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await bus.subscribe("many")
     await fenced(bus)
     waiting = asyncio.ensure_future(sub.get_many())
@@ -161,9 +161,9 @@ async def test_get_many_waits_for_one_and_gives_all(shell: Shell, shared: Bus) -
         await sub.get_many()
 
 
-async def test_callback_may_use_the_bus(shell: Shell, shared: Bus) -> None:
-    """A callback may subscribe, unsubscribe and send; a subscription that it closes gets not even the same message."""
-    bus = await shell.connect(shared.address)
+async def test_callback_may_use_the_bus(backend: Backend, shared: Bus) -> None:
+    """A callback may subscribe, unsubscribe and send; a subscription that it closes does not get the same message."""
+    bus = await backend.connect(shared.address)
     got: list[str] = []
     second: list[object] = []
 
@@ -180,9 +180,9 @@ async def test_callback_may_use_the_bus(shell: Shell, shared: Bus) -> None:
     assert got == ["first", "new"]
 
 
-async def test_iteration_ends_when_the_subscription_is_closed(shell: Shell, shared: Bus) -> None:
-    """What had come is still read; then the loop ends, with no exception."""
-    bus = await shell.connect(shared.address)
+async def test_iteration_ends_when_the_subscription_is_closed(backend: Backend, shared: Bus) -> None:
+    """Iteration yields the messages received before the subscription was closed, and then ends."""
+    bus = await backend.connect(shared.address)
     sub = await bus.subscribe("loop/")
     await bus.publish_many([("loop/x", b"%d" % i) for i in range(3)])
     got = []
@@ -196,18 +196,18 @@ async def test_iteration_ends_when_the_subscription_is_closed(shell: Shell, shar
         await sub.get()
 
 
-async def test_iteration_ends_when_the_bus_is_closed(shell: Shell, shared: Bus) -> None:
-    """A loop over a bus that we have closed ends, with no exception."""
-    bus = await shell.connect(shared.address)
+async def test_iteration_ends_when_the_bus_is_closed(backend: Backend, shared: Bus) -> None:
+    """Iteration over a closed bus ends without an exception."""
+    bus = await backend.connect(shared.address)
     sub = await bus.subscribe("loop/")
     await bus.publish("loop/x")
     async for _ in sub:
         await bus.close()
 
 
-async def test_own_messages_come_back_unless_echo_is_off(shell: Shell, shared: Bus) -> None:
-    """``echo(False)`` keeps our own messages from us, and nobody else's; ``echo(True)`` brings them back."""
-    bus, other = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_own_messages_come_back_unless_echo_is_off(backend: Backend, shared: Bus) -> None:
+    """``echo(False)`` stops a client's own messages, and no others; ``echo(True)`` restores them."""
+    bus, other = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await bus.subscribe("echo")
     await bus.echo(False)
     await bus.publish("echo", b"unheard")
@@ -219,15 +219,15 @@ async def test_own_messages_come_back_unless_echo_is_off(shell: Shell, shared: B
     assert await sub.take(2) == [b"other's", b"heard"]
 
 
-async def test_flood_control_is_chosen_at_the_server(shell: Shell, bus: StartBus) -> None:
-    """A client that chose to be disconnected when its queue is full is; one that chose nothing loses messages."""
+async def test_flood_control_is_chosen_at_the_server(backend: Backend, bus: StartBus) -> None:
+    """With hard="error" a full queue disconnects the client; with the default it loses messages."""
     server = bus("--queue-messages=10")
-    strict, lax = await shell.connect(server.address), await shell.connect(server.address)
+    strict, lax = await backend.connect(server.address), await backend.connect(server.address)
     await strict.flood_control(soft="queue", hard="error", order="queue")
     await strict.subscribe("flood")
     sub = await lax.subscribe("flood")
     await fenced(strict, lax)
-    with server.client() as raw:  # more at once than sockets and queues hold, and nobody reads meanwhile
+    with server.client() as raw:  # more than sockets and queues hold, while the client does not read
         for _ in range(3000):
             raw.msg(b"flood", bytes(1000))
         raw.sync()
@@ -238,19 +238,19 @@ async def test_flood_control_is_chosen_at_the_server(shell: Shell, bus: StartBus
     assert 10 < len(await sub.get_ready()) < 3000
 
 
-async def test_control_messages_are_sent_raw(shell: Shell, shared: Bus) -> None:
-    """A control message goes to the server as it is given; one that this client does not know reaches the hook."""
+async def test_control_messages_are_sent_raw(backend: Backend, shared: Bus) -> None:
+    """A control message is sent unchanged; an unknown reply reaches `on_control`."""
     answers: list[tuple[bytes, bytes]] = []
-    bus = await shell.connect(shared.address, on_control=lambda key, payload: answers.append((key, payload)))
+    bus = await backend.connect(shared.address, on_control=lambda key, payload: answers.append((key, payload)))
     await bus.control("!/cred/whoami", b"ignored")
     await bus.control("no/such/setting")
     me = await bus.whoami()
     assert answers == [(b"!/cred/whoami", me)]
 
 
-async def test_whoami_asked_raw_answers_no_fence(shell: Shell, shared: Bus) -> None:
-    """Each answer goes to who asked: one to a raw question does not let a later fence return early."""
-    bus = await shell.connect(shared.address)
+async def test_whoami_asked_raw_answers_no_fence(backend: Backend, shared: Bus) -> None:
+    """The reply to a raw ``whoami`` does not complete a later fence."""
+    bus = await backend.connect(shared.address)
     sub = await bus.subscribe("fenced")
     await bus.control("!/cred/whoami")
     await bus.publish_many([("fenced", b"%d" % i) for i in range(200)])
@@ -258,10 +258,10 @@ async def test_whoami_asked_raw_answers_no_fence(shell: Shell, shared: Bus) -> N
     assert len(await payloads(sub)) == 200
 
 
-async def test_unknown_control_messages_are_ignored(shell: Shell, directory: Path) -> None:
-    """Without a hook, and with packets of kinds that only a newer server may know, messages still come."""
+async def test_unknown_control_messages_are_ignored(backend: Backend, directory: Path) -> None:
+    """Unknown control messages and packet kinds are ignored, and messages still arrive."""
     with FakeServer(directory / "fake") as server:
-        bus = await shell.connect(server.address)
+        bus = await backend.connect(server.address)
         peer = await server.accept()
         sub = await bus.subscribe("a")
         assert await peer.receive() == b"SUB a"
@@ -269,16 +269,16 @@ async def test_unknown_control_messages_are_ignored(shell: Shell, directory: Pat
         assert await sub.get() == (b"a", b"yes")
 
 
-async def test_hook_gets_control_messages(shell: Shell, directory: Path) -> None:
-    """`on_control` gets key and payload; a payload that is not there is empty."""
-    told: list[tuple[bytes, bytes]] = []
+async def test_hook_gets_control_messages(backend: Backend, directory: Path) -> None:
+    """`on_control` gets the key and the payload, which is empty if there is none."""
+    reported: list[tuple[bytes, bytes]] = []
     with FakeServer(directory / "fake") as server:
-        bus = await shell.connect(server.address, on_control=lambda *control: told.append(control))
+        bus = await backend.connect(server.address, on_control=lambda *control: reported.append(control))
         peer = await server.accept()
         sub = await bus.subscribe("a")
         peer.send(b"CMSG new/thing\0x", b"CMSG new", b"MSG a\0")
         await sub.get()
-    assert told == [(b"new/thing", b"x"), (b"new", b"")]
+    assert reported == [(b"new/thing", b"x"), (b"new", b"")]
 
 
 @pytest.mark.parametrize(
@@ -293,9 +293,9 @@ async def test_hook_gets_control_messages(shell: Shell, directory: Path) -> None
         ("!/cred/01/2/3/x", "must be empty or a decimal number"),
     ],
 )
-async def test_keys_are_checked_before_sending(shell: Shell, shared: Bus, key: str, rule: str) -> None:
-    """A key or pattern that the protocol forbids raises at once, with the rule; the connection is none the worse."""
-    bus = await shell.connect(shared.address)
+async def test_keys_are_checked_before_sending(backend: Backend, shared: Bus, key: str, rule: str) -> None:
+    """A forbidden key or pattern raises at once and names the rule; the connection is unaffected."""
+    bus = await backend.connect(shared.address)
     for call, arguments in (
         (bus.raw.publish, (key, b"")),
         (bus.raw.publish_many, ([("good", b""), (key, b"")],)),
@@ -307,9 +307,9 @@ async def test_keys_are_checked_before_sending(shell: Shell, shared: Bus, key: s
     assert list(bus.raw.core.sinks()) == []
 
 
-async def test_nothing_is_published_if_one_of_many_cannot_be(shell: Shell, shared: Bus) -> None:
-    """`publish_many` is all or nothing where a key is wrong."""
-    bus = await shell.connect(shared.address)
+async def test_nothing_is_published_if_one_of_many_cannot_be(backend: Backend, shared: Bus) -> None:
+    """If one key is wrong, `publish_many` publishes nothing."""
+    bus = await backend.connect(shared.address)
     sub = await bus.subscribe("all/")
     with pytest.raises(InvalidKey):
         await bus.publish_many([("all/1", b""), ("!", b"")])
@@ -317,9 +317,9 @@ async def test_nothing_is_published_if_one_of_many_cannot_be(shell: Shell, share
     assert (await sub.get()).key == b"all/2"
 
 
-async def test_packet_over_the_limit_is_refused(shell: Shell, shared: Bus) -> None:
-    """The longest packet goes through; a byte more raises, and says by which limit."""
-    bus = await shell.connect(shared.address)
+async def test_packet_over_the_limit_is_refused(backend: Backend, shared: Bus) -> None:
+    """The longest packet passes; one byte more raises an error that names the limit."""
+    bus = await backend.connect(shared.address)
     sub = await bus.subscribe("k")
     await bus.publish("k", bytes(409_600 - len(b"MSG k\0")))
     assert len((await sub.get()).payload) == 409_594
@@ -330,10 +330,10 @@ async def test_packet_over_the_limit_is_refused(shell: Shell, shared: Bus) -> No
     await fenced(bus)
 
 
-async def test_packet_too_large_for_the_socket_is_refused(shell: Shell, bus: StartBus) -> None:
-    """The send buffer is raised as far as it may be; what does not fit it raises at once, with the limit."""
+async def test_packet_too_large_for_the_socket_is_refused(backend: Backend, bus: StartBus) -> None:
+    """A packet larger than the largest send buffer raises at once, with the limit."""
     server = bus("--max-packet=4000000")
-    client = await shell.connect(server.address, max_packet=4_000_000)
+    client = await backend.connect(server.address, max_packet=4_000_000)
     limit = client.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - 32
     assert limit <= LARGEST_SEND_BUFFER
     sub = await client.subscribe("k")
@@ -344,24 +344,24 @@ async def test_packet_too_large_for_the_socket_is_refused(shell: Shell, bus: Sta
     await fenced(client)
 
 
-async def test_unknown_dialect_is_refused(shell: Shell, shared: Bus) -> None:
-    """A dialect that does not exist is not taken for another."""
+async def test_unknown_dialect_is_refused(backend: Backend, shared: Bus) -> None:
+    """An unknown dialect raises UsageError."""
     with pytest.raises(UsageError, match="dialect='late'"):
-        await shell.connect(shared.address, dialect="late")
+        await backend.connect(shared.address, dialect="late")
 
 
-async def test_early_dialect(shell: Shell, bus: StartBus) -> None:
-    """Keys have dots, a fence works, what needs control messages raises, and reserved keys are refused."""
+async def test_early_dialect(backend: Backend, bus: StartBus) -> None:
+    """In the early dialect, keys have dots, fences work, control messages raise, and reserved keys are refused."""
     server = bus("--dialect=early")
-    one = await shell.connect(server.address, dialect="early")
-    other = await shell.connect(server.address, dialect="early")
+    one = await backend.connect(server.address, dialect="early")
+    other = await backend.connect(server.address, dialect="early")
     everything, below = await one.subscribe(""), await one.subscribe("a.*.c.")
     await fenced(one)
     for key in ("a.b.c.", "a.b.c.d.e", "a.b.c", "a/!/b"):
         await other.publish(key, key.encode())
     await fenced(other, one)
     assert await payloads(below) == [b"a.b.c.", b"a.b.c.d.e"]
-    # One's own fences are not seen; those of others are messages as any.
+    # A client's own fences are hidden; those of others are ordinary messages.
     seen = [m.payload for m in await everything.get_ready() if not m.key.startswith(b"fence.")]
     assert seen == [b"a.b.c.", b"a.b.c.d.e", b"a.b.c", b"a/!/b"]
     for call in (one.whoami, lambda: one.inbox("x"), lambda: one.request("x"), lambda: one.echo(False)):
@@ -372,10 +372,10 @@ async def test_early_dialect(shell: Shell, bus: StartBus) -> None:
     await fenced(one)
 
 
-async def test_early_fence_returns_after_what_was_sent(shell: Shell, bus: StartBus) -> None:
-    """In the early dialect too a fence proves that all before it is in force, and its message is nobody's."""
+async def test_early_fence_returns_after_what_was_sent(backend: Backend, bus: StartBus) -> None:
+    """In the early dialect too, a fence proves what was sent before, and no subscription sees its message."""
     server = bus("--dialect=early")
-    client = await shell.connect(server.address, dialect="early")
+    client = await backend.connect(server.address, dialect="early")
     sub = await client.subscribe("")
     for again in range(3):
         await client.publish_many([("k", b"%d" % i) for i in range(300)])
@@ -383,17 +383,17 @@ async def test_early_fence_returns_after_what_was_sent(shell: Shell, bus: StartB
         assert [m.payload for m in await sub.get_ready()] == [b"%d" % i for i in range(300)], again
 
 
-async def test_whoami_is_the_servers_word(shell: Shell, shared: Bus) -> None:
-    """The answer is what the server calls us, word for word."""
-    bus = await shell.connect(shared.address)
+async def test_whoami_is_the_servers_word(backend: Backend, shared: Bus) -> None:
+    """`whoami` returns the server's reply byte for byte."""
+    bus = await backend.connect(shared.address)
     assert await bus.whoami() == b"!/cred/%d/%d/%d" % (os.getegid(), os.geteuid(), os.getpid())
 
 
-async def test_whoami_passes_on_any_answer(shell: Shell, directory: Path) -> None:
-    """A chained name, as servers behind servers give it, comes word for word."""
+async def test_whoami_passes_on_any_answer(backend: Backend, directory: Path) -> None:
+    """A chained name, as from a server behind a server, is returned byte for byte."""
     name = b"!/cred/1/2/3/!/cred/4/5/6"
     with FakeServer(directory / "fake") as server:
-        bus = await shell.connect(server.address)
+        bus = await backend.connect(server.address)
         peer = await server.accept()
         asked = asyncio.ensure_future(bus.whoami())
         assert await peer.receive() == b"CMSG !/cred/whoami"
@@ -401,9 +401,9 @@ async def test_whoami_passes_on_any_answer(shell: Shell, directory: Path) -> Non
         assert await asyncio.wait_for(asked, TIMEOUT) == name
 
 
-async def test_fence_proves_that_subscriptions_are_in_force(shell: Shell, shared: Bus) -> None:
-    """Who is told after the fence finds the subscription there, every time."""
-    bus, publisher = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_fence_proves_that_subscriptions_are_in_force(backend: Backend, shared: Bus) -> None:
+    """A message published after the fence always reaches the subscription."""
+    bus, publisher = await backend.connect(shared.address), await backend.connect(shared.address)
     for i in range(50):
         sub = await bus.subscribe(f"fence/{i}")
         await bus.fence()

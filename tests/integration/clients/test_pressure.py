@@ -1,4 +1,4 @@
-"""What happens to the client libraries when somebody is slow, and when a caller will wait no longer."""
+"""Back-pressure and cancellation in the client libraries."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from sbus.client.session import HIGH_WATER
+from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, ConnectError, TimedOut
 from sbus.syscalls.batch import BATCH
 from tests.integration.clients.backends import (
-    AsyncioShell,
-    BlockingShell,
+    AsyncioBackend,
+    Backend,
+    BlockingBackend,
     Client,
     FakeServer,
-    Shell,
     paused,
     turn,
     unread,
@@ -42,11 +42,11 @@ BEYOND = 16 * 65_536 // 1000
     ids=str,
 )
 async def test_reader_that_does_not_read_holds_publishers_back(
-    shell: Shell, bus: StartBus, choices: dict[str, str], bundles: bool
+    backend: Backend, bus: StartBus, choices: dict[str, str], bundles: bool
 ) -> None:
-    """A subscription that is not read stops its connection at the high-water mark; when it is read all is there."""
+    """An unread subscription pauses its connection at the high-water mark; no message is lost."""
     server = bus("--queue-messages=200")
-    reader, publisher, bystander = [await shell.connect(server.address, bundles=bundles) for _ in range(3)]
+    reader, publisher, bystander = [await backend.connect(server.address, bundles=bundles) for _ in range(3)]
     await reader.flood_control(**choices)
     sub = await reader.subscribe("p")
     await reader.fence()
@@ -62,16 +62,16 @@ async def test_reader_that_does_not_read_holds_publishers_back(
     publishing = asyncio.ensure_future(publish())
     await wait_stuck(lambda: published, bystander)
     assert published < total
-    if not isinstance(shell, BlockingShell):
+    if not isinstance(backend, BlockingBackend):
         assert HIGH_WATER <= unread(reader) < HIGH_WATER + (BEYOND if bundles else BATCH)
     assert await sub.take(total) == [b"%d" % i + bytes(1000) for i in range(total)]
     await publishing
 
 
-async def test_reader_that_goes_on_before_all_is_read(looping: Shell, shared: Bus) -> None:
-    """Reading goes on when a quarter is left, or when the subscription that nobody reads is closed."""
+async def test_reader_that_goes_on_before_all_is_read(looping: Backend, shared: Bus) -> None:
+    """Reading resumes at the low-water mark, or when the unread subscription is closed."""
     client, bystander = await looping.connect(shared.address), await looping.connect(shared.address)
-    crowded, other = await client.subscribe("p"), await client.subscribe("q")
+    unread_sub, other = await client.subscribe("p"), await client.subscribe("q")
     await client.fence()
     for round_ in range(2):
         await bystander.publish_many([("p", b"%d" % i + bytes(1000)) for i in range(2 * HIGH_WATER)] + [("q", b"")])
@@ -79,15 +79,15 @@ async def test_reader_that_goes_on_before_all_is_read(looping: Shell, shared: Bu
         await wait_stuck(lambda: unread(client), bystander)
         assert unread(client) < HIGH_WATER + BEYOND
         if round_ == 0:
-            assert await crowded.take(2 * HIGH_WATER) == [b"%d" % i + bytes(1000) for i in range(2 * HIGH_WATER)]
+            assert await unread_sub.take(2 * HIGH_WATER) == [b"%d" % i + bytes(1000) for i in range(2 * HIGH_WATER)]
         else:
-            await crowded.close()
+            await unread_sub.close()
         await other.get()
 
 
-async def test_publishing_to_a_stopped_server_waits(shell: Shell, shared: Bus) -> None:
-    """When the socket is full publishing waits; when the server goes on so does it, in order, with nothing lost."""
-    publisher = await shell.connect(shared.address)
+async def test_publishing_to_a_stopped_server_waits(backend: Backend, shared: Bus) -> None:
+    """Publishing waits while the socket is full, and continues in order, with nothing lost."""
+    publisher = await backend.connect(shared.address)
     with shared.client(b"k") as subscriber:
         sent = 0
 
@@ -109,8 +109,8 @@ async def test_publishing_to_a_stopped_server_waits(shell: Shell, shared: Bus) -
         await publisher.fence()
 
 
-async def test_blocking_publish_times_out(waiting: BlockingShell, shared: Bus) -> None:
-    """With a time-out `publish` raises when the socket stays full, and that message is never sent."""
+async def test_blocking_publish_times_out(waiting: BlockingBackend, shared: Bus) -> None:
+    """With a timeout, `publish` raises if the socket stays full, and that message is never sent."""
     publisher = await waiting.connect(shared.address)
     with shared.client(b"k") as subscriber:
         sent = 0
@@ -136,7 +136,7 @@ async def test_blocking_publish_times_out(waiting: BlockingShell, shared: Bus) -
 
 
 async def fill(client: Client) -> list[asyncio.Future[None]]:
-    """Publish to a server that is paused until the socket is full; the calls that wait."""
+    """Publish to a paused server until the socket is full; return the calls that wait."""
     waiting: list[asyncio.Future[None]] = []
     for i in range(500):
         publishing = asyncio.ensure_future(client.publish("k", b"%d " % i + bytes(10_000)))
@@ -147,8 +147,8 @@ async def fill(client: Client) -> list[asyncio.Future[None]]:
     return waiting
 
 
-async def test_cancelled_publish_leaves_the_order(looping: Shell, shared: Bus) -> None:
-    """Cancelling ends the waiting only: all messages are sent, each once, in order."""
+async def test_cancelled_publish_leaves_the_order(looping: Backend, shared: Bus) -> None:
+    """Cancelling a publish ends only the wait: all messages are sent, each once, in order."""
     publisher = await looping.connect(shared.address)
     with shared.client(b"k") as subscriber:
         with paused(shared):
@@ -178,8 +178,8 @@ async def cancel(*calls: asyncio.Future[Any]) -> None:
     assert {type(result) for result in results} == {asyncio.CancelledError}
 
 
-async def test_cancelled_calls_leave_the_connection_usable(looping: Shell, shared: Bus) -> None:
-    """A call that is cancelled while it waits is over; its reply, which still comes, does not go to the next asker."""
+async def test_cancelled_calls_leave_the_connection_usable(looping: Backend, shared: Bus) -> None:
+    """The late reply to a cancelled call does not complete the next call."""
     client, other = await looping.connect(shared.address), await looping.connect(shared.address)
     sub = await client.subscribe("own")
     await other.respond("up", lambda request: request.payload.upper())
@@ -197,8 +197,8 @@ async def test_cancelled_calls_leave_the_connection_usable(looping: Shell, share
         assert await client.whoami() == await other.whoami()
 
 
-async def test_cancelled_close_leaves_the_connection_open(looping: Shell, shared: Bus) -> None:
-    """A `close` that still has to send, and is cancelled, has closed nothing."""
+async def test_cancelled_close_leaves_the_connection_open(looping: Backend, shared: Bus) -> None:
+    """A cancelled `close` closes nothing."""
     client = await looping.connect(shared.address)
     with paused(shared):
         waiting = await fill(client)
@@ -211,8 +211,8 @@ async def test_cancelled_close_leaves_the_connection_open(looping: Shell, shared
     assert (await sub.get()).payload == b"still"
 
 
-async def test_cancelled_get_loses_nothing(looping: Shell, shared: Bus) -> None:
-    """Several may wait at one subscription; those that are cancelled take no message with them."""
+async def test_cancelled_get_loses_nothing(looping: Backend, shared: Bus) -> None:
+    """Cancelled readers of a subscription take no message from the others."""
     client = await looping.connect(shared.address)
     sub = await client.subscribe("get")
     gets = [asyncio.ensure_future(sub.get()) for _ in range(6)]
@@ -223,33 +223,33 @@ async def test_cancelled_get_loses_nothing(looping: Shell, shared: Bus) -> None:
     await client.publish_many([("get", b"%d" % i) for i in range(4)])
     assert [(await get).payload for get in gets[1::2]] == [b"0", b"1", b"2"]
     assert (await sub.get()).payload == b"3"
-    assert sub.raw._waiting == []
+    assert sub.raw._waiters == []
 
 
-async def test_get_that_is_cancelled_too_late_takes_nothing(native: AsyncioShell, shared: Bus) -> None:
-    """A task that is cancelled when its message is there, but before it runs again, leaves the message."""
+async def test_get_that_is_cancelled_too_late_takes_nothing(native: AsyncioBackend, shared: Bus) -> None:
+    """A task that is cancelled after its message came, but before it runs, leaves the message."""
     client = await native.connect(shared.address)
     sub = await client.subscribe("get")
     late = asyncio.ensure_future(sub.get())
     await client.fence()
-    client.raw._arrived([b"MSG get\0late"])
+    client.raw._receive_packets([b"MSG get\0late"])
     await cancel(late)
     assert (await sub.get()).payload == b"late"
 
 
-async def test_waiting_for_messages_that_never_come_keeps_nothing(looping: Shell, shared: Bus) -> None:
-    """A program that waits with time-outs, in a loop, does not pile anything up."""
+async def test_waiting_for_messages_that_never_come_keeps_nothing(looping: Backend, shared: Bus) -> None:
+    """Waiting with timeouts in a loop accumulates nothing."""
     client = await looping.connect(shared.address)
     sub = await client.subscribe("never")
     for _ in range(20):
         get = asyncio.ensure_future(sub.get())
         await asyncio.sleep(0)
         await cancel(get)
-    assert sub.raw._waiting == []
+    assert sub.raw._waiters == []
 
 
-async def test_cancelled_wait_for_the_end_changes_nothing(looping: Shell, shared: Bus) -> None:
-    """Whoever no longer waits for the end of the connection does not end it, nor the waiting of others."""
+async def test_cancelled_wait_for_the_end_changes_nothing(looping: Backend, shared: Bus) -> None:
+    """Cancelling one wait for the end affects neither the connection nor other waits."""
     client = await looping.connect(shared.address)
     wait = client.raw.wait_closed if hasattr(client.raw, "wait_closed") else client.raw.whenClosed
     waits = [asyncio.ensure_future(client.do(wait)) for _ in range(2)]
@@ -265,8 +265,8 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_cancelled_connect_leaves_nothing(looping: Shell, directory: Path) -> None:
-    """Connecting to a server that is overloaded can be cancelled, and done again later."""
+async def test_cancelled_connect_leaves_nothing(looping: Backend, directory: Path) -> None:
+    """Connecting to an overloaded server can be cancelled and repeated later."""
     with FakeServer(directory / "fake", backlog=0) as server:
         waiting = server.fill()
         before = descriptors()
@@ -283,22 +283,22 @@ async def test_cancelled_connect_leaves_nothing(looping: Shell, directory: Path)
         assert await peer.receive() == b"MSG k\0hello"
 
 
-async def test_connect_times_out(shell: Shell, directory: Path) -> None:
-    """A server that accepts nobody is given up after the time-out, with a reason."""
+async def test_connect_times_out(backend: Backend, directory: Path) -> None:
+    """Connecting to a server with a full backlog fails after the timeout, with the reason."""
     with FakeServer(directory / "fake", backlog=0) as server:
         server.fill()
-        with pytest.raises(ConnectError, match="accepts nobody: it is overloaded or stopped"):
-            await shell.connect(server.address, timeout=0.05)
+        with pytest.raises(ConnectError, match="accepts no connections: it is overloaded or stopped"):
+            await backend.connect(server.address, timeout=0.05)
 
 
-async def test_no_server_is_told_with_the_remedy(shell: Shell, directory: Path) -> None:
-    """Where there is no server, the error says so, and what to do."""
+async def test_no_server_is_told_with_the_remedy(backend: Backend, directory: Path) -> None:
+    """If there is no server, the error names the reason and the remedy."""
     with pytest.raises(ConnectError, match=f"no bus at {directory}/none: No such file or directory: start one"):
-        await shell.connect(directory / "none")
+        await backend.connect(directory / "none")
 
 
-async def test_loop_that_only_publishes_lets_others_have_their_turn(looping: Shell, shared: Bus) -> None:
-    """A program that publishes without end still reads, and runs its timers."""
+async def test_loop_that_only_publishes_lets_others_have_their_turn(looping: Backend, shared: Bus) -> None:
+    """A loop that only publishes still reads, and its timers run."""
     client = await looping.connect(shared.address)
     got: list[bytes] = []
     await client.subscribe("turn", lambda message: got.append(message.payload))
@@ -309,13 +309,13 @@ async def test_loop_that_only_publishes_lets_others_have_their_turn(looping: She
         if timer.is_set() and len(got) > 1000:
             break
     else:
-        pytest.fail("nobody else had a turn")
+        pytest.fail("nothing else had a turn")
     await client.fence()
     assert got == [b"%d" % n for n in range(i + 1)]
 
 
-async def test_closing_sends_what_waits(looping: Shell, shared: Bus) -> None:
-    """`close` returns when all has been sent; who waits for that is told that it has."""
+async def test_closing_sends_what_waits(looping: Backend, shared: Bus) -> None:
+    """`close` returns when everything is sent, and completes the calls that wait for that."""
     publisher = await looping.connect(shared.address)
     with shared.client(b"k") as subscriber:
         with paused(shared):

@@ -1,4 +1,4 @@
-"""Private keys, requests and proofs of identity behave alike in all client libraries, over a real server."""
+"""Inboxes, requests and proofs of identity behave alike in all client libraries, over a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sbus.errors import InvalidKey, PacketTooLong, RequestFailed, TimedOut
-from tests.integration.clients.backends import Client, Shell, paused
+from tests.integration.clients.backends import Backend, Client, paused
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus
 from tests.support.servers import StartBus
 
@@ -19,10 +19,10 @@ def upper(request: Any) -> bytes:
     return answer
 
 
-async def test_inbox_is_private(shell: Shell, bus: StartBus, as_root: None) -> None:
-    """An inbox's key begins with our name at the server; anyone may publish to it, and only we get it."""
+async def test_inbox_is_private(backend: Backend, bus: StartBus, as_root: None) -> None:
+    """An inbox's key begins with the client's name; any client may publish to it, and only its owner gets it."""
     server = bus("--mode=0777")
-    client, friend = await shell.connect(server.address), await shell.connect(server.address)
+    client, friend = await backend.connect(server.address), await backend.connect(server.address)
     key, sub = await client.inbox("letters")
     assert key == await client.whoami() + b"/letters"
     nosy = server.client(b"", user=OTHER_USER)
@@ -34,9 +34,9 @@ async def test_inbox_is_private(shell: Shell, bus: StartBus, as_root: None) -> N
     assert nosy.sync() == [b"MSG open\0hear ye"]
 
 
-async def test_request_is_answered(shell: Shell, shared: Bus) -> None:
-    """A request gets what the handler makes of it; the handler is told the key that was asked."""
-    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_request_is_answered(backend: Backend, shared: Bus) -> None:
+    """A request returns the handler's result; the handler gets the request's key."""
+    server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     keys: list[bytes] = []
 
     def handler(request: Any) -> bytes:
@@ -56,9 +56,9 @@ async def test_request_is_answered(shell: Shell, shared: Bus) -> None:
             await bus.request("ask/one", timeout=0.05)
 
 
-async def test_error_of_the_handler_fails_the_request(shell: Shell, shared: Bus) -> None:
-    """The other side is told the exception, and the responder goes on."""
-    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_error_of_the_handler_fails_the_request(backend: Backend, shared: Bus) -> None:
+    """The requester gets the handler's exception, and the responder continues."""
+    server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
 
     def handler(request: Any) -> bytes:
         if request.payload == b"type":
@@ -86,10 +86,10 @@ async def test_error_of_the_handler_fails_the_request(shell: Shell, shared: Bus)
         assert await bus.request("divide", b"x") == b"1"
 
 
-async def test_answers_can_be_given_later(shell: Shell, shared: Bus) -> None:
-    """A responder may keep requests, and answer them, in whatever order, or let them fail."""
-    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
-    other = await shell.connect(shared.address)
+async def test_answers_can_be_given_later(backend: Backend, shared: Bus) -> None:
+    """A responder may keep requests and answer or fail them later, in any order."""
+    server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
+    other = await backend.connect(shared.address)
     sub = await server.subscribe("later")
     await server.fence()
     first = asyncio.ensure_future(bus.request("later", b"1"))
@@ -103,12 +103,12 @@ async def test_answers_can_be_given_later(shell: Shell, shared: Bus) -> None:
     assert await first == b"yes"
 
 
-async def test_answer_that_comes_too_late_is_nobodys(shell: Shell, shared: Bus) -> None:
-    """A request that has timed out is over; its answer does not reach the next one."""
-    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_late_reply_is_ignored(backend: Backend, shared: Bus) -> None:
+    """The late reply to a request that timed out does not complete the next one."""
+    server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await server.subscribe("slow")
     await server.fence()
-    # The first one asks the server for our name before; now only the answer takes time.
+    # The first request asks for the client's name too; from now on only the reply takes time.
     first = asyncio.ensure_future(bus.request("slow", b"0"))
     await server.answer(await sub.get(), b"")
     await first
@@ -122,9 +122,9 @@ async def test_answer_that_comes_too_late_is_nobodys(shell: Shell, shared: Bus) 
     assert await asked == b"right"
 
 
-async def test_first_answer_counts(shell: Shell, shared: Bus) -> None:
-    """If several answer, the first is the answer."""
-    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_first_answer_counts(backend: Backend, shared: Bus) -> None:
+    """If several clients reply, the first reply counts."""
+    server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     sub = await server.subscribe("many")
     await server.fence()
     asked = asyncio.ensure_future(bus.request("many"))
@@ -134,8 +134,8 @@ async def test_first_answer_counts(shell: Shell, shared: Bus) -> None:
     assert await asked == b"first"
 
 
-async def test_requests_of_many_keep_apart(looping: Shell, shared: Bus) -> None:
-    """A hundred requests at the same time over one connection each get their own answer."""
+async def test_requests_of_many_keep_apart(looping: Backend, shared: Bus) -> None:
+    """A hundred concurrent requests on one connection each get their own reply."""
     server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
     await server.respond("up/*", upper)
     await server.fence()
@@ -143,9 +143,9 @@ async def test_requests_of_many_keep_apart(looping: Shell, shared: Bus) -> None:
     assert answers == [b"N%d" % i for i in range(100)]
 
 
-async def test_message_that_is_no_request_gets_no_answer(shell: Shell, shared: Bus) -> None:
-    """A responder publishes nothing but answers to private keys for them, whatever a message has in it."""
-    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_message_that_is_no_request_gets_no_answer(backend: Backend, shared: Bus) -> None:
+    """A responder publishes to reply keys only, whatever a message contains."""
+    server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     everything = await bus.subscribe("")
     key, inbox = await bus.inbox("sbus/reply/x")
     handled: list[bytes] = []
@@ -175,12 +175,12 @@ async def test_message_that_is_no_request_gets_no_answer(shell: Shell, shared: B
     await bus.fence()
     assert {message.key for message in await everything.get_ready()} == {b"ask"}
     assert len(handled) == len(bad) + 1
-    assert shell.failures == []
+    assert backend.failures == []
 
 
-async def test_request_that_cannot_be_sent_raises(shell: Shell, shared: Bus) -> None:
-    """What is wrong with a request is told at once."""
-    bus = await shell.connect(shared.address)
+async def test_request_that_cannot_be_sent_raises(backend: Backend, shared: Bus) -> None:
+    """A request that cannot be sent raises at once."""
+    bus = await backend.connect(shared.address)
     with pytest.raises(InvalidKey):
         await bus.request("!")
     with pytest.raises(PacketTooLong):
@@ -188,9 +188,9 @@ async def test_request_that_cannot_be_sent_raises(shell: Shell, shared: Bus) -> 
     await bus.fence()
 
 
-async def test_identity_is_proved(shell: Shell, shared: Bus) -> None:
-    """Who answers proofs under the name that the server gave it is verified."""
-    server, bus = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_identity_is_proved(backend: Backend, shared: Bus) -> None:
+    """A client that answers proofs under its own name is verified."""
+    server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
     me = await server.whoami()
     sub = await server.answer_proofs()
     await server.fence()
@@ -200,11 +200,11 @@ async def test_identity_is_proved(shell: Shell, shared: Bus) -> None:
     await sub.close()
 
 
-async def test_impostor_is_not_verified(shell: Shell, shared: Bus) -> None:
-    """Who is not the one that he says he is cannot read the proof's message, so there is no proof."""
-    bus, impostor = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_impostor_is_not_verified(backend: Backend, shared: Bus) -> None:
+    """An impostor cannot read the nonce, so it is not verified."""
+    bus, impostor = await backend.connect(shared.address), await backend.connect(shared.address)
     claimed = b"!/cred/%d/%d/%d" % (os.getegid(), os.geteuid() + 1, os.getpid())
-    # He sees all that is open, and would answer it.
+    # The impostor sees every open message, and would answer it.
     await impostor.respond("", lambda request: request.payload)
     await impostor.answer_proofs()
     await impostor.fence()
@@ -214,9 +214,9 @@ async def test_impostor_is_not_verified(shell: Shell, shared: Bus) -> None:
 
 
 @pytest.mark.parametrize("peer", ["", "somebody", "!/cred///", "!/cred//1000/", "!/cred/1/2/3!", "!/nobody"])
-async def test_name_that_is_not_private_proves_nothing(shell: Shell, shared: Bus, peer: str) -> None:
-    """Where others may read the question, whoever answers it is not proved to be anybody."""
-    bus, impostor = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_name_that_is_not_private_proves_nothing(backend: Backend, shared: Bus, peer: str) -> None:
+    """A name that others could subscribe to is not verified."""
+    bus, impostor = await backend.connect(shared.address), await backend.connect(shared.address)
     for pattern in ("", "!/cred////sbus/proof"):
         await impostor.respond(pattern, lambda request: request.payload)
     await impostor.fence()
@@ -225,9 +225,9 @@ async def test_name_that_is_not_private_proves_nothing(shell: Shell, shared: Bus
 
 
 @pytest.mark.parametrize("answer", [b"+wrong", b"-error", b"", b"nonsense"])
-async def test_wrong_answer_is_no_proof(shell: Shell, shared: Bus, answer: bytes) -> None:
-    """A peer that answers, but not with what it was sent, is not verified."""
-    bus, peer = await shell.connect(shared.address), await shell.connect(shared.address)
+async def test_wrong_answer_is_no_proof(backend: Backend, shared: Bus, answer: bytes) -> None:
+    """A peer that replies with other bytes than the nonce is not verified."""
+    bus, peer = await backend.connect(shared.address), await backend.connect(shared.address)
     _, sub = await peer.inbox("sbus/proof")
     verified = asyncio.ensure_future(bus.verify(await peer.whoami()))
     request = await sub.get()
@@ -235,9 +235,9 @@ async def test_wrong_answer_is_no_proof(shell: Shell, shared: Bus, answer: bytes
     assert await verified is False
 
 
-async def test_waiting_in_vain_times_out(shell: Shell, shared: Bus) -> None:
-    """A time-out ends the waiting, and nothing else: what is asked afterwards is answered."""
-    bus = await shell.connect(shared.address)
+async def test_waiting_in_vain_times_out(backend: Backend, shared: Bus) -> None:
+    """A timeout ends one call only: later requests are answered."""
+    bus = await backend.connect(shared.address)
 
     async def ask_in_vain(client: Client) -> None:
         with pytest.raises(TimedOut, match=r"no answer within 0.05 seconds"):

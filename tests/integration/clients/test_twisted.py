@@ -1,4 +1,4 @@
-"""What only the Twisted client has: endpoints, producers, a service that reconnects; and a reactor left clean."""
+"""Features of the Twisted client alone: endpoints, producers, a service that reconnects, a clean reactor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from sbus.client import tx
 from sbus.client.connecting import Backoff
-from sbus.client.session import HIGH_WATER
+from sbus.client.subscription import HIGH_WATER
 from sbus.client.tx.service import BusClientService
 from sbus.errors import Closed, ConnectError, Disconnected, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
@@ -29,7 +29,7 @@ from tests.integration.clients.backends import (
     Client,
     FakeServer,
     Gaps,
-    TwistedShell,
+    TwistedBackend,
     paused,
     turn,
     unread,
@@ -50,8 +50,8 @@ async def done(deferred: defer.Deferred[Any]) -> Any:
 # --- endpoints -------------------------------------------------------------------------------
 
 
-async def test_address_may_be_an_endpoint(twisted: TwistedShell, shared: Bus) -> None:
-    """A path, an endpoint's string and an endpoint connect alike, and say in errors where they did."""
+async def test_address_may_be_an_endpoint(twisted: TwistedBackend, shared: Bus) -> None:
+    """A path, an endpoint's string and an endpoint connect alike, and errors name the address."""
     for address in (
         str(shared.address),
         f"seqpacket:{shared.address}",
@@ -67,8 +67,8 @@ async def test_address_may_be_an_endpoint(twisted: TwistedShell, shared: Bus) ->
         await done(tx.connect(twisted.reactor, "seqpacket:/none"))
 
 
-async def test_endpoint_of_streams_is_refused(twisted: TwistedShell, directory: Path) -> None:
-    """An endpoint whose connections do not keep packets apart is told to be of no use; none stays open."""
+async def test_endpoint_of_streams_is_refused(twisted: TwistedBackend, directory: Path) -> None:
+    """An endpoint whose connections do not keep packets apart is refused; none stays open."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(directory / "stream"))
         server.listen()
@@ -81,8 +81,8 @@ async def test_endpoint_of_streams_is_refused(twisted: TwistedShell, directory: 
             assert peer.recv(1) == b""
 
 
-async def test_transport_is_there_for_its_options(twisted: TwistedShell, shared: Bus) -> None:
-    """``.transport`` is the transport; after the end it raises why there is none."""
+async def test_transport_is_there_for_its_options(twisted: TwistedBackend, shared: Bus) -> None:
+    """``.transport`` is the transport; after the end it raises the reason."""
     client = await twisted.connect(shared.address)
     handle = client.raw.transport.getHandle()
     assert handle.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
@@ -91,8 +91,8 @@ async def test_transport_is_there_for_its_options(twisted: TwistedShell, shared:
         _ = client.raw.transport
 
 
-async def test_close_returns_when_the_socket_is_closed(twisted: TwistedShell, shared: Bus) -> None:
-    """When the Deferred of `close` has fired nothing of the connection is left, also for a second one who closes."""
+async def test_close_returns_when_the_socket_is_closed(twisted: TwistedBackend, shared: Bus) -> None:
+    """When the Deferred of `close` has fired, the socket is closed; a second `close` fires then too."""
     client = await twisted.connect(shared.address)
     fd = client.socket.fileno()
     closing = [client.raw.close(), client.raw.close()]
@@ -102,8 +102,8 @@ async def test_close_returns_when_the_socket_is_closed(twisted: TwistedShell, sh
         os.fstat(fd)
 
 
-async def test_waiting_for_the_end(twisted: TwistedShell, directory: Path) -> None:
-    """`whenClosed` fires when we have closed, and fails with the reason when the server has."""
+async def test_waiting_for_the_end(twisted: TwistedBackend, directory: Path) -> None:
+    """`whenClosed` fires after `close`, and fails with the reason if the server has closed."""
     with FakeServer(directory / "fake") as server:
         client = await twisted.connect(server.address)
         waiting = client.raw.whenClosed()
@@ -122,11 +122,11 @@ async def test_waiting_for_the_end(twisted: TwistedShell, directory: Path) -> No
 
 
 class Push:
-    """Publishes in each turn of the event loop, unless it is paused; writes down what it is told."""
+    """A push producer that publishes in each turn of the loop, and records the calls that it gets."""
 
     def __init__(self, client: Client) -> None:
         self.bus = client.raw
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.stopped = False
         self.published = 0
         self._call: Any = None
@@ -149,15 +149,15 @@ class Push:
         self.bus.publish("k", b"%d " % number + bytes(2000)).addErrback(lambda failure: failure.trap(Disconnected))
 
     def pauseProducing(self) -> None:
-        self.told.append("pause")
+        self.reported.append("pause")
         self.stop()
 
     def resumeProducing(self) -> None:
-        self.told.append("resume")
+        self.reported.append("resume")
         self.begin()
 
     def stopProducing(self) -> None:
-        self.told.append("stop")
+        self.reported.append("stop")
         self.stopped = True
         self.stop()
 
@@ -169,7 +169,7 @@ class Push:
 
 
 class Pull:
-    """Publishes one message each time it is asked to, so many altogether."""
+    """A pull producer that publishes one message each time it is resumed, `count` in all."""
 
     def __init__(self, client: Client, count: int) -> None:
         self.bus = client.raw
@@ -192,18 +192,18 @@ def numbers(packets: list[bytes]) -> list[int]:
     return [int(packet.partition(b"\0")[2].split()[0]) for packet in packets]
 
 
-async def test_push_producer_follows_the_socket(twisted: TwistedShell, bus: StartBus) -> None:
-    """It is paused while the socket is full and resumed when all is sent, by turns; nothing piles up or is lost."""
+async def test_push_producer_follows_the_socket(twisted: TwistedBackend, bus: StartBus) -> None:
+    """A push producer is paused while the socket is full, and resumed when all is sent; nothing is lost."""
     server = bus()
     client = await twisted.connect(server.address)
     subscriber = server.client(b"k")
     producer = Push(client)
     with paused(server):
         client.raw.registerProducer(producer, True)
-        assert producer.told == []
+        assert producer.reported == []
         producer.begin()
         await wait_quiet(lambda: producer.published)
-        assert producer.told == ["pause"]
+        assert producer.reported == ["pause"]
         assert 1 <= len(client.raw.outbox) < 1 + 65_536 / 2000
         held = producer.published
     while producer.published < held + 2000:
@@ -211,15 +211,17 @@ async def test_push_producer_follows_the_socket(twisted: TwistedShell, bus: Star
     client.raw.unregisterProducer()
     producer.stop()
     await client.fence()
-    assert producer.told == ["pause", "resume"] * (len(producer.told) // 2) + ["pause"] * (len(producer.told) % 2)
+    assert producer.reported == ["pause", "resume"] * (len(producer.reported) // 2) + ["pause"] * (
+        len(producer.reported) % 2
+    )
     assert numbers(subscriber.sync()) == list(range(producer.published))
-    before = list(producer.told)
+    before = list(producer.reported)
     await client.publish("k", b"x")
-    assert producer.told == before
+    assert producer.reported == before
 
 
-async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedShell, bus: StartBus) -> None:
-    """It is asked for one message after the other, however many, and not at all while the socket is full."""
+async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedBackend, bus: StartBus) -> None:
+    """A pull producer is resumed once for each message, and not while the socket is full."""
     server = bus()
     client = await twisted.connect(server.address)
     subscriber = server.client(b"k")
@@ -240,12 +242,12 @@ async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedShell, 
     got = numbers([await asyncio.to_thread(subscriber.recv) for _ in range(5000)])
     await client.fence()
     assert got == list(range(5000))
-    assert max(steps) <= BATCH  # others have their turns, however fast the server is
+    assert max(steps) <= BATCH  # the reactor does other work, however fast the server is
     assert not producer.stopped
 
 
-async def test_one_producer_at_a_time(twisted: TwistedShell, shared: Bus) -> None:
-    """A second producer is refused; when the first is gone it is not, and at the end it is stopped."""
+async def test_one_producer_at_a_time(twisted: TwistedBackend, shared: Bus) -> None:
+    """A second producer is refused while there is one; a producer is stopped at the end."""
     client = await twisted.connect(shared.address)
     one, two, three = Push(client), Push(client), Push(client)
     client.raw.registerProducer(one, True)
@@ -256,11 +258,11 @@ async def test_one_producer_at_a_time(twisted: TwistedShell, shared: Bus) -> Non
     client.raw.registerProducer(two, True)
     await client.close()
     client.raw.registerProducer(three, True)
-    assert (one.told, two.told, three.told) == ([], ["stop"], ["stop"])
+    assert (one.reported, two.reported, three.reported) == ([], ["stop"], ["stop"])
 
 
-async def test_producer_survives_a_lost_connection(twisted: TwistedShell, bus: StartBus) -> None:
-    """While there is no connection a producer is paused; on the next one it goes on, with what was not sent."""
+async def test_producer_survives_a_lost_connection(twisted: TwistedBackend, bus: StartBus) -> None:
+    """A producer is paused without a connection, and resumed on the next one; unsent messages are sent."""
     server = bus()
     client = await twisted.connect(server.address, reconnect=QUICK)
     subscriber = server.client(b"k")
@@ -271,7 +273,7 @@ async def test_producer_survives_a_lost_connection(twisted: TwistedShell, bus: S
     server.kill(signal.SIGKILL)
     server.wait()
     await wait_quiet(lambda: push.published)
-    assert push.told[-1] == "pause"
+    assert push.reported[-1] == "pause"
     server = bus("--reuse")
     subscriber = server.client(b"k")
     held = push.published
@@ -295,8 +297,8 @@ async def test_producer_survives_a_lost_connection(twisted: TwistedShell, bus: S
     await client.settle()
 
 
-async def test_producers_are_stopped_at_the_end(twisted: TwistedShell, directory: Path) -> None:
-    """A connection that is lost for good stops its producer."""
+async def test_producers_are_stopped_at_the_end(twisted: TwistedBackend, directory: Path) -> None:
+    """The end of the connection stops its producer."""
     for make in (Push, lambda client: Pull(client, 10**9)):
         with FakeServer(directory / "fake") as server:
             client = await twisted.connect(server.address)
@@ -311,8 +313,8 @@ async def test_producers_are_stopped_at_the_end(twisted: TwistedShell, directory
             server.vanish()
 
 
-async def test_producer_that_fails_is_logged(twisted: TwistedShell, shared: Bus) -> None:
-    """An exception of a producer's does not go unseen, nor harm the connection."""
+async def test_producer_that_fails_is_logged(twisted: TwistedBackend, shared: Bus) -> None:
+    """An exception of a producer is logged and does not affect the connection."""
 
     class Broken:
         def resumeProducing(self) -> None:
@@ -332,8 +334,10 @@ async def test_producer_that_fails_is_logged(twisted: TwistedShell, shared: Bus)
 # --- the service -----------------------------------------------------------------------------
 
 
-async def test_service_connects_when_the_server_is_there(twisted: TwistedShell, bus: StartBus, directory: Path) -> None:
-    """A service may be started before the server; those who wait get the bus, which is set up once by then."""
+async def test_service_connects_when_the_server_is_there(
+    twisted: TwistedBackend, bus: StartBus, directory: Path
+) -> None:
+    """A service may start before the server; `whenConnected` fires with the bus, set up once."""
     setups: list[tx.Bus] = []
 
     async def setup(connected: tx.Bus) -> None:
@@ -358,8 +362,8 @@ async def test_service_connects_when_the_server_is_there(twisted: TwistedShell, 
         connected.publish("k")
 
 
-async def test_service_keeps_the_connection_up(twisted: TwistedShell, bus: StartBus) -> None:
-    """After each loss the same bus is connected again, is subscribed as it was, and tells of the gap."""
+async def test_service_keeps_the_connection_up(twisted: TwistedBackend, bus: StartBus) -> None:
+    """After each loss the same bus reconnects, restores its subscriptions and calls `on_gap`."""
     server = bus()
     gaps = Gaps()
     got: list[bytes] = []
@@ -384,8 +388,8 @@ async def test_service_keeps_the_connection_up(twisted: TwistedShell, bus: Start
     await done(service.stopService())
 
 
-async def test_service_that_is_stopped_while_it_connects(twisted: TwistedShell, directory: Path) -> None:
-    """It ends at once, whatever it waits for; who waits for the connection is told, and it can be started again."""
+async def test_service_that_is_stopped_while_it_connects(twisted: TwistedBackend, directory: Path) -> None:
+    """A service that is connecting stops at once, fails `whenConnected`, and can be started again."""
     with FakeServer(directory / "fake") as server:
         service = BusClientService(twisted.reactor, str(directory / "none"), backoff=Backoff(first=60.0))
         full = BusClientService(twisted.reactor, str(server.address))
@@ -407,8 +411,8 @@ async def test_service_that_is_stopped_while_it_connects(twisted: TwistedShell, 
         await done(service.stopService())
 
 
-async def test_setup_that_fails_is_done_again(twisted: TwistedShell, shared: Bus) -> None:
-    """What went wrong is logged, and another connection is made after a pause; the failed one is closed."""
+async def test_setup_that_fails_is_done_again(twisted: TwistedBackend, shared: Bus) -> None:
+    """A setup that fails is logged; the connection is closed, and another one made after a pause."""
     buses: list[tx.Bus] = []
 
     def setup(connected: tx.Bus) -> None:
@@ -426,8 +430,8 @@ async def test_setup_that_fails_is_done_again(twisted: TwistedShell, shared: Bus
     await done(service.stopService())
 
 
-async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedShell, shared: Bus) -> None:
-    """The setup's Deferred is cancelled; a setup that stops the service itself ends it too."""
+async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedBackend, shared: Bus) -> None:
+    """Stopping the service cancels the setup's Deferred; a setup may also stop the service itself."""
     forever: defer.Deferred[None] = defer.Deferred()
     service = BusClientService(twisted.reactor, str(shared.address), setup=lambda connected: forever)
     service.startService()
@@ -449,8 +453,8 @@ async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedShell,
     await done(stopping[0])
 
 
-async def test_gap_in_which_the_application_closes(twisted: TwistedShell, directory: Path) -> None:
-    """An application that closes when it hears of the gap is closed, and nothing goes wrong."""
+async def test_gap_in_which_the_application_closes(twisted: TwistedBackend, directory: Path) -> None:
+    """An application may close the bus in `on_gap`."""
     with FakeServer(directory / "fake") as server:
         closing: list[defer.Deferred[None]] = []
 
@@ -466,8 +470,8 @@ async def test_gap_in_which_the_application_closes(twisted: TwistedShell, direct
         await done(closing[0])
 
 
-async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedShell, bus: StartBus) -> None:
-    """Who finds out by sending is told, however much is unread; and the end is told to all who wait."""
+async def test_server_that_is_gone_while_paused(twisted: TwistedBackend, bus: StartBus) -> None:
+    """If a send notices the end, every waiting call fails, however much is unread."""
     server = bus()
     client, publisher = await twisted.connect(server.address), await twisted.connect(server.address)
     sub = await client.subscribe("p")
@@ -488,24 +492,24 @@ async def test_server_that_is_gone_while_nobody_reads(twisted: TwistedShell, bus
     assert got == list(range(len(got)))
 
 
-async def test_push_producer_is_paused_while_there_is_no_connection(twisted: TwistedShell, directory: Path) -> None:
-    """Also one that was waiting for nothing when the connection was lost; it goes on when there is one again."""
+async def test_push_producer_is_paused_while_there_is_no_connection(twisted: TwistedBackend, directory: Path) -> None:
+    """A push producer is paused when the connection is lost, and resumed on the next one."""
     with FakeServer(directory / "fake") as server:
         client = await twisted.connect(server.address, reconnect=QUICK)
         await client.subscribe("k")
         peer = await server.accept()
         producer = Push(client)
         client.raw.registerProducer(producer, True)
-        assert producer.told == []
+        assert producer.reported == []
         server.vanish()
         peer.close()
         with pytest.raises(Disconnected):
             await client.fence()
-        assert producer.told == ["pause"]
+        assert producer.reported == ["pause"]
         server.listen()
         peer = await server.accept()
         assert (await peer.answer())[0] == b"SUB k"
-        while producer.told[:2] != ["pause", "resume"]:
+        while producer.reported[:2] != ["pause", "resume"]:
             await turn()
         producer.stop()
         client.raw.unregisterProducer()
@@ -525,9 +529,9 @@ class Faltering:
 
 
 async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
-    twisted: TwistedShell, directory: Path
+    twisted: TwistedBackend, directory: Path
 ) -> None:
-    """Whatever the system says to an attempt to connect again, another one follows."""
+    """After any error of an attempt to reconnect, another attempt follows."""
     with FakeServer(directory / "fake") as server:
         failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))] * 2
         endpoint = Faltering(twisted.reactor, str(server.address), *failures)
@@ -542,9 +546,9 @@ async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
 
 
 async def test_service_stops_beside_a_server_that_stands_still(
-    twisted: TwistedShell, bus: StartBus, monkeypatch: pytest.MonkeyPatch
+    twisted: TwistedBackend, bus: StartBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits a while for what is to be sent, and no longer."""
+    """A service beside a paused server stops after its timeout, with packets unsent."""
     monkeypatch.setattr("sbus.client.tx.service._STOP_TIMEOUT", 0.05)
     server = bus()
     service = BusClientService(twisted.reactor, str(server.address))
@@ -606,7 +610,7 @@ class Tests(TestCase):
 
 @pytest.mark.parametrize("reactor", ["epoll", "asyncio"])
 def test_reactor_is_left_clean(reactor: str, shared: Bus, directory: Path) -> None:
-    """Under trial, which looks for what is left in the reactor, on real reactors: nothing is."""
+    """Trial finds nothing left in real reactors."""
     (directory / "test_clean.py").write_text(TRIAL.format(address=str(shared.address)))
     command = [sys.executable, "-m", "twisted.trial", f"--reactor={reactor}", "--unclean-warnings", "test_clean"]
     ended = subprocess.run(

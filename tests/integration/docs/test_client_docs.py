@@ -1,4 +1,4 @@
-"""What the pages on the clients, on testing and the cookbook show, run for real: a server, programs, their output."""
+"""The examples of the pages on the clients, on testing, and of the cookbook, run with a real server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Start = Callable[..., Script]
 
 @pytest.fixture
 def start(spawn: Callable[..., Any], directory: Path) -> Start:
-    """Start an example: ``start("mail.py", "read", address)``; what it prints is in its ``log``."""
+    """Start an example: ``start("mail.py", "read", address)``; its output is in its ``log``."""
 
     def start(name: str, *arguments: object, before: list[str] | None = None, **env: str) -> Script:
         command = [*(before or []), sys.executable, COOKBOOK / name, *map(str, arguments)]
@@ -47,7 +47,7 @@ def run(name: str, *arguments: object, before: list[str] | None = None) -> subpr
 
 
 def output(name: str, *arguments: object, before: list[str] | None = None) -> str:
-    """What an example prints that succeeds."""
+    """Run an example, which must succeed, and return its output."""
     done = run(name, *arguments, before=before)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
@@ -62,17 +62,19 @@ def output(name: str, *arguments: object, before: list[str] | None = None) -> st
     ids=["blocking", "asyncio", "tx"],
 )
 def test_every_method_is_described(library: str, module: Any) -> None:
-    """Whatever a connection or a subscription of a library offers is named on its page or on that of all libraries."""
+    """Each public member of a connection or a subscription is on the library's page or on the common one."""
     text = page("clients/index.rst") + page(f"clients/{library}.rst")
     text += (EXAMPLES / "clients" / f"{library}_tour.py").read_text()
     internal = {"send", "waiter", "callback_failed", "pause_for", "resume_for", "unsubscribe", "deliver", "end"}
+    internal |= {"call_user", "close_now", "is_connected", "schedule_wake", "wait_drained", "wake"}
+    internal |= {"connection_made", "connection_lost", "packets_received"}
     offered = {name for kind in (module.Bus, module.Subscription) for name in dir(kind) if not name.startswith("_")}
     missing = {name for name in offered - internal if not re.search(rf"\b{name}\b", text)}
     assert missing == set()
 
 
 def test_what_is_described_is_there() -> None:
-    """Each call that the page on all libraries names exists in all of them."""
+    """Each call that the common page names exists in all libraries."""
     named = set(re.findall(r"``([a-z_]+)\(", page("clients/index.rst"))) - {"connect"}
     assert {"subscribe", "close", "request", "flood_control"} <= named
     for module in (blocking, aio, tx):
@@ -82,7 +84,7 @@ def test_what_is_described_is_there() -> None:
 
 
 def test_members_of_the_fixture() -> None:
-    """The page on testing describes each public member of what the fixture is."""
+    """The page on testing describes each public member of the fixture."""
     text = page("testing.rst")
     table = text[text.index("* - Member") : text.index("Options of")]
     described = set(re.findall(r"``([a-z_]+)", table))
@@ -123,13 +125,13 @@ TOURS = {
 
 @pytest.mark.parametrize("library", TOURS)
 def test_tours(library: str, bus: StartBus) -> None:
-    """Each tour prints what its code promises."""
+    """Each tour prints what the page promises."""
     printed = output(f"clients/{library}_tour.py", bus().address).splitlines()
     assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + REFUSED + TOURS[library])
 
 
 def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:
-    """What comes to an inbox waits there from the start, whatever is waited for before it is read."""
+    """An inbox keeps its messages from the start, also while the program waits for something else."""
     with blocking.connect(str(bus().address)) as client:
         inbox = client.inbox("letters")
         client.publish(inbox.key, b"first")
@@ -143,7 +145,7 @@ def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:
 
 
 def test_telemetry(bus: StartBus, start: Start, directory: Path) -> None:
-    """Who watches sees the readings, and who keeps them has all in a file."""
+    """``watch`` prints readings, and ``keep`` has all of them in its file."""
     address = bus().address
     keeping = start("telemetry.py", "keep", address, directory / "readings")
     keeping.wait_log("^keeping$")
@@ -153,13 +155,13 @@ def test_telemetry(bus: StartBus, start: Start, directory: Path) -> None:
     deadline = time.monotonic() + TIMEOUT
     while (text := (directory / "readings").read_text()).count("\n") < 3:
         assert time.monotonic() < deadline
-        time.sleep(0.01)  # between two looks: who keeps them does not say when
+        time.sleep(0.01)  # between two reads of the file: ``keep`` does not signal its writes
     kept = text.rpartition("\n")[0].splitlines()
     assert all(re.fullmatch(r"telemetry/host/load \d+\.\d{3} \d+\.\d\d", line) for line in kept)
 
 
 def test_calculator(bus: StartBus, start: Start) -> None:
-    """Answers come back, errors too, and who asks nobody is told so."""
+    """Replies and errors come back, and a request without a responder says so."""
     address = bus().address
     server = start("calculator.py", "serve", address)
     server.wait_log("at your service")
@@ -172,7 +174,7 @@ def test_calculator(bus: StartBus, start: Start) -> None:
 
 
 def test_mail(bus: StartBus, start: Start) -> None:
-    """Mail reaches who has the UID."""
+    """Mail reaches the user with the UID."""
     address = bus().address
     reader = start("mail.py", "read", address)
     reader.wait_log("waiting for mail")
@@ -181,7 +183,7 @@ def test_mail(bus: StartBus, start: Start) -> None:
 
 
 def test_mail_of_others(bus: StartBus, start: Start, become: list[str]) -> None:
-    """Mail for one user is not read by another, not even by root's own reader."""
+    """Mail for one user does not reach another, not even root's own reader."""
     address = bus("--mode=0777").address
     ours, theirs = (start("mail.py", "read", address, before=before) for before in ([], become))
     for reader in (ours, theirs):
@@ -195,7 +197,7 @@ def test_mail_of_others(bus: StartBus, start: Start, become: list[str]) -> None:
 
 
 def test_safe(bus: StartBus, start: Start) -> None:
-    """A note is kept and given back; from somebody else than the keeper nothing is taken."""
+    """The safe keeps a note and returns it; notes come from the keeper only."""
     address, me = bus().address, os.geteuid()
     start("safe.py", "keep", address).wait_log("the safe is open")
     assert output("cookbook/safe.py", "get", address, me) == "\n"
@@ -205,7 +207,7 @@ def test_safe(bus: StartBus, start: Start) -> None:
 
 
 def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -> None:
-    """Nobody gets another's note, and nobody can put one in another's name."""
+    """A user can neither get another user's note nor put one in another's name."""
     started = bus("--mode=0777")
     address = started.address
     start("safe.py", "keep", address).wait_log("the safe is open")
@@ -213,7 +215,7 @@ def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -
     assert output("cookbook/safe.py", "put", address, 0, "theirs", before=become) == "kept\n"
     assert output("cookbook/safe.py", "get", address, 0) == "root's\n"
 
-    # Somebody who knows how it is done asks in the other's name; he does not get the token.
+    # A request in the other user's name succeeds, but its sender does not get the token.
     spy = started.client(b"", b"!/cred////")
     spy.msg(b"safe/where", spy.credentials + b"/sbus/reply/x\0")
     [_, answer] = spy.receive(2)
@@ -221,7 +223,7 @@ def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -
     theirs = b"!/cred/%d/%d//sbus/reply/x" % (OTHER_USER[1], OTHER_USER[0])
     spy.msg(safe, theirs + b"\0put forged")
     spy.msg(safe, theirs + b"\0confirm " + 32 * b"0")
-    # Nor does the safe mind keys that are none, or that others can read as well.
+    # The safe ignores reply keys that are malformed, or that other users can read too.
     for reply_to in (b"!/cred/x/", b"!/cred////sbus/reply/x", b"x/sbus/reply/y"):
         spy.msg(safe, reply_to + b"\0put forged")
     assert spy.sync() == []
@@ -229,7 +231,7 @@ def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -
 
 
 def get(path: Path) -> bytes:
-    """The page that a web server has; empty if it is not there yet."""
+    """Return the page of a web server; empty if there is none yet."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(TIMEOUT)
         try:
@@ -243,7 +245,7 @@ def get(path: Path) -> bytes:
 
 
 def shows(client: Client, web: Path, packet: bytes, text: bytes) -> bool:
-    """Whether a message comes to show on the page; nothing tells from outside when it could."""
+    """Wait until the page shows a message, and return whether it does."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         client.send(packet)
@@ -254,7 +256,7 @@ def shows(client: Client, web: Path, packet: bytes, text: bytes) -> bool:
 
 
 def test_dashboard(bus: StartBus, spawn: Callable[..., Any], directory: Path) -> None:
-    """The web page has the newest telemetry; it forgets what it knew when the bus was restarted."""
+    """The web page shows the newest telemetry, and forgets it when the bus is restarted."""
     started = bus()
     web = directory / "web"
     env = {"SBUS_SOCKET": str(started.address), "DASHBOARD": f"unix:{web}"}
@@ -268,7 +270,7 @@ def test_dashboard(bus: StartBus, spawn: Callable[..., Any], directory: Path) ->
 
 
 def test_gateway(bus: StartBus, start: Start) -> None:
-    """Lines go to the bus and come from it, for each connection its own, also after a restart of the bus."""
+    """Each TCP connection sends and gets its own lines, also after a restart of the bus."""
     started = bus()
     gateway = start("gateway.py", started.address)
     port = int(gateway.wait_log(r"port (\d+)")[0][1])
@@ -326,13 +328,13 @@ def test_c_program(bus: StartBus, spawn: Callable[..., Any], directory: Path, ab
 
     too_long = subprocess.run([program, "pub", address, "k" * 100_000, "p" * 100_000], timeout=TIMEOUT)
     assert too_long.returncode == 0
-    assert len(started.client().sync()) == 0  # the server has taken it, and nobody was disconnected for it
+    assert len(started.client().sync()) == 0  # the server has accepted the packets and disconnected no client
     no_bus = subprocess.run([program, "pub", f"{directory}/none", "k", "p"], capture_output=True, text=True)
     assert (no_bus.returncode, no_bus.stderr) == (1, f"{directory}/none: No such file or directory\n")
 
 
 def test_worker(bus: StartBus, spawn: Callable[..., Any], directory: Path) -> None:
-    """The shell script runs its command for each message, in order, and publishes what came of it."""
+    """The shell script runs its command for each message, in order, and publishes the result."""
     started = bus()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     env = {"SBUS_SOCKET": str(started.address), "PATH": path}
@@ -352,7 +354,7 @@ def test_worker(bus: StartBus, spawn: Callable[..., Any], directory: Path) -> No
 
 
 def users_tests(directory: Path, *arguments: str | Path) -> str:
-    """Run tests as a user does, in the directory that they are in; what is printed."""
+    """Run tests as a user does, in their own directory, and return the output."""
     examples = directory / "examples"
     shutil.copytree(EXAMPLES, examples, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""Requests, answers, private keys and proofs, on a shell that only writes down what it is to send."""
+"""Requests, answers, private keys and proofs, on a backend that only writes down what it is to send."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from sbus.client.api import ClientApi, Inbox, Request, call_key
+from sbus.client.api import Inbox, Request, inbox_key
 from sbus.client.core import ClientCore, Message
 from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
+from tests.unit.client.fakes import WithoutCalls
 
 WHOAMI = b"CMSG !/cred/whoami"
 ME = b"!/cred/1/2/3"
@@ -18,7 +19,7 @@ CHAINED = b"!/cred/1/2/3/!/cred/4/5/6"
 
 
 class Waiter:
-    """A waiter that hands itself to whoever runs the coroutine."""
+    """A waiter that yields itself to the runner of the coroutine."""
 
     def __init__(self) -> None:
         self.outcome: Any = None
@@ -54,10 +55,10 @@ class Sub:
             (self.callback or self.messages.append)(message)
 
 
-class Shell(ClientApi[Sub]):
-    """The vocabulary without a connection.
+class Backend(WithoutCalls[Sub]):
+    """The client API without a connection.
 
-    :ivar sent: what was to be sent since it was last looked at.
+    :ivar sent: the packets sent since the last `take`.
     """
 
     def __init__(self, dialect: Dialect = CURRENT, max_packet: int = 10_000) -> None:
@@ -82,15 +83,15 @@ class Shell(ClientApi[Sub]):
 
 
 class Running:
-    """A call that has begun; `result` is what it has ended with, if it has."""
+    """A running call; `result` is its value or its exception, once it is done."""
 
     def __init__(self, call: Coroutine[Any, None, Any]) -> None:
         self._call = call
         self.result: Any = None
         self.is_done = False
-        self.go_on()
+        self.resume()
 
-    def go_on(self) -> Running:
+    def resume(self) -> Running:
         try:
             self._call.send(None)
             return self
@@ -102,90 +103,90 @@ class Running:
         return self
 
 
-def started(call: Coroutine[Any, None, Any], shell: Shell, me: bytes = ME) -> Running:
-    """A call whose first question, who we are, was answered."""
+def started(call: Coroutine[Any, None, Any], backend: Backend, me: bytes = ME) -> Running:
+    """Start a call, and answer its ``whoami``."""
     running = Running(call)
-    assert shell.take() == [WHOAMI]
-    shell.core.receive([WHOAMI + b"\0" + me])
-    return running.go_on()
+    assert backend.take() == [WHOAMI]
+    backend.core.receive([WHOAMI + b"\0" + me])
+    return running.resume()
 
 
 def reply_to(packet: bytes) -> bytes:
-    """The key to answer to, of a request's packet."""
+    """Return the reply key of a request's packet."""
     return packet.split(b"\0")[1]
 
 
 @pytest.mark.parametrize("me", [ME, CHAINED])
 def test_request_asks_for_an_answer_to_a_private_key(me: bytes) -> None:
-    """The first request learns our name and subscribes; each has a key of its own that nobody can guess."""
-    shell = Shell()
-    first = started(shell._request("ask/me", b"x\0y"), shell, me)
-    subscription, packet = shell.take()
+    """The first request asks for the name and subscribes to replies; each has a random reply key of its own."""
+    backend = Backend()
+    first = started(backend._request("ask/me", b"x\0y"), backend, me)
+    subscription, packet = backend.take()
     assert subscription == b"SUB " + me + b"/sbus/reply/*"
     key, to, payload = packet.split(b"\0", 2)
     assert (key, payload) == (b"MSG ask/me", b"x\0y")
     prefix, _, token = to.rpartition(b"/")
     assert (prefix, len(bytes.fromhex(token.decode()))) == (me + b"/sbus/reply", 16)
-    second = Running(shell._request(b"ask/me", b""))
-    (packet,) = shell.take()
+    second = Running(backend._request(b"ask/me", b""))
+    (packet,) = backend.take()
     assert reply_to(packet) != to
-    shell.core.receive([b"MSG %b\0+two" % reply_to(packet), b"MSG %b\0-no" % to, b"MSG %b\0+late" % to])
-    assert second.go_on().result == b"two"
-    assert isinstance(first.go_on().result, RequestFailed)
+    backend.core.receive([b"MSG %b\0+two" % reply_to(packet), b"MSG %b\0-no" % to, b"MSG %b\0+late" % to])
+    assert second.resume().result == b"two"
+    assert isinstance(first.resume().result, RequestFailed)
     assert str(first.result) == "no"
-    assert shell._calls == {}
+    assert backend._requests == {}
 
 
-def test_answers_to_nobody_are_ignored() -> None:
-    """An answer to a request that is over, or was never made, disturbs nobody."""
-    shell = Shell()
-    running = started(shell._request("k", b""), shell)
-    to = reply_to(shell.take()[1])
+def test_replies_without_a_request_are_ignored() -> None:
+    """A reply to a request that is over, or was never made, is ignored."""
+    backend = Backend()
+    running = started(backend._request("k", b""), backend)
+    to = reply_to(backend.take()[1])
     running._call.close()
-    assert shell._calls == {}
-    shell.core.receive([b"MSG %b\0+x" % to, b"MSG " + ME + b"/sbus/reply/guess\0+x"])
+    assert backend._requests == {}
+    backend.core.receive([b"MSG %b\0+x" % to, b"MSG " + ME + b"/sbus/reply/guess\0+x"])
 
 
 @pytest.mark.parametrize(("key", "payload", "error"), [("!", b"", InvalidKey), ("k", bytes(10_000), PacketTooLong)])
 def test_request_that_cannot_be_sent_is_forgotten(key: str, payload: bytes, error: type[Exception]) -> None:
-    """Nobody waits for its answer."""
-    shell = Shell()
-    assert isinstance(started(shell._request(key, payload), shell).result, error)
-    assert shell._calls == {}
+    """A request that cannot be sent leaves no waiter behind."""
+    backend = Backend()
+    assert isinstance(started(backend._request(key, payload), backend).result, error)
+    assert backend._requests == {}
 
 
 def test_lost_connection_is_a_new_name() -> None:
-    """Those who wait are handed out; the next request asks who we are, and subscribes, anew."""
-    shell = Shell()
-    running = started(shell._request("k", b""), shell)
-    shell.take()
-    asking = Running(shell._whoami())
+    """A loss returns the waiters; the next request asks for the name and subscribes again."""
+    backend = Backend()
+    running = started(backend._request("k", b""), backend)
+    backend.take()
+    asking = Running(backend._whoami())
     error = Disconnected("gone")
-    waiting = shell._lost()
+    waiting = backend._forget_connection()
     assert len(waiting) == 2
-    assert shell.core.resync_packets() == []
+    assert backend.core.resync_packets() == []
     for waiter in waiting:
         waiter.set_exception(error)
-    assert (running.go_on().result, asking.go_on().result) == (error, error)
-    shell.take()
-    started(shell._request("k", b""), shell, CHAINED)
-    assert shell.take()[0] == b"SUB " + CHAINED + b"/sbus/reply/*"
+    assert (running.resume().result, asking.resume().result) == (error, error)
+    backend.take()
+    started(backend._request("k", b""), backend, CHAINED)
+    assert backend.take()[0] == b"SUB " + CHAINED + b"/sbus/reply/*"
 
 
 def test_responding() -> None:
-    """The handler gets key and payload; what it returns is the answer, what it raises the error."""
-    shell = Shell()
+    """The handler gets key and payload; its result is the reply, its exception the error."""
+    backend = Backend()
     requests: list[Request] = []
 
     def handler(request: Request) -> bytes:
         requests.append(request)
         return b"%d" % (12 // int(request.payload))
 
-    shell.respond("div/*", handler)
-    assert shell.take() == [b"SUB div/*"]
+    backend.respond("div/*", handler)
+    assert backend.take() == [b"SUB div/*"]
     to = ME + b"/sbus/reply/token"
-    shell.core.receive([b"MSG div/x\0%b\0%b" % (to, payload) for payload in (b"3", b"0", b"x")])
-    first, second, third = shell.take()
+    backend.core.receive([b"MSG div/x\0%b\0%b" % (to, payload) for payload in (b"3", b"0", b"x")])
+    first, second, third = backend.take()
     assert first == b"MSG %b\0+4" % to
     assert second.startswith(b"MSG %b\0-ZeroDivisionError: " % to)
     assert third.startswith(b"MSG %b\0-ValueError: " % to)
@@ -206,73 +207,73 @@ def test_responding() -> None:
     ],
 )
 def test_only_private_keys_for_answers_are_answered_to(to: bytes) -> None:
-    """Nobody can have a responder publish with a key of his choice, nor make it fail."""
-    shell = Shell()
+    """A request cannot make a responder publish to other keys than reply keys, or fail."""
+    backend = Backend()
     message = Message(b"k", to + b"\0payload")
-    shell.answer(message, b"x")
-    shell.fail(message, "x")
-    shell.answer(Message(b"k", to), b"x")  # no NUL: no request
-    assert shell.sent == []
+    backend.answer(message, b"x")
+    backend.fail(message, "x")
+    backend.answer(Message(b"k", to), b"x")  # no NUL: no request
+    assert backend.sent == []
 
 
 def test_errors_are_cut_and_made_text() -> None:
-    """An error's text is no more than a line or two, whatever it was."""
-    shell = Shell()
+    """An error's text is truncated, and encoded whatever it contains."""
+    backend = Backend()
     request = Message(b"k", ME + b"/sbus/reply/x\0")
-    shell.fail(request, "é" * 5000)
-    shell.fail(request, "\udc80")
+    backend.fail(request, "é" * 5000)
+    backend.fail(request, "\udc80")
     prefix = b"MSG " + ME + b"/sbus/reply/x\0-"
-    assert shell.take() == [prefix + "é".encode() * 1000, prefix + b"?"]
+    assert backend.take() == [prefix + "é".encode() * 1000, prefix + b"?"]
     with pytest.raises(PacketTooLong):
-        shell.answer(request, bytes(10_000))
-    shell.respond("k", lambda request: bytes(10_000))
-    shell.take()
-    shell.core.receive([b"MSG k\0" + request.payload])
-    assert shell.take()[0].startswith(prefix + b"PacketTooLong: ")
+        backend.answer(request, bytes(10_000))
+    backend.respond("k", lambda request: bytes(10_000))
+    backend.take()
+    backend.core.receive([b"MSG k\0" + request.payload])
+    assert backend.take()[0].startswith(prefix + b"PacketTooLong: ")
 
 
 def test_inbox_is_below_our_name() -> None:
-    """Its key is what whoami answers, word for word, and the name."""
-    shell = Shell()
-    running = started(shell._inbox("lettres/ä"), shell, CHAINED)
+    """An inbox's key is the reply to whoami, byte for byte, and the name."""
+    backend = Backend()
+    running = started(backend._inbox("lettres/ä"), backend, CHAINED)
     assert isinstance(running.result, Inbox)
     assert running.result.key == running.result.subscription.pattern == CHAINED + "/lettres/ä".encode()
-    assert shell.take() == [b"SUB " + running.result.key]
-    assert call_key(ME, b"x") == ME + b"/x"
+    assert backend.take() == [b"SUB " + running.result.key]
+    assert inbox_key(ME, b"x") == ME + b"/x"
 
 
 @pytest.mark.parametrize(("answer", "proved"), [(b"+%b", True), (b"+", False), (b"%b", False), (b"-%b", False)])
 def test_only_what_was_sent_proves_who_answers(answer: bytes, proved: bool) -> None:
-    """The proof is the random payload, sent back; anything else is none."""
-    shell = Shell()
-    running = started(shell._verify(CHAINED.decode()), shell)
-    packet = shell.take()[1]
+    """Only the random payload, sent back, is a proof."""
+    backend = Backend()
+    running = started(backend._verify(CHAINED.decode()), backend)
+    packet = backend.take()[1]
     key, to, nonce = packet.split(b"\0", 2)
     assert (key, len(nonce)) == (b"MSG " + CHAINED + b"/sbus/proof", 32)
-    shell.core.receive([b"MSG %b\0%b" % (to, answer.replace(b"%b", nonce))])
-    assert running.go_on().result is proved
+    backend.core.receive([b"MSG %b\0%b" % (to, answer.replace(b"%b", nonce))])
+    assert running.resume().result is proved
 
 
 def test_proofs_are_answered() -> None:
-    """What comes to the private key for proofs is sent back as it came."""
-    shell = Shell()
-    assert isinstance(started(shell._answer_proofs(), shell).result, Sub)
-    assert shell.take() == [b"SUB " + ME + b"/sbus/proof"]
+    """Requests to the key for proofs are answered with their own payload."""
+    backend = Backend()
+    assert isinstance(started(backend._answer_proofs(), backend).result, Sub)
+    assert backend.take() == [b"SUB " + ME + b"/sbus/proof"]
     to = CHAINED + b"/sbus/reply/x"
-    shell.core.receive([b"MSG %b/sbus/proof\0%b\0no\0nce" % (ME, to)])
-    assert shell.take() == [b"MSG %b\0+no\0nce" % to]
+    backend.core.receive([b"MSG %b/sbus/proof\0%b\0no\0nce" % (ME, to)])
+    assert backend.take() == [b"MSG %b\0+no\0nce" % to]
 
 
 def test_settings() -> None:
-    """Each choice is a control message; what is not chosen is not sent."""
-    shell = Shell()
-    shell.flood_control(soft="block", order="stack")
-    shell.flood_control(hard="error")
-    shell.flood_control()
-    shell.echo(True)
-    shell.echo(False)
-    shell.control("a/b", b"x")
-    assert [packet.removeprefix(b"CMSG ") for packet in shell.take()] == [
+    """Each choice is one control message, and only choices are sent."""
+    backend = Backend()
+    backend.flood_control(soft="block", order="stack")
+    backend.flood_control(hard="error")
+    backend.flood_control()
+    backend.echo(True)
+    backend.echo(False)
+    backend.control("a/b", b"x")
+    assert [packet.removeprefix(b"CMSG ") for packet in backend.take()] == [
         b"blocking/soft/block",
         b"order/stack",
         b"blocking/hard/error",
@@ -283,13 +284,19 @@ def test_settings() -> None:
 
 
 def test_early_dialect_has_fences_only() -> None:
-    """What needs our name raises; a fence does not."""
-    shell = Shell(EARLY)
-    calls = (shell._whoami(), shell._inbox("x"), shell._request("k", b""), shell._verify("x"), shell._answer_proofs())
+    """In the early dialect, calls that need the client's name raise, and a fence does not."""
+    backend = Backend(EARLY)
+    calls = (
+        backend._whoami(),
+        backend._inbox("x"),
+        backend._request("k", b""),
+        backend._verify("x"),
+        backend._answer_proofs(),
+    )
     for call in calls:
         assert isinstance(Running(call).result, UsageError)
-    running = Running(shell._fence())
-    shell.core.receive([packet for packet in shell.take() if packet.startswith(b"MSG")])
+    running = Running(backend._fence())
+    backend.core.receive([packet for packet in backend.take() if packet.startswith(b"MSG")])
     assert not running.is_done
-    assert running.go_on().is_done
+    assert running.resume().is_done
     assert running.result is None

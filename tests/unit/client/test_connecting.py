@@ -1,4 +1,4 @@
-"""How clients find a bus, what they say when there is none, and how long they wait before they try again."""
+"""Finding a bus, the errors when there is none, and the pauses between attempts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from twisted.internet import error
 
 from sbus.client.connecting import (
-    CLOSED,
+    SERVER_CLOSED,
     Backoff,
     backlog_full,
+    connect_blocking,
     connect_once,
     describe_connect_error,
     describe_loss,
-    dial,
     find_address,
 )
 from sbus.errors import AddressError, ConnectError
@@ -26,7 +26,7 @@ from sbus.syscalls.sockets import max_sendable
 
 
 def test_address_is_looked_for_in_this_order(tmp_path: Path) -> None:
-    """As given; ``$SBUS_SOCKET``; the runtime directory, if a bus is there; the system's."""
+    """The given address comes first, then ``$SBUS_SOCKET``, the runtime directory if it has a bus, the system's."""
     everything = {"SBUS_SOCKET": "/from/variable", "XDG_RUNTIME_DIR": str(tmp_path)}
     assert find_address("/given", everything) == "/given"
     for nothing in (None, ""):
@@ -38,7 +38,7 @@ def test_address_is_looked_for_in_this_order(tmp_path: Path) -> None:
 
 
 def test_pauses_grow_to_a_limit_and_differ() -> None:
-    """The first attempt is made at once; each pause is longer than the last, up to a limit, less a random part."""
+    """The first attempt is immediate; the pauses grow to a limit, and each is shortened at random."""
     exact = Backoff(first=1.0, factor=2.0, longest=5.0, spread=0.0)
     assert list(islice(exact.delays(), 6)) == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
     assert list(islice(Backoff(first=20.0, longest=15.0, spread=0.0).delays(), 3)) == [0.0, 15.0, 15.0]
@@ -57,27 +57,27 @@ def listening(tmp_path: Path):
 
 
 def test_connected_socket_takes_long_packets(listening: socket.socket) -> None:
-    """It does not block, is not inherited, and has room for a packet of the limit."""
-    with dial(listening.getsockname(), 300_000, 1.0) as sock:
+    """A connected socket does not block, is not inherited, and can send the longest packet."""
+    with connect_blocking(listening.getsockname(), 300_000, 1.0) as sock:
         assert sock.getblocking() is False
         assert not os.get_inheritable(sock.fileno())
         assert max_sendable(sock) >= 300_000
 
 
 def test_full_backlog_is_waited_for(listening: socket.socket) -> None:
-    """A server whose backlog is full is there: one tries again, and gives up when the time is over."""
+    """A full backlog is retried until the timeout."""
     address = listening.getsockname()
-    with dial(address, 1000, None):
+    with connect_blocking(address, 1000, None):
         assert connect_once(address, 1000) is None
-        with pytest.raises(ConnectError, match="accepts nobody: it is overloaded or stopped"):
-            dial(address, 1000, 0.02)
-        assert backlog_full(address).startswith(f"the bus at {address} accepts nobody")
+        with pytest.raises(ConnectError, match="accepts no connections: it is overloaded or stopped"):
+            connect_blocking(address, 1000, 0.02)
+        assert backlog_full(address).startswith(f"the bus at {address} accepts no connections")
         listening.accept()[0].close()
-        dial(address, 1000, 0.0).close()
+        connect_blocking(address, 1000, 0.0).close()
 
 
 def test_failed_connections_leave_no_descriptors(tmp_path: Path) -> None:
-    """An attempt that fails closes what it has opened."""
+    """A failed attempt leaves no descriptor open."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(ConnectError):
@@ -86,7 +86,7 @@ def test_failed_connections_leave_no_descriptors(tmp_path: Path) -> None:
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
-    """No server, a dead one, one of another kind, and what is no server at all: each has its reason and remedy."""
+    """Each way of failing to connect has its own reason and remedy."""
     (tmp_path / "file").touch()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(tmp_path / "dead"))
@@ -97,18 +97,18 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
             ("none", "No such file or directory", "start one (twistd sbus --socket="),
             ("dead", "Connection refused", "the server is gone; start it again (with --reuse"),
             ("stream", "Protocol wrong type for socket", "that is a socket of another kind"),
-            ("file", "Socket operation on non-socket", "that is no socket; say where the bus is"),
+            ("file", "Socket operation on non-socket", "that is not a socket; say where the bus is"),
         ):
             with pytest.raises(ConnectError) as raised:
-                dial(str(tmp_path / name), 1000, 1.0)
+                connect_blocking(str(tmp_path / name), 1000, 1.0)
             assert str(raised.value).startswith(f"no bus at {tmp_path / name}: {why}: {what}")
     with pytest.raises(AddressError):
-        dial("/dev/fd/3", 1000, 1.0)
+        connect_blocking("/dev/fd/3", 1000, 1.0)
 
 
 def test_remedies_know_the_errors_of_both_worlds() -> None:
-    """An OSError, Twisted's error that holds one, and one that says nothing have a text each."""
-    refused = "no bus at @x: Permission denied: you lack the permission; ask whoever runs it"
+    """An OSError, Twisted's error with an errno, and an error without a text are all described."""
+    refused = "no bus at @x: Permission denied: you lack the permission; ask the operator of the bus"
     assert describe_connect_error("@x", PermissionError(errno.EACCES, "")).startswith(refused)
     assert describe_connect_error("@x", error.ConnectError(osError=errno.EACCES)).startswith(refused)
     assert "say where the bus is" in describe_connect_error("@x", error.UserError())
@@ -116,7 +116,7 @@ def test_remedies_know_the_errors_of_both_worlds() -> None:
 
 
 def test_losses_are_described() -> None:
-    """A peer that is gone is one that closed, however the kernel tells of it; anything else is named."""
-    assert describe_loss(BrokenPipeError(errno.EPIPE, "")) == CLOSED
-    assert describe_loss(ConnectionResetError(errno.ECONNRESET, "")) == CLOSED
+    """EPIPE and ECONNRESET mean that the server closed; other errors are named."""
+    assert describe_loss(BrokenPipeError(errno.EPIPE, "")) == SERVER_CLOSED
+    assert describe_loss(ConnectionResetError(errno.ECONNRESET, "")) == SERVER_CLOSED
     assert describe_loss(OSError(errno.EIO, "Input/output error")) == "the connection broke: Input/output error"

@@ -1,4 +1,4 @@
-"""The client's core says what to send, and gives each subscription what it asked for, once: checked without I/O."""
+"""The client core without I/O: packets to send, and messages to each subscription, once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sbus.client import blocking
 from sbus.client.core import Batch, ClientCore, Message, as_bytes, find_dialect
-from sbus.client.options import Settings
+from sbus.client.options import ConnectOptions
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, matches
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns
@@ -41,7 +41,7 @@ class Sink:
 
 
 class Calling(Sink):
-    """A subscription that calls somebody with each of its messages."""
+    """A subscription with a callback."""
 
     def __init__(self, callback: Callable[[Message], Any]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def bundle(*packets: bytes) -> bytes:
 
 
 class Waiter:
-    """Somebody who waits, and writes down what for."""
+    """A waiter that records its outcomes."""
 
     def __init__(self) -> None:
         self.outcomes: list[Any] = []
@@ -71,7 +71,7 @@ class Waiter:
 
 
 class PlainServer:
-    """What a server does with a client's subscriptions, by the plain matcher: the reference."""
+    """A model of the server's subscriptions, with the plain matcher as the reference."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -94,7 +94,7 @@ class PlainServer:
 @settings(max_examples=300)
 @given(st.data(), dialects)
 def test_each_subscription_gets_what_it_asked_for_once(data: st.DataObject, dialect: Dialect) -> None:
-    """Whatever subscriptions come, go and overlap, on however many connections: the sinks get what the matcher says."""
+    """Whatever subscriptions come, go and overlap, over reconnects too, each sink gets what the matcher says."""
     core, server = ClientCore(dialect), PlainServer(dialect)
     sinks: list[Sink] = []
     wanted: dict[Sink, list[Message]] = {}
@@ -112,7 +112,7 @@ def test_each_subscription_gets_what_it_asked_for_once(data: st.DataObject, dial
             server.take(core.unsubscribe(sink))
             assert core.unsubscribe(sink) == []
         elif action == "reconnect":
-            core.lost()
+            core.disconnected()
             server = PlainServer(dialect)
             server.take(core.resync_packets())
         else:
@@ -128,8 +128,8 @@ def test_each_subscription_gets_what_it_asked_for_once(data: st.DataObject, dial
         assert sink.messages == messages
 
 
-def test_message_on_its_way_when_its_subscription_went_is_nobodys() -> None:
-    """What was sent before the server heard of the end of a subscription does not reach the others."""
+def test_message_in_flight_when_its_subscription_ends() -> None:
+    """A message in flight when its subscription ends does not reach other subscriptions."""
     core, one, other = ClientCore(), Sink(), Sink()
     core.subscribe("a/", one)
     core.subscribe("b/", other)
@@ -160,7 +160,7 @@ def test_publishing_builds_one_packet() -> None:
     ],
 )
 def test_forbidden_keys_are_refused(dialect: Dialect, key: bytes, reason: ViolationReason | None) -> None:
-    """Neither published nor subscribed to, with the rule that they break; nothing is remembered of them."""
+    """A forbidden key can be neither published nor subscribed to; the error names the rule, and no state remains."""
     core = ClientCore(dialect)
     for call in (lambda: core.publish(key, b""), lambda: core.subscribe(key, Sink())):
         with pytest.raises(InvalidKey) as raised:
@@ -170,12 +170,12 @@ def test_forbidden_keys_are_refused(dialect: Dialect, key: bytes, reason: Violat
 
 
 def test_packets_over_the_limit_are_refused() -> None:
-    """The limit is of whole packets, for all kinds of them; a setting that is refused is not remembered."""
+    """The limit holds for whole packets of every kind; a refused setting is not repeated."""
     core = ClientCore(max_packet=20)
     assert len(core.publish("k", bytes(14))) == 20
     assert core.subscribe(b"k" * 14, Sink()) == [b"SUB " + b"k" * 14]
     core.control("order/" + "o" * 9)
-    greeting = core.resync_packets()
+    resync = core.resync_packets()
     for call in (
         lambda: core.publish("k", bytes(15)),
         lambda: core.subscribe(b"k" * 15, Sink()),
@@ -183,11 +183,11 @@ def test_packets_over_the_limit_are_refused() -> None:
     ):
         with pytest.raises(PacketTooLong, match="21 bytes, and the limit is 20"):
             call()
-    assert core.resync_packets() == greeting
+    assert core.resync_packets() == resync
 
 
 def test_settings_are_remembered_the_newest_of_each_kind() -> None:
-    """What `resync_packets` sends is what the server would have in force; other control messages are not repeated."""
+    """`resync_packets` repeats the settings in force, and no other control messages."""
     core = ClientCore()
     for key in ("echo/off", "order/stack", "blocking/soft/block", "other/thing", "blocking/hard/error", "order/random"):
         assert core.control(key) == b"CMSG " + key.encode()
@@ -207,29 +207,29 @@ def test_settings_are_remembered_the_newest_of_each_kind() -> None:
 
 
 def test_early_dialect_has_no_control_messages() -> None:
-    """Whatever needs one raises, and leaves nobody waiting."""
+    """Calls that need a control message raise in the early dialect, and leave no waiter behind."""
     core = ClientCore(EARLY)
     for call in (lambda: core.control("echo/off"), lambda: core.whoami(Waiter())):
         with pytest.raises(UsageError, match="early dialect has no control messages"):
             call()
-    assert (core.resync_packets(), core.lost()) == ([], [])
+    assert (core.resync_packets(), core.disconnected()) == ([], [])
 
 
-def test_answers_go_to_those_who_asked_in_order() -> None:
-    """Each gets one; a raw question's goes to the hook, and so does one that nobody has asked for."""
-    told: list[tuple[bytes, bytes]] = []
-    core = ClientCore(on_control=lambda key, payload: told.append((key, payload)))
+def test_replies_complete_waiters_in_order() -> None:
+    """Replies complete waiters in order; a raw question's reply and an unexpected one reach `on_control`."""
+    reported: list[tuple[bytes, bytes]] = []
+    core = ClientCore(on_control=lambda key, payload: reported.append((key, payload)))
     one, two, three = Waiter(), Waiter(), Waiter()
     assert core.whoami(one) == [WHOAMI]
     assert core.control("!/cred/whoami") == WHOAMI
     assert core.whoami(two) == core.fence(three) == [WHOAMI]
     core.receive([WHOAMI + b"\0" + name for name in (b"1", b"2", b"3", b"4", b"5")])
     assert [waiter.outcomes for waiter in (one, two, three)] == [[b"1"], [b"3"], [b"4"]]
-    assert told == [(b"!/cred/whoami", b"2"), (b"!/cred/whoami", b"5")]
+    assert reported == [(b"!/cred/whoami", b"2"), (b"!/cred/whoami", b"5")]
 
 
-def test_early_fence_is_a_message_to_ourselves() -> None:
-    """It comes back behind everything, and no subscription sees it; fences keep apart."""
+def test_early_fence_is_a_message_to_itself() -> None:
+    """An early fence comes back after everything before it; no subscription sees it, and fences do not mix."""
     core, sink, one, two = ClientCore(EARLY), Sink(), Waiter(), Waiter()
     core.subscribe("", sink)
     first, second = core.fence(one), core.fence(two)
@@ -244,29 +244,29 @@ def test_early_fence_is_a_message_to_ourselves() -> None:
 
 
 @pytest.mark.parametrize("dialect", [CURRENT, EARLY])
-def test_who_waits_when_the_connection_is_lost_is_named(dialect: Dialect) -> None:
-    """Those who wait are handed out, to be told; an answer that still comes is not theirs, nor the next one's."""
+def test_loss_returns_the_waiters(dialect: Dialect) -> None:
+    """`disconnected` returns the waiters; a late reply completes neither them nor later ones."""
     core, one, two = ClientCore(dialect), Waiter(), Waiter()
     packets = core.fence(one) + core.fence(two)
     if dialect.control:
         core.control("!/cred/whoami")
-    assert core.lost() == [one, two]
-    assert core.lost() == []
+    assert core.disconnected() == [one, two]
+    assert core.disconnected() == []
     core.receive([WHOAMI + b"\0x", *packets])
     assert (one.outcomes, two.outcomes) == ([], [])
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
-def test_whatever_a_server_sends_is_borne(packets: list[bytes]) -> None:
-    """Packets of no known kind are ignored, and never end in an exception."""
+def test_unknown_packets_are_ignored(packets: list[bytes]) -> None:
+    """Packets of unknown kinds are ignored and never raise."""
     core, sink = ClientCore(on_control=lambda key, payload: None), Sink()
     core.subscribe("", sink)
     core.receive([*packets, b"", b"MSG", b"MSG ", b"MSG a", b"CMSG", b"CMSG \0", b"SUB a", b"MSG a\0last"])
     assert sink.messages[-1] == (b"a", b"last")
 
 
-def test_batch_is_taken_up_where_it_stands() -> None:
-    """A callback that has the core go on with the same batch gets what is behind its message, each packet once."""
+def test_nested_processing_continues_the_batch() -> None:
+    """A callback that processes the same batch gets the packets after its message, each once."""
     core = ClientCore()
     got: list[bytes] = []
     batch = Batch([b"MSG a\0%d" % i for i in range(4)])
@@ -274,29 +274,29 @@ def test_batch_is_taken_up_where_it_stands() -> None:
 
     def greedy(message: Message) -> None:
         got.append(message.payload)
-        core.go_on(batch)
+        core.process(batch)
 
     core.subscribe("a", Calling(greedy))
-    core.go_on(batch)
+    core.process(batch)
     assert got == [b"0", b"1", b"2", b"3"]
     assert (len(batch), batch.take()) == (0, [])
     batch = Batch([b"MSG b\0", bundle(b"MSG a\x001", b"MSG a\x002")])
     assert batch.take() == [b"MSG b\0", b"MSG a\x001", b"MSG a\x002"]
-    core.go_on(batch)
+    core.process(batch)
     assert len(got) == 4
 
 
 def test_run_of_messages_comes_as_a_list() -> None:
-    """What goes the same way is handed on at once, and to all the same list; not so if one of them is called."""
+    """A run is delivered as one list, shared by all sinks, unless one of them has a callback."""
     core = ClientCore()
     got: list[tuple[str, list[bytes]]] = []
 
-    class Telling(Sink):
+    class Recording(Sink):
         def deliver(self, messages: list[Message]) -> None:
             got.append((self.pattern.decode(), [message.payload for message in messages]))
 
     for pattern in ("a", "a*", "b"):
-        core.subscribe(pattern, Telling())
+        core.subscribe(pattern, Recording())
     core.receive([b"MSG a\0%d" % i for i in range(4)] + [b"MSG b\x00x", WHOAMI, b"MSG b\x00y"])
     core.receive([b"MSG a\0%d" % i for i in range(4)] + [b"MSG b\x00x", WHOAMI, b"MSG b\x00y", b"MSG b\x00z"])
     rest = [("a", [b"1", b"2", b"3"]), ("a*", [b"1", b"2", b"3"])]
@@ -310,7 +310,7 @@ def test_run_of_messages_comes_as_a_list() -> None:
 
 
 def test_callback_may_change_where_the_next_message_goes() -> None:
-    """A subscription that it makes gets the messages behind, and one that it ends does not."""
+    """A subscription that a callback makes gets the later messages, and one that it ends does not."""
     core, new = ClientCore(), Sink()
 
     def swap(message: Message) -> None:
@@ -331,7 +331,7 @@ def test_callback_may_change_where_the_next_message_goes() -> None:
 def reading_bus() -> Iterator[tuple[blocking.Bus, socket.socket]]:
     """A blocking client, and the server's end of its socket."""
     ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, server, blocking.Bus("/fake", Settings(bundles=False)) as bus:
+    with ours, server, blocking.Bus("/fake", ConnectOptions(bundles=False)) as bus:
         ours.setblocking(False)
         bus._attach(ours)
         yield bus, server
@@ -339,7 +339,7 @@ def reading_bus() -> Iterator[tuple[blocking.Bus, socket.socket]]:
 
 @pytest.mark.parametrize("key", [b"a", b"!/cred/1//3/x", LONG, b"!/cred/1//3/" + LONG])
 def test_callback_that_reads_on_reorders_nothing(reading_bus: tuple[blocking.Bus, socket.socket], key: bytes) -> None:
-    """Who stands behind it gets the message that it was called with before those that it reads."""
+    """Other sinks get the callback's message before those that the callback reads."""
     bus, server = reading_bus
     got: list[bytes] = []
 
@@ -360,7 +360,7 @@ def test_callback_that_reads_on_reorders_nothing(reading_bus: tuple[blocking.Bus
 
 @pytest.mark.parametrize("key", [b"a", LONG])
 def test_callback_that_reads_on_doubles_nothing(reading_bus: tuple[blocking.Bus, socket.socket], key: bytes) -> None:
-    """Who iterates over the bus gets a message once, though subscriptions before and behind the callback want it."""
+    """The bus yields a message once, although subscriptions before and after the callback match it."""
     bus, server = reading_bus
 
     def callback(message: Message) -> None:
@@ -381,7 +381,7 @@ def test_callback_that_reads_on_doubles_nothing(reading_bus: tuple[blocking.Bus,
 
 @given(st.data())
 def test_however_packets_are_bundled_each_comes_once_in_order(data: st.DataObject) -> None:
-    """Messages and replies in plain packets and in bundles of any size are what they are one after the other."""
+    """Messages and replies count alike in plain packets and in bundles of any size."""
     core, sinks, waiters = ClientCore(), [Sink(), Sink(), Calling(lambda message: None)], []
     for pattern, sink in zip(("a", "a*", "b"), sinks, strict=True):
         core.subscribe(pattern, sink)
@@ -403,9 +403,9 @@ def test_however_packets_are_bundled_each_comes_once_in_order(data: st.DataObjec
 
 
 def test_bundles_are_asked_for_on_each_connection() -> None:
-    """The question stands first in the greeting; the answer holds until the connection is lost."""
-    told: list[tuple[bytes, bytes]] = []
-    core = ClientCore(bundles=True, on_control=lambda *control: told.append(control))
+    """The question is the first resync packet; the reply holds until the connection is lost."""
+    reported: list[tuple[bytes, bytes]] = []
+    core = ClientCore(bundles=True, on_control=lambda *control: reported.append(control))
     core.control("echo/off")
     core.subscribe("a", Sink())
     for _ in range(2):
@@ -414,24 +414,24 @@ def test_bundles_are_asked_for_on_each_connection() -> None:
         core.connected(1_000_000)
         core.receive([bundle(ON + b"\x0065536", WHOAMI)])
         assert core.bundle_limit == 65_536
-        core.lost()
+        core.disconnected()
     core.connected(50_000)
     core.receive([ON + b"\x0065536"])
     assert core.bundle_limit == 50_000
-    assert [key for key, _ in told] == [b"!/cred/whoami"] * 2
+    assert [key for key, _ in reported] == [b"!/cred/whoami"] * 2
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", b"-1", b"65536 ", b"9" * 5000, "٣".encode()])
 def test_answer_that_is_none_is_not_ours(payload: bytes) -> None:
-    """Nothing is sent in bundles then, and it goes where unknown control messages go."""
-    told: list[tuple[bytes, bytes]] = []
-    core = ClientCore(bundles=True, on_control=lambda *control: told.append(control))
+    """A malformed reply enables no bundles, and reaches `on_control`."""
+    reported: list[tuple[bytes, bytes]] = []
+    core = ClientCore(bundles=True, on_control=lambda *control: reported.append(control))
     core.receive([ON + b"\0" + payload])
-    assert (core.bundle_limit, told) == (0, [(b"bundle/on", payload)])
+    assert (core.bundle_limit, reported) == (0, [(b"bundle/on", payload)])
 
 
-def test_bundles_that_nobody_asked_for() -> None:
-    """Not asked for in the early dialect, nor where they are not wanted; an answer is no news then."""
+def test_bundles_that_were_not_asked_for() -> None:
+    """The early dialect and bundles=False do not ask for bundles; an unexpected reply enables none."""
     assert ClientCore(EARLY, bundles=True).resync_packets() == []
     core = ClientCore()
     assert core.resync_packets() == []
@@ -444,7 +444,7 @@ def test_bundles_that_nobody_asked_for() -> None:
 
 @given(st.lists(st.tuples(keys(CURRENT) | st.text(max_size=5), st.binary(max_size=30)), max_size=20))
 def test_many_are_published_as_one_by_one(messages: list[tuple[bytes | str, bytes]]) -> None:
-    """The same packets, or the same error; from whatever the messages come."""
+    """`publish_many` gives the packets, or the error, of single calls, from any iterable."""
     core = ClientCore(max_packet=25)
 
     def outcome(publish: Any) -> Any:
@@ -459,7 +459,7 @@ def test_many_are_published_as_one_by_one(messages: list[tuple[bytes | str, byte
 
 
 def test_messages_of_odd_types_are_published_alike() -> None:
-    """Lists for tuples, and other buffers for bytes."""
+    """Lists serve as tuples, and other buffers as bytes."""
     core = ClientCore()
     odd: Any = [["a", b"1"], ("b", bytearray(b"2")), ("c", memoryview(b"3")), Message(b"d", b"4")]
     assert core.publish_many(odd) == [b"MSG a\x001", b"MSG b\x002", b"MSG c\x003", b"MSG d\x004"]
@@ -469,15 +469,15 @@ def test_messages_of_odd_types_are_published_alike() -> None:
 
 
 def test_text_and_names() -> None:
-    """Text is UTF-8, bytes are as they are; dialects have names."""
+    """Text is encoded as UTF-8, bytes are unchanged, and dialects are found by name."""
     assert (as_bytes("ö"), as_bytes(b"\xff")) == (b"\xc3\xb6", b"\xff")
     assert (find_dialect("current"), find_dialect("early")) == (CURRENT, EARLY)
     with pytest.raises(UsageError, match="say 'current' or 'early'"):
         find_dialect("latest")
 
 
-def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a fork a pattern with the old PID would have every new connection ended; one without it stays."""
+def test_secret_patterns_with_old_ids_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fork, a pattern with the old PID is not subscribed to again; one without it is."""
     core = ClientCore()
     old, own, open_ = Sink(), Sink(), Sink()
     core.subscribe(b"!/cred///%d/letters" % os.getpid(), old)
@@ -488,7 +488,7 @@ def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkey
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
     for _ in range(2):
-        core.lost()
+        core.disconnected()
         assert core.resync_packets() == [b"SUB !/cred////letters", b"SUB open"]
         core.connected(1000)
     assert list(core.sinks()) == [own, open_]
@@ -496,8 +496,8 @@ def test_private_keys_of_who_we_are_no_longer_are_not_subscribed_to_again(monkey
 
 @pytest.mark.parametrize("key", [b"!/x", b"k\0x"])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_keys_are_checked_whatever_they_are_kept_in(kind: Any, key: bytes) -> None:
-    """A view of bytes is as good as bytes, and no way round the rules."""
+def test_keys_are_checked_in_every_buffer_type(kind: Any, key: bytes) -> None:
+    """Keys in any buffer type are checked."""
     core = ClientCore()
     with pytest.raises(InvalidKey):
         core.publish(kind(key), b"")
@@ -505,7 +505,7 @@ def test_keys_are_checked_whatever_they_are_kept_in(kind: Any, key: bytes) -> No
 
 
 def test_pattern_that_can_be_subscribed_to_can_be_given_back() -> None:
-    """UNSUB is longer than SUB, and has to fit a packet too."""
+    """A pattern must fit UNSUB, which is longer than SUB."""
     core, sink = ClientCore(max_packet=100), Sink()
     for size in (95, 96):
         with pytest.raises(PacketTooLong):

@@ -1,20 +1,27 @@
-"""The outbox keeps order, tells each waiter at the right packet, and takes to a new connection what still counts."""
+"""The outbox: order, waiters, reconnecting, and the system calls that send."""
 
 from __future__ import annotations
 
+import errno
+import socket
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zope.interface.verify import verifyObject
 
-from sbus.client.outbox import Outbox
+from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
 from sbus.client.tx import protocol
 from sbus.interfaces import IPacketQueue
+from sbus.protocol.bundles import LARGEST, unbundle
+from sbus.syscalls.batch import BATCH, PacketReader
+from sbus.syscalls.sockets import max_sendable
 
 
 class Waiter:
-    """Somebody who waits, and writes down for what."""
+    """A waiter that records its outcomes."""
 
     def __init__(self) -> None:
         self.outcomes: list[Any] = []
@@ -27,27 +34,27 @@ class Waiter:
 
 
 class Model:
-    """One line of packets and waiters: a waiter is told when no packet stands before it."""
+    """A model: one line of packets and waiters, in which a waiter is due when no packet precedes it."""
 
     def __init__(self) -> None:
         self.line: list[bytes | Waiter] = []
-        self.told: list[Waiter] = []
+        self.reported: list[Waiter] = []
 
     def packets(self) -> list[bytes]:
         return [item for item in self.line if isinstance(item, bytes)]
 
     def settle(self) -> None:
         while self.line and isinstance(self.line[0], Waiter):
-            self.told.append(self.line.pop(0))  # type: ignore[arg-type]
+            self.reported.append(self.line.pop(0))  # type: ignore[arg-type]
 
     def send(self, count: int) -> None:
         for _ in range(count):
             self.line.pop(0)
             self.settle()
 
-    def restart(self, greeting: list[bytes]) -> None:
+    def restart(self, resync: list[bytes]) -> None:
         kept = [item for item in self.line if isinstance(item, Waiter) or item.startswith(b"MSG ")]
-        self.line = [*greeting, *kept]
+        self.line = [*resync, *kept]
         self.settle()
 
 
@@ -56,8 +63,8 @@ numbered = st.sampled_from((b"MSG k\0%d", b"SUB %d", b"UNSUB %d", b"CMSG %d"))
 
 @settings(max_examples=300)
 @given(st.data())
-def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject) -> None:
-    """In whatever order packets are added, waited for, sent, and connections lost."""
+def test_waiters_complete_when_earlier_packets_are_sent(data: st.DataObject) -> None:
+    """A waiter completes when every packet added before it is sent, over lost connections too."""
     outbox, model = Outbox(), Model()
     waiters: list[Waiter] = []
     number = 0
@@ -91,12 +98,12 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
             outbox.ack(taken, sent)
             model.send(sent)
         else:
-            greeting = [packet for packet in packets(3) if not packet.startswith(b"MSG")]
-            outbox.restart(greeting)
-            model.restart(greeting)
+            resync = [packet for packet in packets(3) if not packet.startswith(b"MSG")]
+            outbox.restart(resync)
+            model.restart(resync)
         assert outbox.take(1000) == model.packets()
         assert len(outbox) == len(model.packets())
-        assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.told]
+        assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.reported]
     assert all(waiter.outcomes in ([], [b""]) for waiter in waiters)
     error = OSError()
     outbox.set_exception(error)
@@ -108,26 +115,26 @@ def test_waiters_are_told_when_what_was_added_before_is_sent(data: st.DataObject
 
 
 def test_waiters_may_add_packets_and_wait_again() -> None:
-    """Who is told may go on at once, from within the call: a program that publishes one message after the other."""
+    """A completed waiter may add packets and wait again, from within the call."""
     outbox = Outbox()
-    told: list[int] = []
+    completed: list[int] = []
 
     class Publisher(Waiter):
         def set_result(self, value: bytes) -> None:
-            told.append(len(told))
-            if len(told) < 5:
-                outbox.write(b"MSG k\0%d" % len(told))
+            completed.append(len(completed))
+            if len(completed) < 5:
+                outbox.write(b"MSG k\0%d" % len(completed))
                 outbox.wait(self)
 
     outbox.write(b"MSG k\0")
     outbox.wait(Publisher())
     while taken := outbox.take(2):
         outbox.ack(taken, len(taken))
-    assert told == [0, 1, 2, 3, 4]
+    assert completed == [0, 1, 2, 3, 4]
 
 
 def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
-    """It is a packet transport's queue, which survives the transport; a packet that does not fit ends that."""
+    """An outbox is a transport's queue, and survives the transport."""
     outbox = Outbox()
     assert protocol.__name__  # it says that an outbox is a queue
     assert verifyObject(IPacketQueue, outbox)
@@ -135,3 +142,64 @@ def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
     outbox.discard_all(outbox.take(1))
     assert outbox.take(5) == [b"MSG k\0"]
     assert not outbox.reject_oversized(b"MSG k\0")
+
+
+@pytest.fixture
+def ours_and_theirs() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        yield ours, theirs
+
+
+def received(sock: socket.socket) -> list[bytes]:
+    """Return the received packets, bundles included."""
+    reader, packets = PacketReader(1 << 20), []
+    while batch := reader.read(sock)[0]:
+        packets += batch
+    return packets
+
+
+@pytest.mark.parametrize("limit", [0, 1000, LARGEST])
+def test_what_is_taken_is_what_arrives(ours_and_theirs: tuple[socket.socket, socket.socket], limit: int) -> None:
+    """The count returned is that of the packets that arrive, also if the socket fills up."""
+    ours, theirs = ours_and_theirs
+    packets = [b"MSG k\0%d " % i + bytes(i % 300) for i in range(20_000)]
+    sent = rounds = 0
+    while count := send_some(ours, packets[sent : sent + send_limit(limit)], limit):
+        sent += count
+        rounds += 1
+    assert 0 < sent < len(packets)
+    got = received(theirs)
+    assert unbundle(list(got)) == packets[:sent]
+    assert max(map(len, got)) <= (limit or 1000)
+    assert (len(got) < sent / 2) is (limit > 0)
+
+
+def test_alone_is_plain(ours_and_theirs: tuple[socket.socket, socket.socket]) -> None:
+    """A packet that is alone, or does not fit with others, is sent plain."""
+    ours, theirs = ours_and_theirs
+    assert send_some(ours, [], LARGEST) == 0
+    assert send_some(ours, [b"alone"], LARGEST) == 1
+    assert send_some(ours, [bytes(900), b"x", bytes(900)], 500) == 3
+    assert received(theirs) == [b"alone", bytes(900), b"x", bytes(900)]
+
+
+def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socket, socket.socket]) -> None:
+    """If a bundle does not fit the socket, packets go out singly; one too long by itself raises EMSGSIZE."""
+    ours, theirs = ours_and_theirs
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
+    packets = [bytes([i]) * 500 for i in range(100)]
+    sent = send_some(ours, packets, LARGEST)
+    assert 0 < sent <= BATCH
+    assert received(theirs) == packets[:sent]
+    for packets in ([bytes(max_sendable(ours) + 1)], [bytes(max_sendable(ours) + 1), b"x"]):
+        with pytest.raises(OSError, match="too long") as raised:
+            send_some(ours, packets, LARGEST)
+        assert raised.value.errno == errno.EMSGSIZE
+
+
+def test_limits() -> None:
+    """With bundles, fewer packets are read at once, since each has many messages, and more are sent."""
+    assert read_limit(0) == send_limit(0) == BATCH
+    assert read_limit(LARGEST) < BATCH < send_limit(LARGEST)

@@ -1,4 +1,4 @@
-"""Coming, going and back-pressure of a session, on a shell without sockets whose time a test turns by hand."""
+"""Connecting, losing and back-pressure of a session, on a backend without sockets or time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import pytest
 
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.client.options import Settings
-from sbus.client.session import HIGH_WATER, QueuedSubscription, Session
+from sbus.client.options import ConnectOptions
+from sbus.client.session import Session
+from sbus.client.subscription import HIGH_WATER, QueuedSubscription
 from sbus.errors import Closed, ConnectError, Disconnected
 from sbus.syscalls.batch import BATCH
+from tests.unit.client.fakes import WithoutCalls
 
 WHOAMI = b"CMSG !/cred/whoami"
 NAME = b"!/cred/1/2/3"
 
 
 class Waiter:
-    """A waiter; those who await it go on in the moment that it is told, as with Twisted."""
+    """A waiter whose coroutines resume at once when it completes, as with Twisted."""
 
     def __init__(self) -> None:
         self.outcome: Any = None
@@ -36,7 +38,7 @@ class Waiter:
         if self.outcome is None:
             self.outcome = outcome
             for running in self.waiting:
-                running.go_on()
+                running.resume()
 
     def __await__(self) -> Generator[Waiter, None, bytes]:
         if self.outcome is None:
@@ -54,9 +56,9 @@ class Running:
         self._call = call
         self.is_done = False
         self.result: Any = None
-        self.go_on()
+        self.resume()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         try:
             waiter: Waiter = self._call.send(None)
         except StopIteration as end:
@@ -72,17 +74,17 @@ class Sub(QueuedSubscription):
         return Running(self._get())
 
 
-class FakeSession(Session[Sub]):
-    """A session with a server that does what the test says.
+class FakeSession(WithoutCalls[Sub], Session[Sub]):
+    """A session whose server is controlled by the test.
 
-    :ivar sent: what the server was sent on this connection.
-    :ivar room: packets that the socket takes; None for any number.
-    :ivar answers: what becomes of the attempts to connect: an error, or a call to make when there is a connection.
-    :ivar naps: the pauses made; each is over when its waiter is told.
+    :ivar sent: packets that the server has received on this connection.
+    :ivar room: packets that the socket still takes; None for any number.
+    :ivar answers: outcomes of attempts to connect: an error to raise, or a function to call once connected.
+    :ivar naps: the pauses; each ends when its waiter completes.
     """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__("/fake", Settings(**{"max_packet": 1000, "bundles": False, **settings}))
+        super().__init__("/fake", ConnectOptions(**{"max_packet": 1000, "bundles": False, **settings}))
         self.soon: list[Callable[[], None]] = []
         self.connected = True
         self.reading = True
@@ -94,27 +96,27 @@ class FakeSession(Session[Sub]):
         self.ends: list[Exception] = []
         self.attempts: list[Running] = []
 
-    # what the server does
+    # the server
 
     def arrive(self, *packets: bytes) -> None:
-        self._arrived(list(packets))
+        self._receive_packets(list(packets))
 
     def turn(self) -> None:
-        """The turn of the loop is over."""
+        """End the turn of the loop."""
         soon, self.soon = self.soon, []
         for call in soon:
             call()
 
     def reply(self) -> None:
-        """Answer all questions that were asked on this connection and not answered yet."""
+        """Answer every ``whoami`` of this connection that has no reply yet."""
         questions, self.sent = self.sent.count(WHOAMI), [p for p in self.sent if p != WHOAMI]
         self.arrive(*[WHOAMI + b"\0" + NAME] * questions)
 
     def wake(self) -> None:
-        """The newest pause is over."""
+        """End the newest pause."""
         self.naps[-1][1].set_result(b"")
 
-    # what a shell does
+    # what a backend does
 
     def waiter(self) -> Waiter:
         return Waiter()
@@ -132,14 +134,14 @@ class FakeSession(Session[Sub]):
                 self.room -= 1
             self.outbox.ack(taken, 1)
 
-    def _send_now(self, packets: list[bytes]) -> int:
+    def _try_send(self, packets: list[bytes]) -> int:
         count = 0 if not self.connected else len(packets) if self.room is None else min(self.room, len(packets))
         self.sent += packets[:count]
         if self.room is not None:
             self.room -= count
         return count
 
-    def _soon(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], None]) -> None:
         self.soon.append(call)
 
     def _set_reading(self, reading: bool) -> None:
@@ -156,7 +158,7 @@ class FakeSession(Session[Sub]):
             answer()
         self._flush()
 
-    def _is_connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self.connected
 
     def _detach(self) -> None:
@@ -166,16 +168,16 @@ class FakeSession(Session[Sub]):
         self.naps.append((seconds, Waiter()))
         return self.naps[-1][1]
 
-    def _drained(self) -> Waiter:  # type: ignore[override]
+    def wait_drained(self) -> Waiter:
         self._flush()
         waiter = Waiter()
         self.outbox.wait(waiter)
         return waiter
 
-    def _reconnect(self) -> None:
+    def _start_reconnecting(self) -> None:
         self.attempts.append(Running(self._reconnect_loop()))
 
-    def _ended(self, error: Exception) -> None:
+    def _on_end(self, error: Exception) -> None:
         self.ends.append(error)
 
 
@@ -194,7 +196,7 @@ class Exact(Backoff):
 
 
 def test_reading_stops_at_the_high_water_mark() -> None:
-    """The subscription that is not read stops the reading, once; it goes on when a quarter is left."""
+    """An unread subscription stops the reading, once; reading resumes at the low-water mark."""
     session = FakeSession()
     sub, other = session.subscribe("a"), session.subscribe("b")
     for i in range(HIGH_WATER - 1):
@@ -211,8 +213,8 @@ def test_reading_stops_at_the_high_water_mark() -> None:
     assert (len(sub.get_ready()), len(other.get_ready())) == (HIGH_WATER // 4, 1)
 
 
-def test_every_crowded_subscription_must_have_room() -> None:
-    """Reading goes on when the last of those that were not read is read, in whatever way, or closed."""
+def test_reading_resumes_for_the_last_subscription() -> None:
+    """Reading resumes when the last subscription above the mark is read, in any way, or closed."""
     session = FakeSession()
     subs = [session.subscribe("a") for _ in range(3)]
     session.arrive(*[b"MSG a\0x"] * HIGH_WATER)
@@ -229,7 +231,7 @@ def test_every_crowded_subscription_must_have_room() -> None:
 
 
 def test_several_may_wait_for_one_subscription() -> None:
-    """Messages go to those who wait in their order; the end is told to all that are left."""
+    """Readers get messages in the order in which they wait; the end completes the others."""
     session = FakeSession()
     sub = session.subscribe("a")
     gets = [sub.get() for _ in range(4)]
@@ -238,23 +240,23 @@ def test_several_may_wait_for_one_subscription() -> None:
     assert [get.result.payload for get in gets[:2]] == [b"1", b"2"]
     sub.close()
     assert {type(get.result) for get in gets[2:]} == {Closed}
-    assert sub._waiting == []
+    assert sub._waiters == []
     assert session.sent == [b"SUB a", b"UNSUB a"]
 
 
 def test_abandoned_wait_takes_no_message() -> None:
-    """Who stops to wait is forgotten, and the next message goes to who still waits."""
+    """An abandoned reader takes no message; the next reader gets it."""
     session = FakeSession()
     sub = session.subscribe("a")
     gets = [sub.get() for _ in range(2)]
     gets[0]._call.close()
-    assert len(sub._waiting) == 1
+    assert len(sub._waiters) == 1
     session.arrive(b"MSG a\x001")
     assert gets[1].result.payload == b"1"
 
 
 def test_closed_subscription_gets_nothing_more() -> None:
-    """Not even the message that another sink was just told, which closed it."""
+    """A subscription that another sink's callback has closed does not get the same message."""
     session = FakeSession()
     got: list[Message] = []
     session.subscribe("a", lambda message: second.close())
@@ -268,7 +270,7 @@ def test_closed_subscription_gets_nothing_more() -> None:
 
 
 def test_exceptions_of_the_application_go_to_its_log() -> None:
-    """Of callbacks, and of the hook for control messages; whoever comes behind gets what is his."""
+    """Exceptions of callbacks and of `on_control` are logged, and other sinks get their messages."""
     session = FakeSession(on_control=lambda key, payload: 1 // 0)
     session.subscribe("a", lambda message: 1 // 0)
     sub = session.subscribe("a")
@@ -286,13 +288,13 @@ def publish(session: FakeSession, *numbers: int) -> None:
 
 
 def numbers(session: FakeSession) -> list[int]:
-    """What was sent since this was last asked."""
+    """Return and forget the numbers sent so far."""
     sent, session.sent = session.sent, []
     return [int(packet.partition(b"\0")[2]) for packet in sent]
 
 
 def test_lone_packets_go_at_once() -> None:
-    """Nothing is put off but one packet in many, to see whether others come, and that only to the end of the turn."""
+    """Lone packets go out at once, but for one in `BATCH`, which waits for the end of its turn."""
     session = FakeSession()
     for number in range(10 * BATCH):
         publish(session, number)
@@ -309,7 +311,7 @@ def test_lone_packets_go_at_once() -> None:
 
 
 def test_packets_of_a_turn_go_together() -> None:
-    """The first goes at once and the others at the end of the turn, as long as there are others."""
+    """The first packet of a busy turn goes out at once, and the others at its end."""
     session = FakeSession()
     publish(session, *range(BATCH + 10))
     assert numbers(session) == list(range(BATCH))
@@ -323,7 +325,7 @@ def test_packets_of_a_turn_go_together() -> None:
     publish(session, 1)  # alone: goes at once
     assert numbers(session) == [1]
     session.turn()
-    publish(session, 2)  # alone, but that is not known yet
+    publish(session, 2)  # alone too, but later writes of the turn could follow
     assert numbers(session) == []
     session.turn()
     assert numbers(session) == [2]
@@ -332,7 +334,7 @@ def test_packets_of_a_turn_go_together() -> None:
 
 
 def test_much_is_not_put_off() -> None:
-    """What would fill a bundle is sent before the turn is over, so that a producer without measure is held back."""
+    """A full bundle is sent before the turn ends, so that a fast producer is paused."""
     session = FakeSession()
     publish(session, *range(BATCH))
     packet = b"MSG k\0" + bytes(1000)
@@ -346,7 +348,7 @@ def test_much_is_not_put_off() -> None:
 
 
 def test_what_is_put_off_keeps_its_place() -> None:
-    """Subscriptions and questions stand in line with messages; a full socket and a loss change no order."""
+    """Deferred packets keep their order, over a full socket and a lost connection."""
     session = FakeSession(reconnect=Exact())
     publish(session, *range(BATCH), 100)
     session.subscribe("a")
@@ -366,7 +368,7 @@ def test_what_is_put_off_keeps_its_place() -> None:
 
 
 def test_bundles_are_asked_for_first() -> None:
-    """The question waits for the connection, and is the first packet on it, each time."""
+    """The question for bundles is the first packet of each connection."""
     session = FakeSession(bundles=True, reconnect=Exact())
     session.connected = False
     session.subscribe("a")
@@ -380,8 +382,8 @@ def test_bundles_are_asked_for_first() -> None:
     assert session.sent[:2] == [b"CMSG bundle/on", b"SUB a"]
 
 
-def test_readers_are_told_when_all_is_where_it_belongs() -> None:
-    """Who goes on in the moment that he is told finds everything that came with his message."""
+def test_readers_wake_after_the_whole_batch() -> None:
+    """A reader that resumes finds everything that came with its message."""
     session = FakeSession()
     sub, other = session.subscribe("a"), session.subscribe("b")
     seen: list[int] = []
@@ -401,12 +403,12 @@ def test_readers_are_told_when_all_is_where_it_belongs() -> None:
 
 
 def test_lost_connection_is_the_end() -> None:
-    """Everybody who waits is told, once; what came before can be read; nothing can be done any more."""
+    """Every waiter fails, once; earlier messages can still be read; later calls raise."""
     session = FakeSession()
     session.room = 2
     sub, idle = session.subscribe("a"), session.subscribe("b")
     waiting = [Running(session._whoami()), Running(session._fence()), idle.get()]
-    publishing = session._drained()
+    publishing = session.wait_drained()
     session.arrive(b"MSG a\x001")
     lose(session)
     lose(session)
@@ -429,7 +431,7 @@ def test_lost_connection_is_the_end() -> None:
 
 
 def test_closing_sends_what_waits_first() -> None:
-    """Then it is the end, and everything that waits is told that we have closed."""
+    """`close` sends the outbox, then fails every waiter with Closed."""
     session = FakeSession()
     session.room = 0
     sub = session.subscribe("a")
@@ -446,7 +448,7 @@ def test_closing_sends_what_waits_first() -> None:
 
 
 def test_closing_that_is_given_up_closes_nothing() -> None:
-    """It still has to send; who gives up waiting for that has an open connection."""
+    """A `close` that is abandoned while it sends leaves the connection open."""
     session = FakeSession(reconnect=Exact())
     session.room = 0
     session.subscribe("a")
@@ -458,7 +460,7 @@ def test_closing_that_is_given_up_closes_nothing() -> None:
 
 
 def test_connection_lost_while_closing_is_closed() -> None:
-    """Nothing is connected again for the sake of what could not be sent."""
+    """A connection lost while closing is not made again for unsent packets."""
     session = FakeSession(reconnect=Exact())
     session.room = 0
     session.subscribe("a")
@@ -473,7 +475,7 @@ def test_connection_lost_while_closing_is_closed() -> None:
 
 
 def test_lost_connection_is_made_again() -> None:
-    """With growing pauses; the new one is told what is in force; when it has proved that, the gap is told."""
+    """A lost connection is made again, restores what is in force, and reports the gap after its fence."""
     gaps: list[Exception] = []
     session = FakeSession(reconnect=Exact(), on_gap=gaps.append)
     session.subscribe("a")
@@ -497,7 +499,7 @@ def test_lost_connection_is_made_again() -> None:
 
 
 def test_connection_that_does_not_last_is_a_failed_attempt() -> None:
-    """Lost before its fence, at once or later: the pauses grow on, and there is one gap, with the first reason."""
+    """A connection lost before its fence counts as failed: pauses grow, and one gap is reported."""
     gaps: list[Exception] = []
     session = FakeSession(reconnect=Exact(), on_gap=gaps.append)
     session.subscribe("a")
@@ -514,12 +516,12 @@ def test_connection_that_does_not_last_is_a_failed_attempt() -> None:
     assert [str(gap) for gap in gaps] == ["first (/fake)"]
 
 
-def test_loss_in_the_moment_of_the_proof_is_not_overlooked() -> None:
-    """Whoever is told of the fence's reply finds the connection lost again, and goes on."""
+def test_loss_in_the_moment_of_the_fence_is_not_overlooked() -> None:
+    """A connection lost in the moment of its fence's reply is made again."""
     session = FakeSession(reconnect=Exact())
     lose(session)
     session.wake()
-    fence = session.core._waiting[0]
+    fence = session.core._whoami_waiters[0]
     assert isinstance(fence, Waiter)
     fence.waiting.insert(0, Lose(session))  # type: ignore[arg-type]
     session.reply()
@@ -531,17 +533,17 @@ def test_loss_in_the_moment_of_the_proof_is_not_overlooked() -> None:
 
 
 class Lose:
-    """Somebody who loses the connection when he is told something."""
+    """A coroutine's stand-in that loses the connection when it is resumed."""
 
     def __init__(self, session: FakeSession) -> None:
         self._session = session
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         lose(self._session)
 
 
-def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
-    """What waited is sorted out when the connection is lost; what is sent from then on is sent as it is."""
+def test_what_is_sent_meanwhile_follows_the_resync_packets_in_order() -> None:
+    """Packets sent during a loss follow the resync packets in order."""
     session = FakeSession(reconnect=Exact())
     kept = session.subscribe("kept")
     session.room = 0
@@ -549,19 +551,19 @@ def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
     session.subscribe("waiting")
     session.control("other/thing")
     old = Running(session._fence())
-    sent: list[Waiter] = [session._drained()]
+    sent: list[Waiter] = [session.wait_drained()]
     lose(session)
     assert isinstance(old.result, Disconnected)
     session.send([session.core.publish("k", b"1")])
-    sent.append(session._drained())
+    sent.append(session.wait_drained())
     session.subscribe("new")
     fence = Running(session._fence())
     kept.close()
     session.send([session.core.publish("k", b"2")])
     session.room = None
     session.wake()
-    greeting, later = [b"SUB kept", b"SUB waiting"], [b"SUB new", WHOAMI, b"UNSUB kept", b"MSG k\x002", WHOAMI]
-    assert session.sent == [*greeting, b"MSG k\x000", b"MSG k\x001", *later]
+    resync, later = [b"SUB kept", b"SUB waiting"], [b"SUB new", WHOAMI, b"UNSUB kept", b"MSG k\x002", WHOAMI]
+    assert session.sent == [*resync, b"MSG k\x000", b"MSG k\x001", *later]
     assert all(waiter.outcome == b"" for waiter in sent)
     assert not fence.is_done
     session.reply()
@@ -569,8 +571,8 @@ def test_what_is_sent_meanwhile_follows_the_greeting_in_order() -> None:
     assert fence.result is None
 
 
-def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
-    """The new question is for the new connection, where its answer finds it."""
+def test_failed_caller_may_call_again_at_once() -> None:
+    """A call made while an error is delivered is for the new connection."""
     session = FakeSession(reconnect=Exact())
     names: list[bytes] = []
 
@@ -590,8 +592,8 @@ def test_who_is_told_of_the_loss_may_ask_again_at_once() -> None:
     assert session._loss_reason is None
 
 
-def test_who_is_told_of_the_loss_may_close() -> None:
-    """Then it is the end: nothing is connected any more."""
+def test_failed_caller_may_close() -> None:
+    """Closing the bus while an error is delivered ends the session."""
     session = FakeSession(reconnect=Exact())
 
     async def give_up() -> None:
@@ -612,14 +614,14 @@ def test_who_is_told_of_the_loss_may_close() -> None:
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_closing_while_there_is_no_connection(turns: int) -> None:
-    """It does not wait, and ends the attempts, whether they pause or prove the connection."""
+    """Closing during a reconnect does not wait, and ends the attempts."""
     session = FakeSession(reconnect=Exact())
     lose(session)
     for _ in range(turns):
         session.wake()
     get = session.subscribe("a").get()
     session.room = 0
-    publishing = session._drained()
+    publishing = session.wait_drained()
     closing = Running(session._finish())
     if turns:
         session.room = None
@@ -632,8 +634,8 @@ def test_closing_while_there_is_no_connection(turns: int) -> None:
     assert not session.connected
 
 
-def test_application_that_fails_when_told_of_the_gap() -> None:
-    """Its exception is logged, and the session goes on."""
+def test_on_gap_that_raises() -> None:
+    """An exception of `on_gap` is logged, and the session continues."""
     session = FakeSession(reconnect=Exact(), on_gap=lambda error: 1 // 0)
     for losses in (1, 2):
         lose(session)
@@ -644,7 +646,7 @@ def test_application_that_fails_when_told_of_the_gap() -> None:
 
 
 def test_reader_that_did_not_read_when_the_connection_was_lost() -> None:
-    """The new connection is not read either, until he reads."""
+    """A new connection stays paused until the unread subscription is read."""
     session = FakeSession(reconnect=Exact())
     sub = session.subscribe("a")
     session.arrive(*[b"MSG a\0x"] * HIGH_WATER)

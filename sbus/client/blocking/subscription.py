@@ -1,0 +1,150 @@
+"""A subscription of the blocking client."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol, Self, TypeVarTuple
+
+from sbus.client.blocking.waiting import deadline_in
+from sbus.client.core import Batch, Message
+from sbus.errors import Closed
+
+__all__ = ["Subscription"]
+
+Args = TypeVarTuple("Args")
+
+
+class Owner(Protocol):
+    """What a subscription needs of its `sbus.client.blocking.Bus`."""
+
+    _batch: Batch
+
+    def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
+        """Call the application and keep what it raises."""
+
+    def _read_until(self, condition: Callable[[], object], deadline: float | None) -> None:
+        """Receive until a condition holds."""
+
+    def _read_now(self, wanted: deque[Message]) -> None:
+        """Receive what is here."""
+
+    def _deliver_shared(self, messages: list[Message]) -> None:
+        """Keep messages for the readers of the bus."""
+
+    def _take_shared(self, subscription: Subscription) -> list[Message]:
+        """Hand over the messages kept for this subscription."""
+
+    def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
+        """End a subscription."""
+
+
+class Subscription:
+    """The messages of one pattern.
+
+    They go to the readers of the bus. Once the subscription itself is read (by iteration, `get`, `get_many` or
+    `get_ready`), it has a queue of its own, which takes over those that were not read yet. A callback instead gets
+    each message whenever the bus is read; if it raises, that read raises the error after it has
+    dispatched all messages that came together.
+
+    :ivar pattern: the pattern subscribed to.
+    :ivar callback: the function called with each message, or None.
+    """
+
+    def __init__(self, bus: Owner, callback: Callable[[Message], object] | None) -> None:
+        self.pattern = b""
+        self.callback = callback
+        self._bus = bus
+        self._own: deque[Message] | None = None
+        self._closed = False
+
+    def deliver(self, messages: list[Message]) -> None:
+        """See `sbus.client.core.Sink`."""
+        if self._closed:
+            return  # closed by another sink's callback for the same messages
+        if self.callback is not None:
+            for message in messages:
+                self._bus._call_user(self.callback, message)
+        elif self._own is not None:
+            self._own.extend(messages)
+        else:
+            self._bus._deliver_shared(messages)
+
+    def get(self, timeout: float | None = None) -> Message:
+        """Wait for the next message and return it.
+
+        :raises sbus.errors.TimedOut: if none has come within `timeout` seconds.
+        :raises sbus.errors.Disconnected: if no more messages will come.
+        """
+        return self._wait(timeout).popleft()
+
+    def get_many(self, timeout: float | None = None) -> list[Message]:
+        """Wait for a message, then return all that are here.
+
+        :raises: as `get`.
+        """
+        return _take_all(self._wait(timeout))
+
+    def _wait(self, timeout: float | None) -> deque[Message]:
+        """Return the subscription's own queue once it has a message."""
+        own = self._claim()
+        if not own:
+            self._bus._read_until(lambda: own or self._closed, deadline_in(timeout))
+            if not own:
+                raise Closed("the subscription was closed here")
+        return own
+
+    def get_ready(self) -> list[Message]:
+        """Return all messages that are here already, without waiting.
+
+        :raises sbus.errors.Disconnected: if there are none and no more will come.
+        """
+        own = self._claim()
+        if not self._closed:
+            self._bus._read_now(own)
+        return _take_all(own)
+
+    def _claim(self) -> deque[Message]:
+        """Return the subscription's own queue, and create it first if necessary."""
+        if self._own is None:
+            self._own = deque(self._bus._take_shared(self))
+        return self._own
+
+    def _is_shared(self) -> bool:
+        """Return whether the messages go to the readers of the bus."""
+        return self._own is None and self.callback is None
+
+    def __iter__(self) -> Iterator[Message]:
+        self._claim()
+        while True:
+            try:
+                yield self.get()
+            except Closed:
+                return
+
+    @property
+    def pending(self) -> int:
+        """Messages in memory, queued or not dispatched yet, which no poll shows."""
+        return len(self._own or ()) + len(self._bus._batch)
+
+    def close(self) -> None:
+        """Unsubscribe; iteration over the subscription ends."""
+        self._close(None)
+
+    def _close(self, deadline: float | None) -> None:
+        if not self._closed:
+            self._closed = True
+            self._bus._unsubscribe(self, deadline)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an exception, do not wait for a full socket: the rest goes out with the next packet.
+        self._close(None if kind is None else deadline_in(0.0))
+
+
+def _take_all(queue: deque[Message]) -> list[Message]:
+    messages = list(queue)
+    queue.clear()
+    return messages

@@ -1,0 +1,68 @@
+"""Waiting in a blocking client: deadlines, poll(2), and waiters to ask."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Generator
+
+__all__ = ["MAX_POLL_MS", "PolledWaiter", "deadline_in", "poll_socket"]
+
+MAX_POLL_MS = 2**31 - 1
+"""Milliseconds of the longest timeout that poll(2) takes."""
+
+
+class PolledWaiter:
+    """A waiter (`sbus.client.core.Waiter`) whose owner reads until `is_done`."""
+
+    __slots__ = ("_error", "_value")
+
+    def __init__(self) -> None:
+        self._value: bytes | None = None
+        self._error: Exception | None = None
+
+    def set_result(self, value: bytes) -> None:
+        """Complete with a value."""
+        if self._error is None and self._value is None:
+            self._value = value
+
+    def set_exception(self, error: Exception) -> None:
+        """Complete with an error."""
+        if self._value is None:
+            self._error = error
+
+    def has_succeeded(self) -> bool:
+        """Return whether it has a value."""
+        return self._value is not None
+
+    def is_done(self) -> bool:
+        """Return whether it has a value or an error."""
+        return self._value is not None or self._error is not None
+
+    def __await__(self) -> Generator[PolledWaiter, None, bytes]:
+        if not self.is_done():
+            yield self
+        if self._error is not None:
+            raise self._error
+        assert self._value is not None
+        return self._value
+
+
+def deadline_in(timeout: float | None) -> float | None:
+    """Return the `time.monotonic` in `timeout` seconds; None for never."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def poll_socket(sock: socket.socket, events: int, deadline: float | None) -> bool:
+    """Wait for events of poll(2); return False if the deadline has passed first."""
+    poll = select.poll()
+    poll.register(sock, events)
+    if deadline is None:
+        return bool(poll.poll())
+    while True:
+        left = max(0.0, deadline - time.monotonic()) * 1000
+        if poll.poll(min(left, MAX_POLL_MS)):
+            return True
+        if left <= MAX_POLL_MS:
+            return False

@@ -1,0 +1,47 @@
+"""What a client has chosen: the state that it restores after a reconnect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sbus.protocol import controls
+from sbus.protocol.packets import CMSG, SUB, build
+
+__all__ = ["Choices"]
+
+_REPEATED_GROUPS = frozenset(control.group for control in controls.CONTROLS if control.repeated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The settings in force and the patterns subscribed to.
+
+    A new kind of choice is a new field here, sent by `packets`; a test compares what a server knows after `packets`
+    with what it knew before the connection was lost.
+
+    :ivar controls: keys of the control messages in force, in the order to send them.
+    :ivar patterns: each pattern with the number of its subscriptions here, in the order of first subscription. The
+        client sends one ``SUB`` for all of them.
+    """
+
+    controls: tuple[bytes, ...] = ()
+    patterns: tuple[tuple[bytes, int], ...] = ()
+
+    def with_control(self, key: bytes) -> Choices:
+        """Return these choices with a control message put in force.
+
+        A control message that is not repeated adds nothing.
+
+        It replaces the earlier choices of its group. A row that *refines* (``order/random``) stands beside them. A key
+        without a row is a plugin's: it counts if its group has rows.
+        """
+        row, group = controls.find(key), controls.group_of(key)
+        if group not in _REPEATED_GROUPS:
+            return self
+        refines = row is not None and row.refines
+        kept = [other for other in self.controls if other != key and (refines or controls.group_of(other) != group)]
+        return replace(self, controls=(*kept, key) if row is None or row.repeated else tuple(kept))
+
+    def packets(self) -> list[bytes]:
+        """Return the packets that make these choices: settings, then subscriptions."""
+        return [build(CMSG, key) for key in self.controls] + [build(SUB, pattern) for pattern, _ in self.patterns]

@@ -1,0 +1,246 @@
+"""Which subscriptions get which message: the receiving half of the client core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from sbus.errors import Violation
+from sbus.protocol.bundles import unbundle
+from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
+from sbus.protocol.packets import CMSG, MSG
+from sbus.routing.cache import RouteCache
+from sbus.routing.runs import next_messages
+from sbus.routing.trie import PatternIndex
+
+__all__ = ["Batch", "Dispatcher", "Message", "Sink", "Waiter"]
+
+_MAX_RUN = 512
+"""Messages in the longest run that is delivered as one list."""
+_NO_CREDENTIALS = PeerCredentials(0, 0, 0)
+"""Open patterns match alike for every subscriber, so the index never looks at these."""
+
+
+class Message(NamedTuple):
+    """A message as it was published: its routing key and its payload, both bytes."""
+
+    key: bytes
+    payload: bytes
+
+
+class Waiter(Protocol):
+    """The receiving end of one result; exactly one of the two methods is called, once."""
+
+    def set_result(self, value: bytes) -> None:
+        """Complete with a value."""
+
+    def set_exception(self, error: Exception) -> None:
+        """Complete with an error."""
+
+
+class Sink(Protocol):
+    """The receiving end of one subscription.
+
+    :ivar pattern: the pattern subscribed to; the core sets it.
+    :ivar callback: the function to call with each message, or None for a sink that keeps messages until they are read.
+    """
+
+    pattern: bytes
+    callback: Callable[[Message], object] | None
+
+    def deliver(self, messages: list[Message]) -> None:
+        """Take messages, in order.
+
+        It must neither raise nor change the list, which other sinks get too.
+
+        If a sink of a route has a callback, every sink of that route gets its messages one at a time.
+        """
+
+
+class Batch:
+    """Packets that were received together, and how far they are processed.
+
+    A callback may read on while its message is being delivered. The nested call then continues at the position,
+    so that no packet is processed twice.
+
+    :ivar packets: the packets, bundles taken apart.
+    :ivar position: index of the next packet to process.
+    """
+
+    __slots__ = ("packets", "position")
+
+    def __init__(self, packets: list[bytes]) -> None:
+        self.packets = unbundle(packets)
+        self.position = 0
+
+    def __len__(self) -> int:
+        return len(self.packets) - self.position
+
+    def take(self) -> list[bytes]:
+        """Remove and return the packets that are not processed yet."""
+        rest = self.packets[self.position :]
+        self.position = len(self.packets)
+        return rest
+
+
+class Dispatcher:
+    """The subscriptions of one client, and the delivery of messages to them.
+
+    :param dialect: the revision of the protocol, which says how keys match patterns.
+    :param on_control: called with the key and the payload of each control message.
+    """
+
+    def __init__(self, dialect: Dialect, on_control: Callable[[bytes, bytes], object]) -> None:
+        self._dialect = dialect
+        self._on_control = on_control
+        self._sinks: dict[bytes, list[Sink]] = {}
+        self._index: PatternIndex[Sink] = PatternIndex(dialect)
+        self._cache: RouteCache[Sink] = RouteCache(dialect)
+        self._secret: dict[bytes, SecretKey] = {}
+        self._awaited: dict[bytes, Waiter] = {}
+
+    # --- subscriptions -----------------------------------------------------------------------
+
+    def add(self, sink: Sink, secret: SecretKey | None) -> bool:
+        """Add a sink under its pattern.
+
+        :param secret: the parsed pattern if it is a secret one, else None.
+        :returns: whether it is the first sink with this pattern.
+        """
+        pattern = sink.pattern
+        sinks = self._sinks.setdefault(pattern, [])
+        sinks.append(sink)
+        if secret:
+            self._secret[pattern] = secret
+            self._cache.clear()
+        else:
+            self._index.subscribe(sink, pattern, None, _NO_CREDENTIALS)
+            self._cache.forget(pattern, None, _NO_CREDENTIALS)
+        return len(sinks) == 1
+
+    def remove(self, sink: Sink) -> bool:
+        """Remove a sink; one that is not here is ignored.
+
+        :returns: whether it was the last sink with its pattern.
+        """
+        sinks = self._sinks.get(sink.pattern, [])
+        if sink not in sinks:
+            return False
+        sinks.remove(sink)
+        if sink.pattern in self._secret:
+            self._cache.clear()
+        else:
+            self._index.unsubscribe(sink, sink.pattern, None, _NO_CREDENTIALS)
+            self._cache.forget(sink.pattern, None, _NO_CREDENTIALS)
+        if sinks:
+            return False
+        del self._sinks[sink.pattern]
+        self._secret.pop(sink.pattern, None)
+        return True
+
+    def sinks(self) -> Iterator[Sink]:
+        """Iterate over all sinks; sinks may be added and removed meanwhile."""
+        return (sink for sinks in tuple(self._sinks.values()) for sink in tuple(sinks))
+
+    def pattern_counts(self) -> dict[bytes, int]:
+        """Return each pattern with its number of sinks, in order of subscription."""
+        return {pattern: len(sinks) for pattern, sinks in self._sinks.items()}
+
+    def secret_patterns(self) -> dict[bytes, SecretKey]:
+        """Return the secret patterns and what they parse to."""
+        return dict(self._secret)
+
+    # --- early fences ------------------------------------------------------------------------
+
+    def expect(self, key: bytes, waiter: Waiter) -> None:
+        """Complete `waiter` with the next message with this key; no sink gets it."""
+        self._awaited[key] = waiter
+
+    def take_awaited(self) -> list[Waiter]:
+        """Remove and return the waiters of `expect`."""
+        waiters = list(self._awaited.values())
+        self._awaited.clear()
+        return waiters
+
+    # --- delivery ----------------------------------------------------------------------------
+
+    def process(self, batch: Batch) -> None:
+        """Deliver the rest of a batch to its sinks and to `on_control`."""
+        packets, routes = batch.packets, self._cache.routes
+        while (position := batch.position) < len(packets):
+            end = min(position + _MAX_RUN, len(packets))
+            sinks, messages = next_messages(packets, position, end, routes, Message)
+            if sinks is None:
+                batch.position = position + 1
+                self._process_one(packets[position])
+                continue
+            for sink in sinks:
+                if sink.callback is not None:
+                    self._deliver_singly(batch, sinks, messages)
+                    break
+            else:
+                batch.position = position + len(messages)
+                for sink in sinks:
+                    sink.deliver(messages)
+
+    def _deliver_singly(self, batch: Batch, sinks: tuple[Sink, ...], messages: list[Message]) -> None:
+        """Deliver one message at a time: a callback may read on or change the routes."""
+        for message in messages:
+            batch.position = position = batch.position + 1
+            single = [message]
+            for sink in sinks:
+                sink.deliver(single)
+            if batch.position != position or self._cache.routes.get(message.key) is not sinks:
+                return
+
+    def _process_one(self, packet: bytes) -> None:
+        """Process a packet of any kind, including a message without a cached route."""
+        verb, _, rest = packet.partition(b" ")
+        key, nul, payload = rest.partition(b"\0")
+        if verb == MSG and nul:
+            messages = [Message(key, payload)]
+            for sink in self._route(key):
+                sink.deliver(messages)
+        elif verb == CMSG:
+            self._on_control(key, payload)
+        # Ignore other packets: a newer server may send kinds that this client does not know.
+
+    def sinks_for(self, key: bytes) -> tuple[Sink, ...]:
+        """Return the sinks whose patterns match a key."""
+        sinks = self._cache.routes.get(key)
+        return self._route(key) if sinks is None else sinks
+
+    def _route(self, key: bytes) -> tuple[Sink, ...]:
+        if (waiter := self._awaited.pop(key, None)) is not None:
+            waiter.set_result(b"")
+            return ()
+        try:
+            secret = self._dialect.check(key)
+        except Violation:
+            return ()  # no server forwards such a key, and no pattern can match it
+        if not secret:
+            return self._cache.remember(key, None, _callbacks_last(self._index.route(key, None)))
+        matching = [
+            sink
+            for pattern, parsed in self._secret.items()
+            if _matches_secret(parsed, secret)
+            for sink in self._sinks[pattern]
+        ]
+        return self._cache.remember(key, secret, _callbacks_last(matching))
+
+
+def _matches_secret(pattern: SecretKey, key: SecretKey) -> bool:
+    """Return whether a secret pattern of this client matches a received key.
+
+    The server has already compared empty IDs with this client's own, so only given IDs are compared here.
+    """
+    ids_match = all(not wanted or wanted == given for wanted, given in zip(pattern[:3], key[:3], strict=True))
+    return ids_match and matches_open(pattern.rest, key.rest)
+
+
+def _callbacks_last(sinks: Sequence[Sink]) -> tuple[Sink, ...]:
+    """Order sinks so that those with a callback come last.
+
+    A callback may read on. By then the sinks that keep messages must already have the message it was called with.
+    """
+    return tuple(sorted(sinks, key=lambda sink: sink.callback is not None))

@@ -1,0 +1,41 @@
+"""Parts of the test doubles for clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn, TypeVar
+
+from sbus.client.api import ClientApi
+from sbus.client.core import Sink
+
+__all__ = ["WithoutCalls"]
+
+Sub = TypeVar("Sub", bound=Sink)
+
+
+class WithoutCalls(ClientApi[Sub]):
+    """A client whose tests run the coroutines themselves, so that the calls of users have no implementation."""
+
+    def publish(self, key: bytes | str, payload: bytes = b"") -> NoReturn:
+        raise NotImplementedError
+
+    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> NoReturn:
+        raise NotImplementedError
+
+    def whoami(self, timeout: float | None = None) -> NoReturn:
+        raise NotImplementedError
+
+    def fence(self, timeout: float | None = None) -> NoReturn:
+        raise NotImplementedError
+
+    def inbox(self, name: bytes | str) -> NoReturn:
+        raise NotImplementedError
+
+    def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> NoReturn:
+        raise NotImplementedError
+
+    def answer_proofs(self) -> NoReturn:
+        raise NotImplementedError
+
+    def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> NoReturn:
+        raise NotImplementedError
