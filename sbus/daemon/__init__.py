@@ -1,1 +1,1 @@
-"""What every service run by ``twistd`` shares: command line, signals, process settings."""
+"""What services have in common: command line, signals, process settings, and how to launch one as a child process."""

@@ -110,7 +110,7 @@ def test_a_bus_that_lets_nobody_in(directory: Path) -> None:
 
 def test_time_runs_out(directory: Path) -> None:
     """A bus that does not come up in time is killed and reported."""
-    with pytest.raises(ConnectError, match="did not accept connections in time"), running_bus(timeout=0):
+    with pytest.raises(ConnectError, match="did not accept connections within 0 seconds"), running_bus(timeout=0):
         pass
 
 
@@ -331,7 +331,7 @@ def test_crashes(sbus_bus):
         ("test_crashes", "PASSED"),
         ("test_crashes", "ERROR"),
     ], output
-    assert re.search(r"Disconnected: the bus has ended .*status -6", output), output
+    assert re.search(r"Disconnected: the bus (ended|exited) .*status -6", output), output
     failure = output[output.index("ValueError: on purpose") :]
     assert "sbus listens on" in failure, output
 

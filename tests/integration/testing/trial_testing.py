@@ -34,7 +34,7 @@ class MixinTests(BusMixin, TestCase):
     async def test_too_late(self) -> None:
         """Who waits in vain is told how much has come."""
         recording = await self.startBus().record()
-        with self.assertRaisesRegex(TimedOut, r"0 of 1 messages have come within 0\.01 seconds$"):
+        with self.assertRaisesRegex(TimedOut, r"0 of 1 messages came within 0\.01 seconds$"):
             await recording.wait_for(1, timeout=0.01)
 
     async def test_cancel(self) -> None:

@@ -98,7 +98,7 @@ def test_times(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "s", "-1", "1 s", "1e3", "nan", "inf", "1w", "1ss", "9" * 10])
 def test_no_times(text: str) -> None:
     """Anything else is quoted, with what would be right."""
-    with pytest.raises(UsageError, match="give a time, as 500ms"):
+    with pytest.raises(UsageError, match="give a time, such as 500ms"):
         duration("sync")(text)
 
 
