@@ -32,7 +32,7 @@ from pyspark.sql.datasource import (
 )
 
 from sbus.errors import UsageError
-from sbus.journal.keytext import from_text, texts
+from sbus.journal.keytext import as_text_array, from_text
 from sbus.journal.schema import KINDS, Kind
 from sbus.journal.summary import Summary
 from sbus.protocol.keys import Dialect, matches_open
@@ -234,7 +234,7 @@ class RowFilter:
 
     def _key_mask(self, keys: pa.Array) -> pa.Array:
         conditions = self.conditions.get("key", ())
-        return _mask(conditions, keys if self.raw_keys or not conditions else texts(keys))
+        return _mask(conditions, keys if self.raw_keys or not conditions else as_text_array(keys))
 
     def _pattern_mask(self, keys: Sequence[bytes]) -> pa.Array:
         """For each key: does the pattern match it, by the rules of the bus?"""

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
 from sbus.errors import UsageError
-from sbus.journal.keytext import texts
+from sbus.journal.keytext import as_text_array
 from sbus.journal.layout import Segment
 from sbus.journal.reader import JournalReader, Slice, read
 from sbus.spark.datasource.filters import RowFilter
@@ -165,7 +165,7 @@ class Scan:
         if isinstance(column, pa.DictionaryArray):
             column = column.dictionary_decode()
         if name == "key" and not self.options.raw_keys:
-            return texts(column)
+            return as_text_array(column)
         return column
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.errors import UsageError
-from sbus.journal.keytext import as_text, from_text, texts
+from sbus.journal.keytext import as_text, as_text_array, from_text, printable
 
 KEYS = st.one_of(
     st.binary(max_size=8),
@@ -43,8 +46,31 @@ def test_from_text():
 
 
 @given(st.lists(st.one_of(st.none(), KEYS), max_size=6), st.integers(0, 3))
-def test_texts(keys, start):
+def test_as_text_array(keys, start):
     """An array of keys becomes what each of them becomes by itself, also when it is a part of another."""
-    found = texts(pa.array(keys, pa.binary())[start:])
+    found = as_text_array(pa.array(keys, pa.binary())[start:])
     assert found.type == pa.utf8()
     assert found.to_pylist() == [None if key is None else as_text(key) for key in keys[start:]]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "ascii_only"),
+    [
+        ("räume/küche", "räume/küche", r"r\xc3\xa4ume/k\xc3\xbcche"),
+        ("a\nb\x1b[0m", r"a\x0ab\x1b[0m", r"a\x0ab\x1b[0m"),
+        ("\u202egnp", r"\xe2\x80\xaegnp", r"\xe2\x80\xaegnp"),
+        ("\ud800", r"\xed\xa0\x80", r"\xed\xa0\x80"),
+        (r"a\x5cb", r"a\x5cb", r"a\x5cb"),
+    ],
+)
+def test_printable(text, shown, ascii_only):
+    """Control characters, marks of direction and lone surrogates become ``\\xNN``; printable text stands as it is."""
+    assert printable(text) == shown
+    assert printable(text, ascii_only=True) == ascii_only
+
+
+def test_no_pyarrow():
+    """Importing the module of keys or of times loads neither PyArrow nor NumPy."""
+    code = "import sys, sbus.journal.keytext, sbus.journal.clock; print({'pyarrow', 'numpy'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout == "set()\n"
