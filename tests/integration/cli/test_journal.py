@@ -71,7 +71,7 @@ class TestLs:
         times = ["2023-11-14", "22:13:20", "2023-11-14", "22:13:22"], ["2023-11-14", "22:13:23"]
         assert lines[0].split() == ["0", "5", sizes[0], *times[0], "1", "start"]
         assert lines[1].split() == ["5", "5", sizes[1], *times[1], "2023-11-14", "22:13:24", "1", "stop"]
-        assert lines[2] == "archive has taken what is before row 3: 7 are left"
+        assert lines[2] == "consumer archive: next row 3, 7 rows left"
 
     def test_json(self, recorded, tmp_path):
         """As JSON it has the same, a line for each journal; an open segment shows what readers see of it."""
@@ -93,7 +93,7 @@ class TestLs:
         assert first.endswith(", no rows")
         assert header.startswith("first row")
         assert sbus("cat", tmp_path) == ""
-        assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: all is well\n")
+        assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: no problems\n")
 
     def test_missing(self, tmp_path):
         """What is no journal is named."""
@@ -211,7 +211,7 @@ def damage(path, at, data):
 class TestVerify:
     def test_well(self, recorded):
         """A journal in which all is well is said to be so."""
-        assert sbus("verify", recorded) == f"{recorded}: 2 segments, 10 rows: all is well\n"
+        assert sbus("verify", recorded) == f"{recorded}: 2 segments, 10 rows: no problems\n"
 
     @pytest.mark.parametrize(
         ("suffix", "at", "data", "said"),
