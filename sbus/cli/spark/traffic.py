@@ -106,8 +106,8 @@ def traffic(
             from sbus.spark.jobs.tables import load_rows
             from sbus.spark.jobs.traffic import traffic as measure
 
-            recorded = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
-            measured = measure(recorded, window=window, depth=depth)
+            source = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
+            measured = measure(source, window=window, depth=depth)
             rows = _result_rows(measured.orderBy("time", "prefix"))
             with show_tasks(spark):
                 first = list(islice(rows, 1))

@@ -70,7 +70,7 @@ class TestHelp:
             ("socket", "/run/sbus.sock", "path"),
             ("mode", "0700", "octal"),
             ("group", "the process's", "GID"),
-            ("allow-user", "whoever", "UID"),
+            ("allow-user", "admits", "UID"),
             ("credentials", "kernel", "policy"),
             ("on-violation", "disconnect", "ignore"),
             ("dialect", "current", "early"),

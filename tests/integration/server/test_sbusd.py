@@ -156,7 +156,7 @@ def test_passed_socket(start: Start, directory: Path, listening: bool) -> None:
         process = start("-fga", f"/dev/fd/{passed.fileno()}", pass_fds=[passed.fileno()])
     assert output_of(process) == ""
     assert process.stderr is not None
-    assert "-g and -o mean nothing" in process.stderr.readline()
+    assert "-g and -o have no effect" in process.stderr.readline()
     with use(directory / "bus"):
         stop(process)
     assert (directory / "bus").exists()

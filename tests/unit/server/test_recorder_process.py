@@ -74,7 +74,7 @@ def refusal(*arguments: str) -> str:
 
 def test_wrong_options() -> None:
     """Options of a recorder that there is not to be are refused."""
-    assert "say --record=DIRECTORY too" in refusal("--record-options=--sync=0")
+    assert "give --record=DIRECTORY too" in refusal("--record-options=--sync=0")
     assert "quote as in a shell" in refusal("--record=there", "--record-options='")
 
 
