@@ -1,4 +1,4 @@
-"""``seqpacket:`` for `serverFromString` and `clientFromString`."""
+"""The plugins that make `serverFromString` and `clientFromString` know ``seqpacket:``."""
 
 from sbus.seqpacket.endpoints import ClientParser, ServerParser
 
