@@ -1,4 +1,4 @@
-"""``sbus bench``: how fast a bus is for programs that use this package's blocking client."""
+"""``sbus bench``: how fast a bus is for programs with the blocking client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ShowProgress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """The result of one publisher and some receivers that block it rather than lose messages."""
+    """The result of one publisher and receivers that block it rather than lose any."""
 
     test: str
     receivers: int

@@ -1,4 +1,4 @@
-"""Time-outs of a blocking command: on the bus, on the clock and on the reader of the output.
+"""Time-outs of a blocking command.
 
 A command waits for several things at once. ``sbus sub --timeout=5 | head -1`` must end when five seconds are over,
 when the server goes away, and when ``head`` has exited, and it must do so at once and not at its next message.
@@ -13,8 +13,8 @@ that no handler on the way mistakes it for an error of its own. A signal that ar
 interrupt that call, therefore the timer repeats every 50 ms until the block has ended. A thread with a time-out was no
 alternative: it cannot interrupt a system call of the main thread.
 
-Limits nest: the inner one restores what is left of the outer. Both use `LONGEST_POLL` as the longest wait that the
-kernel's timers represent. This works in the main thread only, which is the only thread that a command has.
+Limits nest: when an inner limit ends, it restores what is left of the outer one. Longer waits than poll(2) accepts are
+cut to that, and the caller's loop repeats them. Signals reach only the main thread, where commands do all their work.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class _Main(LazyGroup):
 
 
 def _end_by(number: int) -> NoReturn:
-    """End by a signal, so that a shell reports 128 plus its number and leaves its own loops."""
+    """End by a signal, so that a shell reports 128 plus its number and ends its loops."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     raise AssertionError("the process survived a signal with its default action")

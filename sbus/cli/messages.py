@@ -1,4 +1,4 @@
-"""How messages are printed: as text, as JSON, raw, or in the user's format; and the options that choose."""
+"""How messages are printed: text, JSON, raw or the user's format; and the options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -96,7 +96,9 @@ class MessageFormat:
 
 
 def message_options(*, noun: str, moment: str) -> Callable[[F], F]:
-    """Return a decorator that adds the options for printing; the command gets a `MessageFormat`, ``message_format``.
+    """Return a decorator that adds the options for printing messages.
+
+    The command gets a `MessageFormat`, as ``message_format``.
 
     :param noun: what a line stands for, such as ``message``.
     :param moment: the time that ``--time`` prints, such as ``arrival time``.
@@ -116,10 +118,10 @@ def message_options(*, noun: str, moment: str) -> Callable[[F], F]:
             message_format = MessageFormat(output_json, output_raw, template, with_time)
             return command(*args, message_format=message_format, **kwargs)
 
-        decorated: Any = wrapper
+        decorated = cast(F, wrapper)
         for option in reversed(options):
             decorated = option(decorated)
-        return decorated  # type: ignore[no-any-return]
+        return decorated
 
     return decorate
 
@@ -130,7 +132,10 @@ def _output_escape() -> Callable[[bytes], str]:
 
 
 def as_text(*, with_time: bool, colored: bool) -> Printer:
-    """Return a printer of lines: the key, a space, the payload. A space in the key becomes ``\\x20``."""
+    """Return a printer of lines: the key, a space, the payload.
+
+    A space in the key becomes ``\\x20``.
+    """
     safe = _output_escape()
 
     def show(received: ReceivedMessage) -> bytes:
@@ -150,7 +155,7 @@ def as_json(received: ReceivedMessage) -> bytes:
 
 
 def json_fields(received: ReceivedMessage) -> dict[str, object]:
-    """Return ``time``, ``key``, ``payload``, and the payload's ``encoding``: ``text`` or ``base64``.
+    """Return ``time``, ``key``, ``payload``, and ``encoding``: ``text`` or ``base64``.
 
     A key that is not UTF-8 is in base64 too, and ``key_encoding`` says so.
     """

@@ -63,7 +63,10 @@ pass_target = click.make_pass_decorator(Target, ensure=True)
 
 
 def connection_options(command: F) -> F:
-    """Give a command the options that say which bus to use; they are accepted before and after its name."""
+    """Give a command the options that say which bus to use.
+
+    They are accepted before and after its name.
+    """
     options = (
         click.option(
             "--socket",

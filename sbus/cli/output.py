@@ -15,7 +15,7 @@ _NAMED_ESCAPES = str.maketrans({"\n": "\\n", "\t": "\\t", "\r": "\\r"})
 
 
 def has_colors() -> bool:
-    """Return whether standard output is a terminal that may be coloured (https://no-color.org)."""
+    """Return whether standard output may be coloured (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -46,7 +46,7 @@ def pluralize(count: int, noun: str) -> str:
 
 
 class Progress:
-    """A line on standard error that is overwritten by the next; silent unless that is a terminal."""
+    """A line on standard error that the next one replaces, if that is a terminal."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()

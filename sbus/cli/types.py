@@ -1,4 +1,4 @@
-"""Parameter types: what arguments and options of ``sbus`` accept, and the values that commands get."""
+"""Parameter types: what arguments and options of ``sbus`` accept."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What services have in common: command line, signals, process settings, and how to launch one as a child process."""
+"""Services as processes: command line, signals, memory, and how to launch one."""

@@ -43,7 +43,7 @@ _TWISTD = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'tw
 
 
 def twistd_command(service: str, *options: str) -> list[str]:
-    """Return the command that runs a service in the foreground, with this interpreter's Twisted.
+    """Return the command that runs a service in the foreground, with this interpreter.
 
     :param service: its name on the command line of ``twistd``, such as ``sbus``.
     """

@@ -1,4 +1,4 @@
-"""The command line of a service that ``twistd`` runs: errors in one line, and ``--version``.
+"""The command line of a service that ``twistd`` runs.
 
 The parsers of its values are in `sbus.daemon.values`; services import them from here.
 """

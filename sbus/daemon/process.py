@@ -1,4 +1,4 @@
-"""A service that has a process to itself: its memory, and the signals that stop it."""
+"""A service with a process to itself: its memory, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Process(Service):
             signal.signal(number, lambda *_: self.stop())
 
     def stop(self) -> None:
-        """Stop the reactor in its next turn; callable from a signal handler or another thread."""
+        """Stop the reactor in its next turn; signal handlers and threads may call this."""
         from twisted.internet import reactor
 
         IReactorFromThreads(reactor).callFromThread(self._stop_reactor)

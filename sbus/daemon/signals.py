@@ -16,7 +16,7 @@ __all__ = ["DeferredSignals"]
 
 
 class DeferredSignals:
-    """Remember a signal that comes before the reactor runs, and stop the reactor as soon as it does.
+    """Remember a signal that comes before the reactor runs, and stop the reactor then.
 
     A second signal has its usual effect, for an operator who does not want to wait.
 

@@ -1,4 +1,4 @@
-"""Values on a command line: parsers that return the value, or raise `UsageError` with the remedy.
+"""Parsers for values on a command line; their errors name the remedy.
 
 They serve the services that ``twistd`` runs and the command ``sbus``, which does not import Twisted.
 """
@@ -69,7 +69,7 @@ def amount(option: str, unit: str, kind: type[float] = int) -> Callable[[str], f
 
 
 def duration(option: str, minimum: float = 0.0) -> Callable[[str], float]:
-    """Return a parser that accepts a time such as ``500ms``, ``10`` or ``1h``, and returns seconds.
+    """Return a parser that converts a time such as ``500ms`` or ``1h`` to seconds.
 
     :param option: the option's name, without dashes, for the text of the error.
     :param minimum: the shortest time to accept, in seconds.

@@ -3,8 +3,8 @@
 It serves programs that start the original: they run ``sbusd``, read its standard output to the end, and connect. Such
 programs allow little time, so the order of steps is the design.
 
-1. *Parse and bind.* Only `sbus.errors` and `sbus.syscalls.addresses` are imported by then. The socket listens within
-   the time of a bare interpreter's start; importing Twisted and the server first would take several times as long.
+1. *Parse and bind.* Nothing but `sbus.errors` and the sockets of `sbus.syscalls` is imported by then. The socket
+   listens soon after the interpreter itself has started; importing Twisted and the server takes several times as long.
 2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
    Its connection waits in the kernel's backlog, and so does what it sends.
 3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
@@ -121,7 +121,7 @@ def _uid(text: str) -> int:
 
 
 def _with_own_options(text: str) -> str:
-    """Return an error's text with the options of ``sbusd`` in the place of those of ``twistd sbus``."""
+    """Replace the options of ``twistd sbus`` in an error's text by those of ``sbusd``."""
     return text.replace("choose another --socket", "choose another address (-a)").replace("--reuse", "-r")
 
 
@@ -175,7 +175,7 @@ def _listen(settings: _Settings) -> addresses.ListeningSocket:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open the standard descriptors that are closed, so that no socket takes their numbers."""
+    """Open closed standard descriptors, so that no socket takes their numbers."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(null)
@@ -189,7 +189,7 @@ def _to_null(descriptor: int) -> None:
 
 
 def _become_daemon(stopping: list[signal.Signals]) -> int:
-    """Continue in a new process without a terminal; the original process waits for its report.
+    """Continue in a new process without a terminal; the original waits for its report.
 
     :returns: a descriptor. Write a byte to it when the bus serves; if it is closed without one, the start has failed.
     """
@@ -298,7 +298,7 @@ def _serve(
 
 
 def _log_to_standard_error() -> None:
-    """Log warnings and errors to standard error, as the original does, and nothing else."""
+    """Log warnings and errors, and nothing else, to standard error, as the original."""
     from twisted.logger import (
         FilteringLogObserver,
         LogLevel,

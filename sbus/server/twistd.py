@@ -228,7 +228,7 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
 
 
 def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
-    """Return the command of the recorder; make sure that the recorder will be able to connect."""
+    """Return the recorder's command, after making sure that it can connect."""
     uid = None if options.parent is None else options.parent.get("uid")
     if bound.path is not None and uid is not None:
         # The recorder runs as the user that the server becomes; with the default mode only root could connect.
@@ -243,7 +243,7 @@ def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
 
 
 def makeService(options: Options) -> IService:
-    """Return the service that the options describe (`twisted.application.service.IServiceMaker`).
+    """Return the service that the options describe.
 
     It binds the socket here already: before the process becomes a daemon, so that the caller sees why it fails, and
     before it drops its privileges.

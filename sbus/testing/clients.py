@@ -77,7 +77,9 @@ class RecordingClient:
         return list(self.messages)
 
     def settle(self, timeout: float = _TIMEOUT) -> list[Message]:
-        """Record every message that the server had handled before this call, to show that no more came.
+        """Record every message that the server handled before this call.
+
+        This shows that no more came.
 
         :param timeout: seconds to wait for the server.
         :returns: every recorded message.
@@ -103,7 +105,7 @@ class RecordingClient:
 
 
 class _Recording:
-    """The part that the two clients on an event loop share: messages arrive by themselves."""
+    """The common part of the two clients on an event loop: messages come by themselves."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -140,7 +142,7 @@ class _Recording:
 
 
 class AsyncioRecordingClient(_Recording):
-    """Record messages, for asyncio: ``async with AsyncioRecordingClient(address) as recording:``.
+    """Record messages, for asyncio; use it in an ``async with`` statement.
 
     :param address: the address of the bus.
     :param patterns: the patterns to subscribe to; by default every message that is not secret is recorded.
@@ -198,7 +200,9 @@ class AsyncioRecordingClient(_Recording):
             raise _timed_out(self.messages, count, timeout) from None
 
     async def settle(self, timeout: float = _TIMEOUT) -> list[Message]:
-        """Record every message that the server had handled before this call, to show that no more came.
+        """Record every message that the server handled before this call.
+
+        This shows that no more came.
 
         :param timeout: seconds to wait for the server.
         :returns: every recorded message.
@@ -209,7 +213,9 @@ class AsyncioRecordingClient(_Recording):
 
 
 class TwistedRecordingClient(_Recording):
-    """Record messages, for Twisted; made by `sbus.testing.trial.InProcessBus.record`, or from a connection.
+    """Record messages, for Twisted.
+
+    `sbus.testing.trial.InProcessBus.record` makes one; or make one from a connection.
 
     :param bus: a connection made by `sbus.client.tx.connect`; the caller closes it.
     :param reactor: the clock for time-outs.
@@ -248,7 +254,9 @@ class TwistedRecordingClient(_Recording):
         return waiting.addTimeout(timeout, self._reactor, on_timeout)
 
     def settle(self, timeout: float = _TIMEOUT) -> Deferred[list[Message]]:
-        """Record every message that the server had handled before this call, to show that no more came.
+        """Record every message that the server handled before this call.
+
+        This shows that no more came.
 
         :param timeout: seconds to wait for the server.
         :returns: a Deferred that fires with every recorded message.

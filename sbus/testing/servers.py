@@ -102,7 +102,7 @@ class RunningBus:
         self._server = server
 
     def stop(self) -> None:
-        """Stop it as ``systemctl stop`` would (SIGTERM), and wait for its end; it removes its socket.
+        """Stop it as ``systemctl stop`` would (SIGTERM), and wait; it removes its socket.
 
         :raises sbus.errors.Disconnected: if it had ended by itself, or exits with a status other than 0.
         :raises sbus.errors.TimedOut: if it does not end in time; it is killed then.
@@ -120,7 +120,10 @@ class RunningBus:
             self._server = None
 
     def kill(self) -> None:
-        """Kill it (SIGKILL), as a crash would: clients lose their connections, and its socket stays behind."""
+        """Kill it (SIGKILL), as a crash would.
+
+        Clients lose their connections, and the socket stays behind.
+        """
         server, self._server = self._server, None
         if server is not None:
             server.kill()
@@ -142,7 +145,10 @@ class RunningBus:
         return connect(self.address, **{**self._client_settings(), **settings})
 
     def record(self, *patterns: bytes | str, **settings: Any) -> RecordingClient:
-        """Connect a client that records the messages that the patterns match; use it in a ``with`` statement."""
+        """Connect a client that records the messages that the patterns match.
+
+        Use it in a ``with`` statement.
+        """
         return RecordingClient(self.address, *patterns, **{**self._client_settings(), **settings})
 
     # --- internals -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A real bus inside a trial test, on the test's own reactor; it is closed when the test ends.
+"""A real bus inside a trial test, on the test's own reactor.
 
 ::
 
@@ -86,7 +86,7 @@ class InProcessBus:
 
 
 class BusMixin(TestCase):
-    """Gives a test case `startBus`; name it before `twisted.trial.unittest.TestCase` among the base classes."""
+    """Give a test case `startBus`; name this base class before `TestCase`."""
 
     def startBus(self, reactor: Any = None, **settings: Any) -> InProcessBus:
         """Start a bus in a temporary directory; it accepts connections when this returns.

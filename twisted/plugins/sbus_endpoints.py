@@ -1,4 +1,4 @@
-"""The plugins that make `serverFromString` and `clientFromString` know ``seqpacket:``."""
+"""The plugins for ``seqpacket:`` in `serverFromString` and `clientFromString`."""
 
 from sbus.seqpacket.endpoints import ClientParser, ServerParser
 

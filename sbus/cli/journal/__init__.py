@@ -1,4 +1,4 @@
-"""``sbus journal``: list, print, follow and verify journals, with no library but Arrow."""
+"""``sbus journal``: list, print, follow and verify journals, without Spark."""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ __all__ = ["ls"]
 
 
 class _SegmentInfo(TypedDict):
-    """What readers may see of a segment; times are microseconds since the epoch, gaps are counted by kind."""
+    """What readers may see of a segment.
+
+    Times are µs since the epoch; gaps are counted by kind.
+    """
 
     name: str
     first_seq: int
@@ -32,7 +35,10 @@ class _SegmentInfo(TypedDict):
 
 
 class _JournalInfo(TypedDict):
-    """A journal; ``end`` is the sequence number after its last row, and so is the value of each consumer."""
+    """A journal.
+
+    ``end`` is the sequence number after its last row; the value of a consumer is that of its next row.
+    """
 
     directory: str
     id: str

@@ -47,12 +47,12 @@ def demo(job: Job, seconds: float, directory: Path | None) -> None:
     start = time.monotonic()
     colored = has_colors()
 
-    def say(who: str, what: str) -> None:
-        name = f"{who:>9}"
+    def say(source: str, text: str) -> None:
+        name = f"{source:>9}"
         if colored:
-            name = click.style(name, fg=_COLORS.get(who, "blue"), bold=True)
-            what = click.style(what, fg="red", bold=True) if who == "alert" else what
-        click.echo(f"{time.monotonic() - start:5.1f} s {name}  {what}")
+            name = click.style(name, fg=_COLORS.get(source, "blue"), bold=True)
+            text = click.style(text, fg="red", bold=True) if source == "alert" else text
+        click.echo(f"{time.monotonic() - start:5.1f} s {name}  {text}")
 
     say("", f"the demo's files are in {directory}")
     say("", "starting Spark")

@@ -1,4 +1,4 @@
-"""What jobs of ``sbus spark`` have in common: their options, their Spark session, and how they stop."""
+"""Jobs of ``sbus spark``: common options, the Spark session, and how they stop."""
 
 from __future__ import annotations
 
@@ -100,7 +100,10 @@ pass_job = click.make_pass_decorator(Job, ensure=True)
 
 
 def job_options(command: F) -> F:
-    """Give a command the options of every job; they are accepted before and after its name."""
+    """Give a command the options of every job.
+
+    They are accepted before and after its name.
+    """
     common: dict[str, Any] = {"expose_value": False, "callback": _store}
     options = (
         click.option(
@@ -135,7 +138,7 @@ def job_options(command: F) -> F:
 
 @contextlib.contextmanager
 def show_tasks(spark: SparkSession) -> Iterator[None]:
-    """Show on a terminal how many tasks of Spark's current stages are done, for the duration of a block."""
+    """Show on a terminal how many of Spark's tasks are done, for the length of a block."""
     progress = Progress()
     is_over = threading.Event()
 
@@ -167,7 +170,9 @@ class StopRequest:
         self._batches_done = 0
 
     def is_due(self, *, is_busy: bool, done: int) -> bool:
-        """Return whether to stop now: no batch is running, or the one that ran at the request is done.
+        """Return whether to stop now, between two batches.
+
+        That is when no batch is running, or when the batch that ran at the request is done.
 
         Call this regularly from the start on. Under load one batch follows another at once, and a caller hardly ever
         sees a moment between two of them; therefore it counts.
@@ -183,7 +188,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Make SIGINT and SIGTERM request an orderly stop; a second signal stops at once (KeyboardInterrupt)."""
+    """Make SIGINT and SIGTERM request an orderly stop.
+
+    A second signal stops at once (KeyboardInterrupt).
+    """
     stop = StopRequest()
 
     def on_signal(*_: object) -> None:

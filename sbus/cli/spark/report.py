@@ -103,7 +103,9 @@ def report(
 
 
 def write(path: str, page: str) -> None:
-    """Write the page to its place once it is complete, readable by its owner alone: keys may reveal secrets.
+    """Write the page to its place once it is complete.
+
+    Only its owner can read it, because keys may reveal secrets.
 
     :raises OSError: if it cannot be written.
     """

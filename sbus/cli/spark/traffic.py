@@ -1,4 +1,4 @@
-"""``sbus spark traffic``: messages, bytes and rates of an archive, of journals, or of live traffic."""
+"""``sbus spark traffic``: messages, bytes and rates, recorded or live."""
 
 from __future__ import annotations
 

@@ -508,7 +508,7 @@ def test_memory_is_used_again():
     result = subprocess.run(
         [sys.executable, "-c", _TWENTY_BATCHES], capture_output=True, text=True, check=True, timeout=TIMEOUT
     )
-    assert int(result.stdout) < 64 * 60_000 // os.sysconf("SC_PAGE_SIZE")  # less than one batch takes anew
+    assert int(result.stdout) < 64 * 60_000 // os.sysconf("SC_PAGE_SIZE")  # fewer pages than one batch has
 
 
 def test_files_of_the_directory(bus, directory):

@@ -346,7 +346,10 @@ def test_daemon(daemon: Callable[..., int], directory: Path, number: int) -> Non
     with Client(directory / "bus") as client:
         assert peer_pid(client) == pid
     status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    assert int(status[3]) not in (pid, os.getsid(0))  # neither a session leader, which could acquire a terminal, nor in this session
+    assert int(status[3]) not in (
+        pid,
+        os.getsid(0),
+    )  # neither a session leader, which could acquire a terminal, nor in this session
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
     assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1)] == [os.devnull] * 2
     assert stat.S_IMODE((directory / "pid").stat().st_mode) == 0o644
