@@ -15,7 +15,7 @@ __all__ = ["verify"]
 
 @click.command(short_help="Verify checksums, rows and summaries.")
 @journal_argument
-@click.option("--json", "output_json", is_flag=True, help="Print one JSON object per segment, then one in sum.")
+@click.option("--json", "output_json", is_flag=True, help="Print one JSON object per segment, then one with a summary.")
 @click.pass_context
 def verify(ctx: click.Context, directory: str, output_json: bool) -> None:
     """Verify the checksums, sequence numbers, times and summaries of a journal.

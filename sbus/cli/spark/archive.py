@@ -37,9 +37,9 @@ Examples:
     metavar="TIME",
     default="10s",
     show_default=True,
-    help="Time from one batch to the next.",
+    help="Time from one batch to the next, such as 500ms, 10s or 1m.",
 )
-@click.option("--max-rows", type=COUNT, metavar="N", help="Most rows in a batch.  [default: 10000000]")
+@click.option("--max-rows", type=COUNT, metavar="N", help="Maximum number of rows in a batch.  [default: 10000000]")
 @click.option(
     "--consumer",
     metavar="NAME",

@@ -30,7 +30,10 @@ Examples:
 @click.option("--since", type=Time(), metavar="TIME", help="Start of the period, such as 2026-01-31T12:00 (UTC).")
 @click.option("--until", type=Time(), metavar="TIME", help="End of the period.  [default: the last row]")
 @click.option(
-    "--last", type=Duration(0.001), metavar="TIME", help="Length of the period, instead of --since.  [default: 24h]"
+    "--last",
+    type=Duration(0.001),
+    metavar="TIME",
+    help="Length of the period, such as 1h or 7d, instead of --since.  [default: 24h]",
 )
 @click.option("--pattern", metavar="PATTERN", default="", help="Report only messages whose key matches PATTERN.")
 @click.option(
@@ -39,7 +42,9 @@ Examples:
     metavar="N",
     help="Key segments in a prefix.  [default: as many as distinguish keys]",
 )
-@click.option("--top", type=COUNT, metavar="N", default=12, show_default=True, help="Most entries in a list.")
+@click.option(
+    "--top", type=COUNT, metavar="N", default=12, show_default=True, help="Maximum number of entries in a list."
+)
 @click.option("--title", metavar="TEXT", default="Traffic report", show_default=True, help="Title of the page.")
 @click.option("--output", "-o", metavar="FILE", default="report.html", show_default=True, help="File to write.")
 @job_options

@@ -39,7 +39,12 @@ Examples:
 """,
 )
 @click.option(
-    "--window", type=Duration(0.001), metavar="TIME", default="1m", show_default=True, help="Length of a window."
+    "--window",
+    type=Duration(0.001),
+    metavar="TIME",
+    default="1m",
+    show_default=True,
+    help="Length of a window, such as 500ms, 10s, 5m or 1h.",
 )
 @click.option(
     "--depth",
