@@ -93,7 +93,7 @@ def open_writer(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
 class _Terminal:
     """Columns, each row as soon as it comes; text to the left, numbers to the right."""
 
-    _MIN_WIDTHS = {"time": 23, "prefix": 28, "bytes": 14}
+    _MIN_WIDTHS = {"time": 24, "prefix": 28, "bytes": 14}
     _MIN_WIDTH = 9
 
     def __init__(self) -> None:
