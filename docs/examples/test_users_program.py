@@ -1,4 +1,4 @@
-"""Tests of a program that uses a bus, with pytest: each test has a bus of its own, and the program as a process."""
+"""Tests of a program that uses a bus, with pytest: a bus for each test, and the program in a process."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class DashboardTests(BusMixin, TestCase):
         self.dashboard = Dashboard(reactor, self.bus.address, "tcp:0:interface=127.0.0.1")
         self.dashboard.startService()
         self.addCleanup(self.dashboard.stopService)
-        # The fence confirms the subscription.
+        # The service has subscribed, and the server has confirmed it.
         await (await self.dashboard.bus.whenConnected()).fence()
 
     async def test_shows_the_newest(self) -> None:
@@ -25,7 +25,7 @@ class DashboardTests(BusMixin, TestCase):
         sensor = await self.bus.connect()
         await sensor.publish("telemetry/kitchen/load", b"0.5")
         await sensor.publish("telemetry/kitchen/load", b"0.7")
-        await sensor.fence()  # the server has handled both,
+        await sensor.fence()  # the server has handled both messages,
         await (await self.dashboard.bus.whenConnected()).fence()  # and the service has received them
         self.assertEqual(Page(self.dashboard.values).render_GET(DummyRequest([])), b"telemetry/kitchen/load: 0.7\n")
 
@@ -38,7 +38,7 @@ class DashboardTests(BusMixin, TestCase):
 
 
 class Bell(Protocol):
-    """A protocol for SEQPACKET endpoints: rings until it receives ``stop``."""
+    """A protocol for SEQPACKET endpoints: rings for every packet, and closes the connection on ``stop``."""
 
     def dataReceived(self, data: bytes) -> None:
         assert self.transport is not None

@@ -1,4 +1,4 @@
-"""The commands that people type: ``sbus`` and ``sbusd``."""
+"""The command ``sbus``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["run"]
 
 
 def run() -> None:
-    """The command ``sbus``."""
-    # Ctrl-C ends the command also while it is still being imported, and without a traceback.
-    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_usual:
+    """Run the command ``sbus``."""
+    # While it is being imported, too, Ctrl-C ends the command without a traceback.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from sbus.cli.main import main
 
-    if is_usual:
+    if is_default:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

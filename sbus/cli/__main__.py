@@ -1,4 +1,4 @@
-"""``python -m sbus.cli``: the command ``sbus``, where its script is not on the path."""
+"""``python -m sbus.cli``: the command ``sbus`` without its script."""
 
 from sbus.cli import run
 

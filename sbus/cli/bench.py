@@ -1,4 +1,4 @@
-"""``sbus bench``: how fast a bus is, as programs with this package's client see it."""
+"""``sbus bench``: how fast a bus is for programs with the blocking client."""
 
 from __future__ import annotations
 
@@ -6,36 +6,41 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing import connection, get_context
-from typing import Any
 
 import click
 
-from sbus.cli.deadline import at_most
-from sbus.cli.options import DIALECTS, Target, to_connect, with_target
-from sbus.errors import ListenError, SbusError
+from sbus.cli.deadline import time_limit
+from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
+from sbus.cli.tables import Row, format_table
+from sbus.client.blocking import Bus
+from sbus.daemon.launcher import ServerProcess
+from sbus.errors import ConnectError, SbusError
 
 __all__ = ["bench"]
 
-_START_TIMEOUT = 30.0
-"""Seconds that a test may take besides those for which it publishes."""
-_PROGRESS_INTERVAL = 0.2
-"""Seconds after which receivers are told again that it is over, should the bus have dropped it."""
-_BATCH = 512
+_OVERHEAD_TIMEOUT = 30.0
+"""Seconds that a test may take on top of the time for which it publishes."""
+_SERVER_TIMEOUT = 30.0
+"""Seconds that the start of a server may take, and its stop."""
+_END_INTERVAL = 0.2
+"""Seconds after which the message that ends a test is published again, in case the bus has dropped it."""
+_BATCH_MESSAGES = 512
+"""Messages that the publisher hands to the client at once."""
 _TESTS = ("throughput", "fanout", "roundtrip")
 
-Progress = Callable[[float], None]
+ShowProgress = Callable[[float], None]
+"""Shows how many seconds of a test have passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """Messages from one publisher to some receivers, which hold it back rather than lose any."""
+    """The result of one publisher and receivers that block it rather than lose any."""
 
     test: str
     receivers: int
@@ -44,7 +49,7 @@ class _Flow:
     delivered: int
     seconds: float
 
-    def figures(self) -> dict[str, Any]:
+    def row(self) -> Row:
         rate = self.delivered / self.seconds
         return {
             **asdict(self),
@@ -57,13 +62,16 @@ class _Flow:
 
 @dataclass(frozen=True, slots=True)
 class _RoundTrips:
-    """Messages to ourselves, one after the other; the times in microseconds."""
+    """The result of messages that a client sent to itself, one at a time.
+
+    :ivar times: the round-trip times in microseconds.
+    """
 
     test: str
     size: int
     times: list[float]
 
-    def figures(self) -> dict[str, Any]:
+    def row(self) -> Row:
         times = sorted(self.times)
         return {
             "test": self.test,
@@ -78,7 +86,7 @@ class _RoundTrips:
 
 
 @click.command(
-    short_help="Measure how fast a bus is.",
+    short_help="Measure the throughput and latency of a bus.",
     epilog="""\
 \b
 Examples:
@@ -87,22 +95,17 @@ Examples:
   sbus bench --json fanout --receivers 64 | jq .tests
 """,
 )
-@click.argument(
-    "tests",
-    type=click.Choice(["throughput", "fanout", "roundtrip"]),
-    nargs=-1,
-    metavar="[throughput|fanout|roundtrip]...",
-)
+@click.argument("tests", type=click.Choice(_TESTS), nargs=-1, metavar=f"[{'|'.join(_TESTS)}]...")
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1, 60),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long each test publishes; 60 at most.",
+    help="How long each test publishes.",
 )
 @click.option(
-    "--size", type=click.IntRange(min=0), default=64, show_default=True, metavar="BYTES", help="Bytes in a payload."
+    "--size", type=click.IntRange(min=0), default=64, show_default=True, metavar="BYTES", help="Payload size."
 )
 @click.option(
     "--receivers",
@@ -110,75 +113,82 @@ Examples:
     default=8,
     show_default=True,
     metavar="N",
-    help="Receivers in the fan-out test; 256 at most.",
+    help="Receivers in the fanout test.",
 )
-@click.option("--start", is_flag=True, help="Start a server for it, and stop that at the end.")
-@click.option("--json", "output_json", is_flag=True, help="Print one object instead of tables.")
-@to_connect
-@with_target
+@click.option("--start", is_flag=True, help="Start a temporary server for the tests, and stop it afterwards.")
+@click.option("--json", "output_json", is_flag=True, help="Print one JSON object instead of tables.")
+@connection_options
+@pass_target
 def bench(
     target: Target, tests: tuple[str, ...], seconds: float, size: int, receivers: int, start: bool, output_json: bool
 ) -> None:
-    """Measure how fast a bus is: all tests, or those that are named.
+    """Measure the throughput and latency of a bus. Without arguments, run every test.
 
     \b
     throughput  one publisher, one receiver
     fanout      one publisher, several receivers
-    roundtrip   messages to ourselves, one after the other
+    roundtrip   messages that a client sends to itself, one at a time
 
-    Publisher and receivers are processes of their own. A bus that others use is as busy as it can
-    be meanwhile, so better take --start there.
+    Publisher and receivers are processes of their own. The tests put the bus under full load: use
+    --start rather than a bus that others depend on.
     """
     if start and target.socket is not None:
         raise click.UsageError("--start and --socket exclude each other.")
     if start and target.dialect != "current":
-        raise click.UsageError("A server that is started speaks the current dialect.")
+        raise click.UsageError("--start starts a server of the current dialect: leave out --dialect.")
     results: list[_Flow | _RoundTrips] = []
     with contextlib.ExitStack() as stack:
         if start:
-            target.socket = stack.enter_context(_server())
-            stack.enter_context(target.connect())  # it ends with its last client
+            stack.enter_context(_temporary_server(target))
         for test in tests or _TESTS:
-            with at_most(seconds + _START_TIMEOUT, test), _progress(test, seconds) as progress:
+            with time_limit(seconds + _OVERHEAD_TIMEOUT, test), _progress_bar(test, seconds) as show_progress:
                 if test == "roundtrip":
-                    results.append(_round_trips(target, size, seconds, progress))
+                    results.append(_measure_round_trips(target, size, seconds, show_progress))
                 else:
                     number = receivers if test == "fanout" else 1
-                    results.append(_flow(target, test, number, size, seconds, progress))
-    address = "a server of its own" if start else target.address
+                    results.append(_measure_flow(target, test, number, size, seconds, show_progress))
+    address = "temporary server" if start else target.address
     if output_json:
-        click.echo(json.dumps({"address": address, "tests": [result.figures() for result in results]}))
+        click.echo(json.dumps({"address": address, "tests": [result.row() for result in results]}))
     else:
         click.echo(f"{address}, payloads of {size} bytes")
         for kind in (_Flow, _RoundTrips):
-            _print_table([result.figures() for result in results if isinstance(result, kind)])
+            _print_table([result.row() for result in results if isinstance(result, kind)])
 
 
 # --- surroundings ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _server() -> Iterator[str]:
-    """A bus of our own; its address."""
-    with tempfile.TemporaryDirectory(prefix="sbus-bench-") as directory:
-        address = os.path.join(directory, "bus")
-        command = [sys.executable, "-m", "sbus.server.sbusd", "-f", "-c", "-a", address]
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0)
-        try:
-            assert server.stdout is not None
-            with server.stdout:
-                server.stdout.read()  # it is closed when the server listens
-            if not os.path.exists(address):
-                raise ListenError(f"the server has not started: its status is {server.wait()}, and it has said why")
-            yield address
-        finally:
-            server.terminate()
-            server.wait()
+def _temporary_server(target: Target) -> Iterator[None]:
+    """Run a server, and point `target` at it.
+
+    With ``-c`` the server also stops if this process is killed: the connection that is held open here is then gone.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
+        output = stack.enter_context(tempfile.TemporaryFile())
+        target.socket = os.path.join(directory, "bus")
+        command = [sys.executable, "-m", "sbus.server.sbusd", "-f", "-c", "-a", target.socket]
+        server = ServerProcess("the server", command, output, new_session=True)
+        stack.callback(server.stop, _SERVER_TIMEOUT)
+        held: list[Bus] = []
+
+        def accepts() -> bool:
+            try:
+                held.append(target.connect(timeout=0))
+            except ConnectError:
+                return False
+            return True
+
+        server.wait_until(accepts, _SERVER_TIMEOUT)
+        stack.enter_context(held[0])
+        yield
 
 
 @contextlib.contextmanager
-def _progress(test: str, seconds: float) -> Iterator[Progress]:
-    """A bar on a terminal; it is told the seconds that have passed."""
+def _progress_bar(test: str, seconds: float) -> Iterator[ShowProgress]:
+    """Show a progress bar on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda passed: None
         return
@@ -188,117 +198,121 @@ def _progress(test: str, seconds: float) -> Iterator[Progress]:
         bar.update(steps - bar.pos)
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    """The figures in columns, with what they are on top."""
-    if not rows:
-        return
-    cells = [[name.replace("_per_second", "/s").replace("_", " ") for name in rows[0]]]
-    cells += [list(map(str, row.values())) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    click.echo()
-    for first, *others in cells:
-        line = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        click.echo("  ".join(line))
+def _print_table(rows: list[Row]) -> None:
+    """Print results under their names, after an empty line."""
+    if rows:
+        names = [name.replace("_per_second", "/s").replace("_", " ") for name in rows[0]]
+        click.echo()
+        click.echo("\n".join(format_table([names, *(list(map(str, row.values())) for row in rows)], "<>")))
 
 
 # --- the tests ------------------------------------------------------------------------------------
 
 
-def _keys(target: Target, *names: str) -> list[bytes]:
-    """Keys that nobody else uses."""
+def _private_keys(target: Target, *names: str) -> list[bytes]:
+    """Return keys that no other client uses."""
     token = os.urandom(8).hex()
     return [DIALECTS[target.dialect].separator.join((b"sbus-bench", token.encode(), name.encode())) for name in names]
 
 
-def _round_trips(target: Target, size: int, seconds: float, progress: Progress) -> _RoundTrips:
+def _measure_round_trips(target: Target, size: int, seconds: float, show_progress: ShowProgress) -> _RoundTrips:
     payload = bytes(size)
     times = []
     with target.connect() as bus:
-        (key,) = _keys(target, "self")
-        answers = bus.subscribe(key)
+        (key,) = _private_keys(target, "self")
+        subscription = bus.subscribe(key)
         bus.fence()
         start = now = time.perf_counter()
         while now - start < seconds:
             bus.publish(key, payload)
-            answers.get()
+            subscription.get()
             then, now = now, time.perf_counter()
             times.append((now - then) * 1e6)
             if len(times) % 256 == 0:
-                progress(now - start)
+                show_progress(now - start)
     return _RoundTrips("roundtrip", size, times)
 
 
-def _flow(target: Target, test: str, receivers: int, size: int, seconds: float, progress: Progress) -> _Flow:
-    data, over = _keys(target, "data", "over")
+def _measure_flow(
+    target: Target, test: str, receivers: int, size: int, seconds: float, show_progress: ShowProgress
+) -> _Flow:
+    data, end_mark = _private_keys(target, "data", "end")
     payload = bytes(size)
     context = get_context("fork")
     with contextlib.ExitStack() as stack:
         reports = []
         for _ in range(receivers):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_receive, args=(target, data, over, seconds, theirs), daemon=True)
+            process = context.Process(target=_receive, args=(target, data, end_mark, seconds, theirs), daemon=True)
             process.start()
             theirs.close()
             stack.callback(process.join)
             stack.callback(process.terminate)
             reports.append(stack.enter_context(ours))
         bus = stack.enter_context(target.connect())
-        _collect(reports)  # they are subscribed
-        batch: list[tuple[bytes | str, bytes]] = [(data, payload)] * _BATCH
+        _collect(reports)  # every receiver has subscribed
+        batch: list[tuple[bytes | str, bytes]] = [(data, payload)] * _BATCH_MESSAGES
         published = 0
         start = now = time.monotonic()
         while now - start < seconds:
             bus.publish_many(batch)
-            published += _BATCH
+            published += _BATCH_MESSAGES
             now = time.monotonic()
-            if published % (_BATCH * 8) == 0:
-                progress(now - start)
-        found = _collect(reports, lambda: bus.publish(over))
-    delivered = sum(count for count, _ in found)
-    end = max(last for _, last in found)
+            if published % (_BATCH_MESSAGES * 8) == 0:
+                show_progress(now - start)
+        results = _collect(reports, lambda: bus.publish(end_mark))
+    delivered = sum(count for count, _ in results)
+    end = max(last for _, last in results)
     return _Flow(test, receivers, size, published, delivered, max(end - start, 1e-6))
 
 
 def _collect(
     reports: list[connection.Connection], prompt: Callable[[], None] = lambda: None
 ) -> list[tuple[int, float]]:
-    """One report of every receiver; `prompt` is called at first, and again while none comes."""
-    waiting: list[Any] = list(reports)
-    found = []
-    ready: list[Any] = []
+    """Wait for one report from every receiver.
+
+    :param prompt: called first, and again whenever no report has come for `_END_INTERVAL` seconds.
+    :raises SbusError: if a receiver reports an error, or was killed.
+    """
+    waiting = list(reports)
+    results = []
+    ready: list[connection.Connection] = []
     while waiting:
         if not ready:
             prompt()
-        ready = connection.wait(waiting, _PROGRESS_INTERVAL)
+        readable = connection.wait(waiting, _END_INTERVAL)
+        ready = [report for report in waiting if report in readable]
         for report in ready:
-            assert isinstance(report, connection.Connection)
             waiting.remove(report)
             try:
                 result = report.recv()
             except EOFError:
-                result = "a receiver was ended by somebody"
+                result = "a receiver was killed"
             if isinstance(result, str):
                 raise SbusError(result)
-            found.append(result)
-    return found
+            results.append(result)
+    return results
 
 
-def _receive(target: Target, data: bytes, over: bytes, seconds: float, report: connection.Connection) -> None:
-    """A receiver, in a process of its own: reports when it is ready, and then how many came and when the last did."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it ends it
+def _receive(target: Target, data: bytes, end_mark: bytes, seconds: float, report: connection.Connection) -> None:
+    """Receive messages, in a process of its own.
+
+    It reports twice: when it has subscribed, and at the end the number of messages and the time of the last one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     try:
         with target.connect() as bus:
             if target.dialect != "early":
                 bus.flood_control(soft="queue", hard="block", order="queue")
             bus.subscribe(data)
-            bus.subscribe(over)
+            bus.subscribe(end_mark)
             bus.fence()
             report.send((0, 0.0))
             count = 0
             last = 0.0
             while True:
-                messages = bus.get_many(seconds + _START_TIMEOUT)
-                if messages[-1].key == over:
+                messages = bus.get_many(seconds + _OVERHEAD_TIMEOUT)
+                if messages[-1].key == end_mark:
                     count += sum(message.key == data for message in messages)
                     last = time.monotonic()
                     break

@@ -1,4 +1,21 @@
-"""Waiting on the bus, on the clock and on whoever reads our output, all at once."""
+"""Time-outs of a blocking command.
+
+A command waits for several things at once. ``sbus sub --timeout=5 | head -1`` must end when five seconds are over,
+when the server goes away, and when ``head`` has exited, and it must do so at once and not at its next message.
+
+*Waiting for messages* is one poll(2) in `wait_readable`: on the connection, and on the output with no events asked for.
+The kernel reports an error or a hang-up of a descriptor in any case, so a pipe whose reader has gone wakes the command
+although there is nothing to write. That ends it as SIGPIPE would have.
+
+*Everything else that may block* has no descriptor to poll: publishing to a server that does not read, a line from
+standard input, reconnecting. `time_limit` interrupts it with SIGALRM and an exception that is not an `Exception`, so
+that no handler on the way mistakes it for an error of its own. A signal that arrives just before a system call does not
+interrupt that call, therefore the timer repeats every 50 ms until the block has ended. A thread with a time-out was no
+alternative: it cannot interrupt a system call of the main thread.
+
+Limits nest: when an inner limit ends, it restores what is left of the outer one. Longer waits than poll(2) accepts are
+cut to that, and the caller's loop repeats them. Signals reach only the main thread, where commands do all their work.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +29,14 @@ from sbus.client.blocking import Bus
 from sbus.client.blocking.waiting import MAX_POLL_MS
 from sbus.errors import TimedOut
 
-__all__ = ["Deadline", "at_most", "wait"]
+__all__ = ["Deadline", "time_limit", "wait_readable"]
 
 
 class Deadline:
-    """A moment after which it is too late; never, without a number of seconds."""
+    """A moment in the future, or never.
+
+    :param seconds: seconds from now; None for never.
+    """
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
@@ -24,7 +44,7 @@ class Deadline:
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left; None if it is never too late."""
+        """Seconds left, at least 0; None for never."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     @property
@@ -32,23 +52,23 @@ class Deadline:
         return self.left == 0.0
 
 
-def wait(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
-    """Wait until something has come from the bus.
+def wait_readable(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
+    """Wait for messages from the bus, or for the end of the connection.
 
-    :param seconds: how long at most.
-    :param output: a descriptor that is written to.
-    :returns: whether something has come (which may be the end of the connection).
-    :raises BrokenPipeError: if nobody reads from the output any more.
+    :param seconds: seconds to wait; None for no limit.
+    :param output: a descriptor to watch for the end of its reader.
+    :returns: whether there is something to read; False when the time is up.
+    :raises BrokenPipeError: if the reader of the output has gone.
     """
     deadline = Deadline(seconds)
     poll = select.poll()
     try:
-        with at_most(seconds, "connecting again"):  # if the connection is lost, and to be made again
+        with time_limit(seconds, "reconnecting"):  # asking for the descriptor reconnects after a loss
             poll.register(bus, select.POLLIN)
     except TimedOut:
         return False
     if output is not None:
-        poll.register(output, 0)  # an error or a hang-up is always told
+        poll.register(output, 0)  # errors and hang-ups are always reported
     left = deadline.left
     ready = poll.poll(None if left is None else min(left * 1000, MAX_POLL_MS))
     if any(fd == output for fd, _ in ready):
@@ -56,20 +76,21 @@ def wait(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
     return bool(ready)
 
 
-_RETRY_INTERVAL = 0.05
-"""Seconds until the signal comes again, as one that comes just before a system call does not break that off."""
+_ALARM_INTERVAL = 0.05
+"""Seconds until SIGALRM repeats, in case it came just before a system call."""
 
 
-class _TooLate(BaseException):
-    """Nobody but `at_most` is to catch this."""
+class _AlarmRang(BaseException):
+    """The time is up; only `time_limit` catches this."""
 
 
 @contextlib.contextmanager
-def at_most(seconds: float | None, what: str) -> Iterator[None]:
-    """Let something take so long, whatever it waits for. One may be within another: the time of that goes on.
+def time_limit(seconds: float | None, activity: str) -> Iterator[None]:
+    """Interrupt a block after some time, whatever it waits for. Limits may be nested.
 
-    :param what: it, for the text of the error.
-    :raises sbus.errors.TimedOut: if it was broken off.
+    :param seconds: seconds until then; None for no limit.
+    :param activity: the block's activity, for the text of the error, such as ``publishing``.
+    :raises sbus.errors.TimedOut: if the block was interrupted.
     """
     if seconds is None:
         yield
@@ -77,22 +98,22 @@ def at_most(seconds: float | None, what: str) -> Iterator[None]:
 
     is_running = True
 
-    def too_late(*_: object) -> None:
+    def on_alarm(*_: object) -> None:
         nonlocal is_running
         if is_running:
             is_running = False
-            raise _TooLate
+            raise _AlarmRang
 
-    before = signal.signal(signal.SIGALRM, too_late)
-    began, outer = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)[0]
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    start, outer = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)[0]
     try:
-        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), MAX_POLL_MS), _RETRY_INTERVAL)
+        signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), MAX_POLL_MS), _ALARM_INTERVAL)
         yield
-    except _TooLate:
-        raise TimedOut(f"the time is up: {what} is not done after {seconds:g} seconds") from None
+    except _AlarmRang:
+        raise TimedOut(f"timed out: {activity} did not finish within {seconds:g} seconds") from None
     finally:
         is_running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if outer:
-            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - began), 1e-6), _RETRY_INTERVAL)
+            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - start), 1e-6), _ALARM_INTERVAL)

@@ -1,8 +1,7 @@
-"""What the parts of ``sbus`` share: the options that say which bus, types of arguments, and how numbers are told."""
+"""The options that say which bus to use, and the `Target` that they describe."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,22 +14,21 @@ from sbus.client.connecting import find_address
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
-__all__ = ["AS_BYTES", "COUNT", "DIALECTS", "SECONDS", "Target", "pluralize", "to_connect", "with_target"]
+__all__ = ["DIALECTS", "Target", "connection_options", "pass_target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
 
 
-AS_BYTES = os.fsencode
-"""The type of keys, patterns and payloads: the argument, byte for byte as it was given."""
-COUNT = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0, min_open=True)
-
-
 @dataclass(slots=True)
 class Target:
-    """Which bus is meant, and how to talk to it."""
+    """The bus to use, and how to talk to it.
+
+    :ivar socket: the value of ``--socket``, or None.
+    :ivar dialect: the name of the protocol's revision.
+    :ivar max_packet: bytes in the longest packet.
+    """
 
     socket: str | None = None
     dialect: str = CURRENT.name
@@ -41,63 +39,60 @@ class Target:
         return find_address(self.socket)
 
     def connect(self, **settings: Any) -> Bus:
-        """Connect to it.
+        """Connect to the bus.
 
+        :param settings: further settings, as for `sbus.client.blocking.connect`.
         :raises sbus.errors.ConnectError: with the reason and the remedy.
         """
         return connect(self.address, dialect=self.dialect, max_packet=self.max_packet, **settings)
 
 
-def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _store(ctx: click.Context, param: click.Parameter, value: object) -> None:
     target = ctx.find_root().ensure_object(Target)
     if value is not None:
         assert param.name is not None
         setattr(target, param.name, value)
 
 
-def _complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
 
-with_target = click.make_pass_decorator(Target, ensure=True)
+pass_target = click.make_pass_decorator(Target, ensure=True)
 """Call the command with the `Target` as its first argument."""
 
 
-def to_connect(command: F) -> F:
-    """Give a command the options that say which bus; they may stand before or behind its name."""
+def connection_options(command: F) -> F:
+    """Give a command the options that say which bus to use.
+
+    They are accepted before and after its name.
+    """
     options = (
         click.option(
             "--socket",
             "-s",
             metavar="ADDRESS",
             expose_value=False,
-            callback=_remember,
-            shell_complete=_complete_file,
-            help="Where the bus is: a path, @NAME or /dev/unix/abstract/HEX.",
+            callback=_store,
+            shell_complete=_complete_path,
+            help="Address of the bus: a path, @NAME or /dev/unix/abstract/HEX.",
         ),
         click.option(
             "--dialect",
             type=click.Choice(list(DIALECTS)),
             expose_value=False,
-            callback=_remember,
-            help="Revision of the protocol that the server speaks.  [default: current]",
+            callback=_store,
+            help="Protocol revision that the server speaks.  [default: current]",
         ),
         click.option(
             "--max-packet",
             type=click.IntRange(min=64),
             metavar="BYTES",
             expose_value=False,
-            callback=_remember,
-            help=f"Bytes in the longest packet, as at the server.  [default: {DEFAULT_MAX_PACKET}]",
+            callback=_store,
+            help=f"Longest packet; use the server's setting.  [default: {DEFAULT_MAX_PACKET}]",
         ),
     )
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def pluralize(count: int, what: str) -> str:
-    """A number of something, in words: ``1 row``, ``2,000 rows``, ``3 batches``."""
-    if count != 1:
-        what += "es" if what.endswith("ch") else "s"
-    return f"{count:,} {what}"

@@ -10,14 +10,16 @@ from typing import BinaryIO
 
 import click
 
-from sbus.cli.deadline import at_most, wait
-from sbus.cli.options import AS_BYTES, SECONDS, Target, to_connect, with_target
+from sbus.cli.deadline import time_limit, wait_readable
+from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.types import BYTES, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, ViolationReason
 
 __all__ = ["pub"]
 
-_BATCH = 64
+_BATCH_MESSAGES = 64
+"""Copies of a message that ``--repeat`` without ``--rate`` publishes at once."""
 
 
 @click.command(
@@ -32,21 +34,21 @@ Examples:
   sbus pub --repeat 100 --rate 10 test/ticks tick
 """,
 )
-@click.argument("key", type=AS_BYTES)
-@click.argument("payload", type=AS_BYTES, required=False)
-@click.option("--file", "-f", type=click.File("rb"), metavar="FILE", help="Take the payload from a file.")
+@click.argument("key", type=BYTES)
+@click.argument("payload", type=BYTES, required=False)
+@click.option("--file", "-f", type=click.File("rb"), metavar="FILE", help="Read the payload from FILE.")
 @click.option("--lines", "-l", is_flag=True, help="Publish each line of standard input (or FILE) as a message.")
 @click.option(
     "--repeat",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Publish the message N times, or until stopped if N is 0.  [default: 1]",
+    help="Publish the message N times; 0: until interrupted.  [default: 1]",
 )
-@click.option("--rate", type=SECONDS, metavar="R", help="Publish at most R messages a second.")
-@click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Give up after so long, with status 124.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until the server has dealt with it.")
-@to_connect
-@with_target
+@click.option("--rate", type=SECONDS, metavar="N", help="Publish at most N messages per second.")
+@click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Give up after SECONDS, with status 124.")
+@click.option("--no-wait", is_flag=True, help="Exit without waiting for the server to handle the messages.")
+@connection_options
+@pass_target
 def pub(
     target: Target,
     key: bytes,
@@ -58,20 +60,21 @@ def pub(
     timeout: float | None,
     no_wait: bool,
 ) -> None:
-    """Publish PAYLOAD (nothing, if there is none; standard input, if it is '-') under KEY.
+    """Publish PAYLOAD under KEY.
 
-    It ends when the server has dealt with the message.
+    Without PAYLOAD the message is empty; '-' reads it from standard input. The command exits
+    when the server has handled every message.
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file exclude each other.")
     if lines and payload not in (None, b"-"):
-        raise click.UsageError("With --lines the payloads come from standard input or --file, not from PAYLOAD.")
+        raise click.UsageError("--lines reads payloads from standard input or --file: leave out PAYLOAD.")
     if lines and repeat is not None:
         raise click.UsageError("--lines and --repeat exclude each other.")
-    with at_most(timeout, "publishing"), target.connect() as bus:
-        pace = _Pace(bus, rate)
+    with time_limit(timeout, "publishing"), target.connect() as bus:
+        limiter = _RateLimiter(bus, rate)
         for batch in _batches(payload, file, lines, 1 if repeat is None else repeat, rate, target.max_packet):
-            pace.wait()
+            limiter.wait()
             bus.publish_many([(key, each) for each in batch])
         if not no_wait:
             bus.fence()
@@ -80,27 +83,27 @@ def pub(
 def _batches(
     payload: bytes | None, file: BinaryIO | None, lines: bool, repeat: int, rate: float | None, limit: int
 ) -> Iterator[list[bytes]]:
-    """The payloads to publish, in batches where there is no hurry to have each of them out."""
+    """Yield the payloads to publish, each batch with one call."""
     if lines:
         return ([line] for line in _lines(file or sys.stdin.buffer, limit))
     if file is not None or payload == b"-":
-        payload = _whole(file or sys.stdin.buffer, limit)
-    return _repeated(payload or b"", repeat, 1 if rate else _BATCH)
+        payload = _read_payload(file or sys.stdin.buffer, limit)
+    return _repeated(payload or b"", repeat, 1 if rate else _BATCH_MESSAGES)
 
 
-def _repeated(payload: bytes, times: int, most: int) -> Iterator[list[bytes]]:
-    """The payload so many times (0: for ever), in batches."""
-    batch = [payload] * most
-    if not times:
+def _repeated(payload: bytes, count: int, batch_size: int) -> Iterator[list[bytes]]:
+    """Yield the payload `count` times (0: without end), in batches."""
+    batch = [payload] * batch_size
+    if not count:
         yield from itertools.repeat(batch)
-    for start in range(0, times, most):
-        yield batch[: times - start]
+    for start in range(0, count, batch_size):
+        yield batch[: count - start]
 
 
-def _whole(stream: BinaryIO, limit: int) -> bytes:
+def _read_payload(stream: BinaryIO, limit: int) -> bytes:
     payload = stream.read(limit + 1)
     if len(payload) > limit:
-        raise _too_long(f"{_name(stream)} has more than {limit} bytes", "publish it in parts (as with --lines)")
+        raise _too_long(f"{_name(stream)} has more than {limit} bytes", "publish it in parts (see --lines)")
     return payload
 
 
@@ -111,7 +114,7 @@ def _lines(stream: BinaryIO, limit: int) -> Iterator[bytes]:
             return
         line = line.removesuffix(b"\n")
         if len(line) > limit:
-            raise _too_long(f"line {number} of {_name(stream)} has more than {limit} bytes", "break it up")
+            raise _too_long(f"line {number} of {_name(stream)} has more than {limit} bytes", "split it")
         yield line
 
 
@@ -119,33 +122,36 @@ def _name(stream: BinaryIO) -> str:
     return "standard input" if stream.fileno() == 0 else str(stream.name)
 
 
-def _too_long(what: str, remedy: str) -> PacketTooLong:
+def _too_long(fact: str, remedy: str) -> PacketTooLong:
     return PacketTooLong(
-        f"{ViolationReason.PACKET_TOO_LONG.value}: {what}; {remedy}, or raise the limit here and at the server "
+        f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}, or raise the limit here and at the server "
         "(--max-packet)"
     )
 
 
-_CATCH_UP = 0.1
-"""Seconds: by so much the next messages may come too fast, to make up for one that came late."""
+_MAX_CATCH_UP = 0.1
+"""Seconds of delay that the messages after a late one make up for by coming faster."""
 
 
-class _Pace:
-    """Keeps to so many messages a second."""
+class _RateLimiter:
+    """Space messages out in time.
+
+    :param rate: messages per second; None for no limit.
+    """
 
     def __init__(self, bus: Bus, rate: float | None) -> None:
         self._bus = bus
-        self._between = 1 / rate if rate else 0.0
+        self._interval = 1 / rate if rate else 0.0
         self._next = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until it is time for the next message; whoever is a little late catches up.
+        """Wait until the next message is due.
 
         :raises sbus.errors.Disconnected: if the connection is lost meanwhile.
         """
-        if not self._between:
+        if not self._interval:
             return
         while (early := self._next - time.monotonic()) > 0:
-            if wait(self._bus, early):
+            if wait_readable(self._bus, early):
                 self._bus.get_ready()
-        self._next = max(self._next, time.monotonic() - _CATCH_UP) + self._between
+        self._next = max(self._next, time.monotonic() - _MAX_CATCH_UP) + self._interval

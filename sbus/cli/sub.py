@@ -1,50 +1,32 @@
-"""``sbus sub``: print what is published."""
+"""``sbus sub``: print messages as they are published."""
 
 from __future__ import annotations
 
 import sys
-import time
 from typing import BinaryIO
 
 import click
 
-from sbus.cli.deadline import Deadline, wait
-from sbus.cli.options import AS_BYTES, COUNT, SECONDS, Target, to_connect, with_target
-from sbus.cli.output import FORMAT_HELP, Printer, ReceivedMessage, as_json, as_text, custom, has_colors, raw, shown
+from sbus.cli.deadline import Deadline, wait_readable
+from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, message_options
+from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.output import escape
+from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import SbusError, TimedOut
+from sbus.journal import clock
+from sbus.protocol.controls import choices
 
-__all__ = ["printer", "sub"]
+__all__ = ["sub"]
 
-_FORMATS = "".join(f"\n  {line}" for line in FORMAT_HELP.splitlines())
-
-
-def printer(output_json: bool, output_raw: bool, output_format: str | None, with_time: bool) -> Printer:
-    """What the options say of how messages are printed.
-
-    :raises click.UsageError: if they contradict each other.
-    """
-    if output_json + output_raw + (output_format is not None) > 1:
-        raise click.UsageError("--json, --raw and --format exclude each other.")
-    if with_time and (output_json or output_raw or output_format is not None):
-        raise click.UsageError("--time is for text: --json has the time, and in a --format write %t.")
-    if output_json:
-        return as_json
-    if output_raw:
-        return raw
-    if output_format is None:
-        return as_text(with_time=with_time, colored=has_colors())
-    try:
-        return custom(output_format)
-    except ValueError as e:
-        raise click.BadParameter(f"{e} (see --help)", param_hint="--format") from None
+_SOFT, _HARD, _ORDERS = (choices(group) for group in (b"blocking/soft", b"blocking/hard", b"order"))
 
 
 @click.command(
-    short_help="Print what is published.",
+    short_help="Print messages as they are published.",
     epilog=f"""\
 \b
-In a FORMAT:{_FORMATS}
+Directives of FORMAT:{FORMAT_HELP}
 
 \b
 Examples:
@@ -54,33 +36,33 @@ Examples:
   sbus sub --format '%t %s bytes under %k' ''
 """,
 )
-@click.argument("patterns", type=AS_BYTES, nargs=-1, required=True, metavar="PATTERN...")
-@click.option("--json", "output_json", is_flag=True, help="Print an object a line: time, key, payload, encoding.")
-@click.option("--raw", "output_raw", is_flag=True, help="Print the payloads alone, byte for byte.")
-@click.option("--format", "output_format", metavar="FORMAT", help="Print what FORMAT says; see below.")
-@click.option("--time", "with_time", is_flag=True, help="Print before each message when it came.")
-@click.option("--count", "-n", type=COUNT, metavar="N", help="End after N messages.")
-@click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="End after so long, with status 124.")
+@click.argument("patterns", type=BYTES, nargs=-1, required=True, metavar="PATTERN...")
+@message_options(noun="message", moment="arrival time")
+@click.option("--count", "-n", type=COUNT, metavar="N", help="Exit after N messages.")
+@click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Exit after SECONDS, with status 124.")
 @click.option(
     "--soft",
-    type=click.Choice(["queue", "discard", "block", "error"]),
-    help="What the server does when our socket is full.",
+    type=click.Choice(_SOFT),
+    help=f"What the server does when this client's socket is full.  [default: {_SOFT[0]}]",
 )
 @click.option(
-    "--hard", type=click.Choice(["discard", "block", "error"]), help="What it does when its queue for us is full."
+    "--hard",
+    type=click.Choice(_HARD),
+    help=f"What the server does when its queue for this client is full.  [default: {_HARD[0]}]",
 )
-@click.option("--order", type=click.Choice(["queue", "stack", "random"]), help="In which order it sends its queue.")
-@click.option("--reconnect", is_flag=True, help="When the connection is lost, connect and subscribe again.")
-@click.option("--verbose", "-v", is_flag=True, help="Say on standard error when the subscriptions are in force.")
-@to_connect
-@with_target
+@click.option(
+    "--order",
+    type=click.Choice(_ORDERS),
+    help=f"The order in which the server sends queued messages.  [default: {_ORDERS[0]}]",
+)
+@click.option("--reconnect", is_flag=True, help="Reconnect and subscribe again when the connection is lost.")
+@click.option("--verbose", "-v", is_flag=True, help="Report on standard error when the subscriptions are in force.")
+@connection_options
+@pass_target
 def sub(
     target: Target,
     patterns: tuple[bytes, ...],
-    output_json: bool,
-    output_raw: bool,
-    output_format: str | None,
-    with_time: bool,
+    message_format: MessageFormat,
     count: int | None,
     timeout: float | None,
     soft: str | None,
@@ -89,15 +71,15 @@ def sub(
     reconnect: bool,
     verbose: bool,
 ) -> None:
-    """Print what is published under keys that match a PATTERN.
+    """Print messages whose key matches a PATTERN.
 
-    In a pattern '*' stands for anything up to the next '/'. One that ends with '/' matches all
-    that is below it, and the empty one everything.
+    In a pattern, '*' matches everything up to the next '/'. A pattern that ends with '/' matches
+    every key below it, and the empty pattern matches every key.
 
-    A line is the key, a space and the payload. What could harm a terminal is escaped, and a space
-    in the key is \\x20.
+    Each line has the key, a space and the payload. Control characters are escaped, and a space in
+    the key is printed as \\x20.
     """
-    show = printer(output_json, output_raw, output_format, with_time)
+    show = message_format.printer()
     deadline = Deadline(timeout)
 
     def on_gap(error: Exception) -> None:
@@ -109,16 +91,18 @@ def sub(
             bus.subscribe(pattern)
         if verbose:
             bus.fence(deadline.left)
-            click.echo(f"sbus: subscribed to {' '.join(map(shown, patterns))} at {target.address}", err=True)
+            click.echo(f"sbus: subscribed to {' '.join(map(escape, patterns))} at {target.address}", err=True)
         printed = _follow(bus, show, sys.stdout.buffer, count, deadline)
     if count is None or printed < count:
-        raise TimedOut(f"the time is up: {printed} messages came in {timeout:g} seconds")
+        raise TimedOut(f"timed out: {printed} messages came within {timeout:g} seconds")
 
 
 def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadline: Deadline) -> int:
-    """Print messages until there were enough or the time is up; returns how many.
+    """Print messages until `count` of them have come or the deadline has passed.
 
-    What is printed is flushed whenever nothing more is there to be printed.
+    The output is flushed whenever no further message is waiting.
+
+    :returns: the number of messages printed.
     """
     printed = 0
     while printed != count and not deadline.has_passed:
@@ -129,8 +113,8 @@ def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadli
             raise
         if not messages:
             output.flush()
-            wait(bus, deadline.left, output.fileno())
-        now = time.time()
+            wait_readable(bus, deadline.left, output.fileno())
+        now = clock.now()
         for message in messages[: None if count is None else count - printed]:
             printed += 1
             output.write(show(ReceivedMessage(printed, now, message)))

@@ -1,4 +1,4 @@
-"""Rows of results as a table on the terminal, or in a file of a format that others read."""
+"""Results in rows: as columns on a terminal, or in a CSV, JSON or Parquet file."""
 
 from __future__ import annotations
 
@@ -7,50 +7,74 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import click
 
-from sbus.cli.output import shown
+from sbus.cli.output import escape
 from sbus.errors import UsageError
 from sbus.extras import needs
+from sbus.journal import clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Writer", "output_to", "schema"]
+__all__ = ["Row", "Writer", "format_table", "open_writer", "schema"]
 
 Row = dict[str, Any]
+"""Values by column name: numbers, text, None, or times with a zone."""
+
+
+def format_table(rows: Iterable[Sequence[str]], alignment: str, min_widths: Sequence[int] = ()) -> list[str]:
+    """Lay out rows of cells in columns, two spaces apart.
+
+    :param alignment: for each column ``<`` (left) or ``>`` (right); the last one holds for all columns after it.
+    :param min_widths: the least width of each column, in characters; 0 for those after the last.
+    :returns: one line per row.
+    """
+    table = list(rows)
+    columns = list(zip(*table, strict=True))
+    sides = alignment.ljust(len(columns), alignment[-1])[: len(columns)]
+    least = [*min_widths, *[0] * len(columns)]
+    widths = [max(least[at], *map(len, cells)) for at, cells in enumerate(columns)]
+    return [
+        "  ".join(
+            cell.ljust(width) if side == "<" else cell.rjust(width)
+            for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in table
+    ]
 
 
 class Writer(Protocol):
-    """Takes rows: the same names in each, the values numbers, text, None or times with a zone."""
+    """Writes rows; each has the same columns."""
 
     def write(self, rows: Iterable[Row]) -> int:
-        """Write them all; returns how many there were."""
+        """Write the rows, and return their number."""
 
     def close(self) -> None:
-        """Write what comes at the end."""
+        """Write the end of the file."""
 
 
 @contextlib.contextmanager
-def output_to(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
-    """
-    :param path: a file whose ending says its format (``.csv``, ``.json``, ``.parquet``); None: a table on the terminal.
-    :param grows: whether rows are added to what is there, and to be seen at once; else a file is there when it is
-        complete, and takes the place of an older one.
-    :raises UsageError: for another ending, or Parquet that is to grow.
+def open_writer(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
+    """Open a writer for the terminal or for a file.
+
+    :param path: a file whose suffix names its format (``.csv``, ``.json``, ``.parquet``); None for the terminal.
+    :param grows: append to an existing file, where each row is visible at once. Otherwise the file appears when it is
+        complete, and replaces an older one.
+    :raises UsageError: for another suffix, or a Parquet file that is to grow.
     """
     if path is None:
-        yield _Table()
+        yield _Terminal()
         return
-    kind = _KINDS.get(os.path.splitext(path)[1])
+    kind = _FORMATS.get(os.path.splitext(path)[1])
     if kind is None:
-        raise UsageError(f"--output {path}: name a file that ends with {', '.join(_KINDS)}")
+        raise UsageError(f"--output {path}: name a file that ends with {', '.join(_FORMATS)}")
     if grows and kind is _Parquet:
-        raise UsageError(f"--output {path}: a Parquet file cannot grow: use .csv or .json for what is live")
+        raise UsageError(f"--output {path}: a Parquet file cannot grow: use .csv or .json with --live")
     written = path if grows else f"{path}.tmp"
     try:
         with open(written, "ab" if grows else "wb") as file:
@@ -61,55 +85,56 @@ def output_to(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
             os.replace(written, path)
     except BaseException:
         if not grows:
-            with contextlib.suppress(OSError):  # it may never have been made; what went wrong is to be told
+            with contextlib.suppress(OSError):  # the file may not exist, and the first error is the one to report
                 os.unlink(written)
         raise
 
 
-class _Table:
-    """Columns side by side; text to the left, numbers to the right."""
+class _Terminal:
+    """Columns, each row as soon as it comes; text to the left, numbers to the right."""
 
-    _WIDTHS = {"time": 24, "prefix": 28, "bytes": 15}
+    _MIN_WIDTHS = {"time": 24, "prefix": 28, "bytes": 14}
+    _MIN_WIDTH = 9
 
     def __init__(self) -> None:
-        self._is_new = True
+        self._has_header = False
 
     def write(self, rows: Iterable[Row]) -> int:
         count = 0
         for row in rows:
-            if self._is_new:
-                click.echo(self._line({name: name for name in row}))
-                self._is_new = False
-            click.echo(self._line({name: _told(value) for name, value in row.items()}))
+            if not self._has_header:
+                self._print(row, list(row))
+                self._has_header = True
+            self._print(row, list(map(_format_value, row.values())))
             count += 1
         return count
 
     def close(self) -> None:
         pass
 
-    def _line(self, cells: dict[str, str]) -> str:
-        return " ".join(
-            text.ljust(self._WIDTHS[name]) if name in ("time", "prefix") else text.rjust(self._WIDTHS.get(name, 10))
-            for name, text in cells.items()
-        )
+    def _print(self, row: Row, cells: list[str]) -> None:
+        alignment = "".join("<" if name in ("time", "prefix") else ">" for name in row)
+        min_widths = [self._MIN_WIDTHS.get(name, self._MIN_WIDTH) for name in row]
+        [line] = format_table([cells], alignment, min_widths)
+        click.echo(line)
 
 
 class _Csv:
-    """A line for each row, under a line with the names."""
+    """A line of column names, then a line per row."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._is_new = not file.tell()
+        self._has_header = file.tell() > 0
 
     def write(self, rows: Iterable[Row]) -> int:
         text = io.TextIOWrapper(self._file, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         count = 0
         for row in rows:
-            if self._is_new:
+            if not self._has_header:
                 writer.writerow(row)
-                self._is_new = False
-            writer.writerow(_plain(row).values())
+                self._has_header = True
+            writer.writerow(_with_text_times(row).values())
             count += 1
         text.detach()
         self._file.flush()
@@ -120,7 +145,7 @@ class _Csv:
 
 
 class _Json:
-    """An object a line."""
+    """One JSON object per line."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -128,7 +153,7 @@ class _Json:
     def write(self, rows: Iterable[Row]) -> int:
         count = 0
         for row in rows:
-            self._file.write(json.dumps(_plain(row)).encode() + b"\n")
+            self._file.write(json.dumps(_with_text_times(row)).encode() + b"\n")
             count += 1
         self._file.flush()
         return count
@@ -138,9 +163,9 @@ class _Json:
 
 
 class _Parquet:
-    """A Parquet file of traffic, written in parts."""
+    """A Parquet file of traffic, in row groups."""
 
-    _ROWS = 65_536
+    _GROUP_ROWS = 65_536
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -149,23 +174,23 @@ class _Parquet:
 
     def write(self, rows: Iterable[Row]) -> int:
         count = 0
-        part: list[Row] = []
+        group: list[Row] = []
         for row in rows:
-            part.append(row)
+            group.append(row)
             count += 1
-            if len(part) == self._ROWS:
-                self._put(part)
-                part = []
-        if part or not count:
-            self._put(part)
+            if len(group) == self._GROUP_ROWS:
+                self._write_group(group)
+                group = []
+        if group or not count:
+            self._write_group(group)
         return count
 
-    def _put(self, rows: list[Row]) -> None:
+    def _write_group(self, rows: list[Row]) -> None:
         with needs("spark"):
             import pyarrow as pa
             import pyarrow.parquet
         if self._writer is None:
-            # Rows would not tell: there may be none, or at first only such with None.
+            # The schema cannot come from the rows: there may be none, or the first ones may have only None in a column.
             self._schema = schema()
             self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
         self._writer.write_table(pa.Table.from_pylist(rows, schema=self._schema))
@@ -176,7 +201,7 @@ class _Parquet:
 
 
 def schema() -> pa.Schema:
-    """The columns of a Parquet file: those of `sbus.spark.jobs.traffic`."""
+    """Return the columns of a Parquet file: those of `sbus.spark.jobs.traffic`."""
     with needs("spark"):
         import pyarrow as pa
     return pa.schema([
@@ -186,11 +211,11 @@ def schema() -> pa.Schema:
     ])  # fmt: skip
 
 
-_KINDS: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": _Csv, ".json": _Json, ".parquet": _Parquet}
+_FORMATS: dict[str, Callable[[IO[bytes]], Writer]] = {".csv": _Csv, ".json": _Json, ".parquet": _Parquet}
 
 
-def _told(value: Any) -> str:
-    """A value as it is shown on a terminal, which nothing in it can harm."""
+def _format_value(value: object) -> str:
+    """Return a value as text that cannot harm a terminal."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -199,13 +224,13 @@ def _told(value: Any) -> str:
         return f"{value:,.1f}"
     if isinstance(value, int):
         return f"{value:,}"
-    return shown(str(value).encode())
+    return escape(str(value).encode())
 
 
-def _plain(row: Row) -> Row:
+def _with_text_times(row: Row) -> Row:
     return {name: _iso(value) if isinstance(value, datetime) else value for name, value in row.items()}
 
 
 def _iso(time: datetime) -> str:
     precision = "milliseconds" if time.microsecond else "seconds"
-    return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=precision) + "Z"
+    return clock.format_utc(clock.from_datetime(time), precision)

@@ -1,1 +1,1 @@
-"""What every service run by ``twistd`` shares: command line, signals, process settings."""
+"""Services as processes: command line, signals, memory, and how to launch one."""

@@ -1,4 +1,4 @@
-"""A service that has a process to itself: its memory, the signals that stop it."""
+"""A service with a process to itself: its memory, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from sbus.daemon.service import Service
 
 __all__ = ["Process"]
 
-_KEPT = 16 << 20
+_KEPT_FREE_BYTES = 16 << 20
 """Bytes of freed memory that the process keeps for the next batch."""
-_LARGEST_KEPT = 1 << 20
-"""Bytes in the largest packet for which there is a place in it."""
+_LARGEST_HEAP_BLOCK_BYTES = 1 << 20
+"""Bytes of the largest block that is allocated from the memory it keeps: the longest packet fits."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def _keep_memory() -> None:
-    """Do not give memory back to the kernel between two batches.
+    """Keep freed memory for the next batch instead of returning it to the kernel.
 
-    The C library returns what is free at the heap's end above 128 KiB, so each batch of large
-    packets (or bundles) had the kernel take its pages away, and clear them again for the next:
-    most of the server's time. See mallopt(3); other C libraries than glibc have none.
+    By default the C library returns what is free at the end of the heap beyond 128 KiB. Each batch of large packets
+    (or bundles) then made the kernel take its pages away and clear them again for the next: most of the server's time.
+    See mallopt(3). C libraries other than glibc lack it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK_BYTES)
 
 
 class Process(Service):
     """What belongs to the process rather than to the service that it runs.
 
-    :param signals: those that stop the reactor, so that the process ends with status 0.
+    :param signals: the signals that stop the reactor, so that the process exits with status 0.
     """
 
     def __init__(self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
@@ -49,13 +49,13 @@ class Process(Service):
 
         super().startService()
         _keep_memory()
-        # Handlers of our own: after Twisted's the process would end by the signal, not with status 0.
+        # With Twisted's own handlers the process would end by the signal instead of with status 0.
         reactor.callWhenRunning(self._handle_signals)
 
     def stopService(self) -> None:
         super().stopService()
         if self._handles_signals:
-            # Another one is no reason to end in disorder; and the interpreter, when it ends, takes handlers away.
+            # A second signal must not interrupt an orderly stop, and the interpreter drops handlers when it exits.
             for number in self._signals:
                 signal.signal(number, signal.SIG_IGN)
 
@@ -65,7 +65,7 @@ class Process(Service):
             signal.signal(number, lambda *_: self.stop())
 
     def stop(self) -> None:
-        """Stop the reactor, in its next turn."""
+        """Stop the reactor in its next turn; signal handlers and threads may call this."""
         from twisted.internet import reactor
 
         IReactorFromThreads(reactor).callFromThread(self._stop_reactor)
@@ -74,6 +74,6 @@ class Process(Service):
         from twisted.internet import reactor
 
         if self.running:
-            # It may be stopping already: signals come in numbers, and the last client leaves when the bus stops.
+            # It may be stopping already: signals repeat, and the last client leaves when the bus stops.
             with contextlib.suppress(ReactorNotRunning):
                 reactor.stop()

@@ -1,4 +1,7 @@
-"""Signals that come early: whoever stops a bus while it starts must not leave its socket and pid file behind."""
+"""Signals that come before the reactor runs.
+
+A bus that is stopped during its start must still remove its socket and its pid file.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,37 @@ __all__ = ["DeferredSignals"]
 
 
 class DeferredSignals:
-    """Remembers a signal that comes before the reactor runs, and stops the reactor as soon as it does.
+    """Remember a signal that comes before the reactor runs, and stop the reactor then.
 
-    A second signal acts as it did before: for whoever is out of patience.
+    A second signal has its usual effect, for an operator who does not want to wait.
 
-    :param numbers: the signals that are to stop the process in good order.
+    :param numbers: the signals that stop the process in good order.
     """
 
     def __init__(self, numbers: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
-        self._came = False
+        self._received = False
         self._before = {number: signal.signal(number, self._remember) for number in numbers}
 
-    def _remember(self, *_: Any) -> None:
-        self._came = True
+    def _remember(self, *_: object) -> None:
+        self._received = True
         self.restore()
 
     def restore(self) -> None:
-        """Handle signals as before."""
+        """Restore the handlers that were in place before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def hand_over(self, reactor: Any) -> None:
-        """From its start on signals are the reactor's business."""
+        """Leave signals to the reactor from its start on.
+
+        :param reactor: Twisted's reactor; any of them (there is no one interface for all that is used here).
+        """
         reactor.callWhenRunning(reactor.callLater, 0, self._catch_up, reactor)
 
     def _catch_up(self, reactor: Any) -> None:
-        # A signal in the moment before anybody could replace the reactor's own handlers: it stops
-        # in good order, but then twistd would end by the signal.
+        # A signal may hit the reactor's own handlers before `Process` replaces them. The reactor then stops in good
+        # order, but twistd would end the process by that signal.
         reactor._exitSignal = None
-        if self._came:
+        if self._received:
             with contextlib.suppress(ReactorNotRunning):
                 reactor.stop()

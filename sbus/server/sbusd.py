@@ -1,8 +1,27 @@
-"""``sbusd``: the bus with the command line of the original daemon, for programs that start that one.
+"""``sbusd``: the bus with the command line of the original daemon.
 
-Such programs allow little time: they start the daemon, wait until its standard output is closed,
-and connect. So ``sbusd`` listens before it imports Twisted and most of its own modules; a client that connects
-meanwhile waits in the backlog. For the same reason it searches for no plugins.
+It serves programs that start the original: they run ``sbusd``, read its standard output to the end, and connect. Such
+programs allow little time, so the order of steps is the design.
+
+1. *Parse and bind.* Nothing but `sbus.errors` and the sockets of `sbus.syscalls` is imported by then. The socket
+   listens soon after the interpreter itself has started; importing Twisted and the server takes several times as long.
+2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
+   Its connection waits in the kernel's backlog, and so does what it sends.
+3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
+   standard error if this failed. A pipe carries the one byte that says which.
+
+Invariants:
+
+* Signals that stop the bus are blocked from before the socket exists until the reactor runs. None is lost, and none
+  can leave the socket or the pid file behind.
+* Descriptors 0 to 2 are always open. Otherwise a socket would take the number of a closed one, and a print would be
+  written into it.
+* A daemon calls listen(2) again after its forks: ``SO_PEERCRED`` gives clients the process that listened last, which
+  must be the one that serves.
+* The pid file is created exclusively and removed only if it is still the same file.
+
+Plugins are not searched for, because that would import every plugin on the path. The credentials policy is ``kernel``,
+and the strategies and orders are those of this package. ``twistd sbus`` has everything else.
 """
 
 from __future__ import annotations
@@ -31,7 +50,7 @@ _NO_PID_FILE = "/dev/null"
 
 @dataclass(slots=True)
 class _Settings:
-    """The command line."""
+    """What the command line says; the defaults are the original's."""
 
     address: str = "/run/sbus.socket"
     pid_file: str = "/run/sbus.pid"
@@ -42,7 +61,7 @@ class _Settings:
     users: tuple[int, ...] = ()
 
 
-class _Failed(SbusError):
+class _StartError(SbusError):
     """The daemon cannot start; the text says why and what to do."""
 
 
@@ -58,14 +77,14 @@ def main() -> None:
     try:
         _run(settings)
     except SbusError as e:
-        sys.exit(f"sbusd: {_in_our_words(str(e))}")
+        sys.exit(f"sbusd: {_with_own_options(str(e))}")
 
 
 def _parse(arguments: list[str]) -> _Settings:
     """Parse the command line.
 
-    :raises getopt.GetoptError: if it has an unknown option or an argument.
-    :raises UsageError: if it names a user that does not exist.
+    :raises getopt.GetoptError: if it is malformed.
+    :raises UsageError: if it names a user who does not exist.
     """
     settings = _Settings()
     options, rest = getopt.getopt(arguments, "a:cfgop:ru:")
@@ -98,17 +117,17 @@ def _uid(text: str) -> int:
     try:
         return pwd.getpwnam(text).pw_uid
     except KeyError:
-        raise UsageError(f"-u {text}: there is no such user: give a name that getent passwd knows, or a UID") from None
+        raise UsageError(f"-u {text}: there is no such user: give a UID, or a name from getent passwd") from None
 
 
-def _in_our_words(text: str) -> str:
-    """Return an error text with this command's options in place of those of ``twistd sbus``."""
+def _with_own_options(text: str) -> str:
+    """Replace the options of ``twistd sbus`` in an error's text by those of ``sbusd``."""
     return text.replace("choose another --socket", "choose another address (-a)").replace("--reuse", "-r")
 
 
 def _run(settings: _Settings) -> None:
     _fill_standard_descriptors()
-    # From now on a signal to stop takes effect when the bus serves, so that the bus stops in good order.
+    # A signal that comes before the bus serves takes effect when it serves, so that it stops in good order.
     stopping = [signal.SIGINT, signal.SIGTERM]
     if settings.foreground:
         stopping.append(signal.SIGHUP)
@@ -122,7 +141,7 @@ def _run(settings: _Settings) -> None:
         if not settings.foreground:
             report = _become_daemon(stopping)
             if bound.address.descriptor is None:
-                bound.sock.listen(socket.SOMAXCONN)  # again, so that SO_PEERCRED shows this process to clients
+                bound.sock.listen(socket.SOMAXCONN)  # again: SO_PEERCRED gives clients the process that listened last
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if settings.pid_file != _NO_PID_FILE:
                 files.callback(_write_pid_file(settings.pid_file, settings.reuse))
@@ -134,7 +153,7 @@ def _run(settings: _Settings) -> None:
             if report is not None:
                 if os.isatty(2):
                     _to_null(2)
-                with contextlib.suppress(OSError):  # the starting process has ended
+                with contextlib.suppress(OSError):  # the parent has gone
                     os.write(report, b"\0")
                 os.close(report)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
@@ -147,33 +166,32 @@ def _listen(settings: _Settings) -> listening.ListeningSocket:
     bound = listening.listen(address, mode=settings.mode, reuse=settings.reuse, replace_empty=settings.reuse)
     if address.descriptor is not None:
         if settings.mode != 0o700:
-            print("sbusd: -g and -o mean nothing for a socket that was passed down", file=sys.stderr)
+            print("sbusd: -g and -o have no effect on an inherited socket", file=sys.stderr)
         if bound.sock.fileno() <= 2:
-            # The standard descriptors are to be closed.
+            # The standard descriptors are about to be replaced.
             passed, bound.sock = bound.sock, bound.sock.dup()
             passed.detach()
     return bound
 
 
 def _fill_standard_descriptors() -> None:
-    """Open the closed standard descriptors on the null device, so that no socket takes their place."""
+    """Open closed standard descriptors, so that no socket takes their numbers."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(null)
 
 
 def _to_null(descriptor: int) -> None:
-    """Put the null device in place of a standard descriptor, so that nothing opened later takes its place."""
+    """Close a standard descriptor, and keep its number occupied."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, descriptor)
     os.close(null)
 
 
 def _become_daemon(stopping: list[signal.Signals]) -> int:
-    """Go on in a process without a terminal; the process that was started waits for a byte from there.
+    """Continue in a new process without a terminal; the original waits for its report.
 
-    :returns: the descriptor to write the byte to when the bus serves. Closing it without a byte means that the start
-        has failed.
+    :returns: a descriptor. Write a byte to it when the bus serves; if it is closed without one, the start has failed.
     """
     reading, writing = os.pipe()
     if os.fork():
@@ -190,16 +208,16 @@ def _wait_for_daemon(reading: int, stopping: list[signal.Signals]) -> NoReturn:
     for number in stopping:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
-    _to_null(1)  # a program that waits for the end of standard output must not wait for this process
+    _to_null(1)  # the caller waits for the end of standard output, not for this process
     os._exit(0 if os.read(reading, 1) else 1)
 
 
 def _write_pid_file(path: str, replace: bool) -> Callable[[], None]:
-    """Write the PID of this process to a file.
+    """Write this process's ID to a new file.
 
-    :param replace: whether to replace a file with the PID of a process that has ended.
-    :returns: the function that removes the file.
-    :raises _Failed: if the file exists or cannot be written.
+    :param replace: replace a file that names a process that has ended.
+    :returns: a function that removes the file.
+    :raises _StartError: if the file exists or cannot be written.
     """
     path = os.path.abspath(path)
     try:
@@ -207,18 +225,20 @@ def _write_pid_file(path: str, replace: bool) -> Callable[[], None]:
             os.unlink(path)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        raise _Failed(
-            f"the pid file {path} exists: stop the sbusd that it names, or if there is none, start with -r or remove it"
+        raise _StartError(
+            f"the pid file {path} exists: stop the sbusd that it names, or start with -r if that has ended"
         ) from None
     except OSError as e:
-        raise _Failed(f"cannot write the pid file {path}: {e.strerror}: choose another (-p), or none (-f)") from None
+        raise _StartError(
+            f"cannot write the pid file {path}: {e.strerror}: choose another path (-p), or stay in the foreground (-f)"
+        ) from None
     with os.fdopen(fd, "w") as file:
         file.write(f"{os.getpid()}\n")
-        made = os.fstat(fd)
+        created = os.fstat(fd)
 
     def remove() -> None:
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.lstat(path), made):
+            if os.path.samestat(os.lstat(path), created):
                 os.unlink(path)
 
     return remove
@@ -234,7 +254,9 @@ def _is_stale(path: str) -> bool:
     except (OSError, ValueError, OverflowError):
         return False
     try:
-        return bool(select.select([process], [], [], 0)[0])  # ended, but its parent has not collected it yet
+        return bool(
+            select.select([process], [], [], 0)[0]
+        )  # readable: it has ended, but its parent has not reaped it yet
     finally:
         os.close(process)
 
@@ -245,10 +267,7 @@ def _serve(
     stopping: list[signal.Signals],
     is_serving: Callable[[], None],
 ) -> None:
-    """Run the bus until it is stopped.
-
-    :param is_serving: called when clients are served.
-    """
+    """Run the bus until a signal, or with -c its last client, stops it."""
     from twisted.internet import epollreactor
 
     epollreactor.install()
@@ -279,7 +298,7 @@ def _serve(
 
 
 def _log_to_standard_error() -> None:
-    """Log warnings and errors to standard error, as the original daemon does, and nothing else."""
+    """Log warnings and errors, and nothing else, to standard error, as the original."""
     from twisted.logger import (
         FilteringLogObserver,
         LogLevel,

@@ -1,4 +1,4 @@
-"""``twistd sbus``: its options, and the service that they describe."""
+"""``twistd sbus``: its command line, and the service that it describes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ __all__ = ["Options", "makeService"]
 
 _DIALECTS = {d.name: d for d in (CURRENT, EARLY)}
 _DEFAULTS = Limits()
+_EXAMPLES = """\
+Examples, in the foreground:
+  twistd --nodaemon --pidfile= sbus
+  twistd --nodaemon --pidfile= sbus --socket=/run/sbus.sock --mode=0770 --group=bus
+  twistd --nodaemon --pidfile= sbus --record=/var/lib/sbus/journal
+"""
 
 
 def _uid(text: str) -> int:
@@ -39,7 +45,7 @@ def _uid(text: str) -> int:
         return pwd.getpwnam(text).pw_uid
     except KeyError:
         raise UsageError(
-            f"--allow-user={text}: there is no such user: give a name that `getent passwd` knows, or a UID"
+            f"--allow-user={text}: there is no such user: give a UID, or a name from `getent passwd`"
         ) from None
 
 
@@ -48,100 +54,100 @@ class Options(CommandLine):
 
     command = "sbus"
     synopsis = "[options]"
-    longdesc = "A local message bus: programs of this machine publish and subscribe over one Unix SEQPACKET socket."
+    longdesc = "A local message bus: programs on this machine publish and subscribe over one Unix SEQPACKET socket."
 
     optParameters = [
         [
             "socket",
             "s",
             None,
-            "Where to listen: a path, @NAME or /dev/unix/abstract/HEX (abstract), /dev/unix/abstract (a random one, "
-            "printed), /dev/fd/N (inherited), systemd or systemd:NAME (socket activation) "
+            "Address to listen on: a path; @NAME or /dev/unix/abstract/HEX (abstract); /dev/unix/abstract (random, is "
+            "printed); /dev/fd/N (inherited); systemd or systemd:NAME (socket activation) "
             "[default: /run/sbus.sock for root, else $XDG_RUNTIME_DIR/sbus.sock]",
         ],
         [
             "mode",
             "m",
             "0700",
-            "Permissions of the socket's path, octal; it never has more",
+            "Permissions of the socket's path, in octal",
         ],
         [
             "group",
             "g",
             None,
-            "Group (name or GID) that the socket's path is given to [default: the process's]",
+            "Group of the socket's path, a name or GID [default: the process's]",
         ],
-        ["credentials", None, "kernel", "Credentials policy that says who may do what"],
+        ["credentials", None, "kernel", "Credentials policy: who may connect, subscribe and publish"],
         [
             "on-violation",
             None,
             "disconnect",
-            "What happens to a client that breaks the protocol: disconnect, or ignore (the packet is dropped)",
+            "What to do when a client breaks the protocol: disconnect it, or ignore (drop the packet)",
             choice("on-violation", "disconnect", "ignore"),
         ],
-        ["dialect", None, "current", "Revision of the protocol: current or early", choice("dialect", *_DIALECTS)],
+        ["dialect", None, "current", "Protocol revision: current or early", choice("dialect", *_DIALECTS)],
         [
             "block-timeout",
             None,
             _DEFAULTS.block_timeout,
-            "Seconds for which a client that holds publishers back may take nothing before it is disconnected",
+            "Seconds after which a client that blocks publishers and reads nothing is disconnected",
             amount("block-timeout", "seconds", float),
         ],
         [
             "queue-messages",
             None,
             _DEFAULTS.queue_messages,
-            "Messages that may wait for one client",
+            "Longest queue of a client, in messages",
             amount("queue-messages", "messages"),
         ],
         [
             "queue-bytes",
             None,
             _DEFAULTS.queue_bytes,
-            "Bytes that may wait for one client",
+            "Longest queue of a client, in bytes",
             amount("queue-bytes", "bytes"),
         ],
         [
             "total-queue-bytes",
             None,
             _DEFAULTS.total_queue_bytes,
-            "Bytes that may wait for all clients",
+            "All queues together, in bytes",
             amount("total-queue-bytes", "bytes"),
         ],
         [
             "record",
             None,
             None,
-            "Have the bus recorded: directory of the journal that a recorder, started and watched over by the bus, "
-            "writes (see twistd sbus-recorder --help)",
+            "Record the bus to the journal in this directory; the bus starts the recorder, restarts it if it dies, "
+            "and stops it (see twistd sbus-recorder --help)",
         ],
         [
             "record-options",
             None,
             None,
-            'More options for that recorder, in one argument, as "--sync=0 --keep-days=7"',
+            'Options for that recorder, in one argument, such as "--sync=0 --keep-days=7"',
             split_options,
         ],
-        ["max-packet", None, _DEFAULTS.max_packet, "Bytes in the longest packet", amount("max-packet", "bytes")],
+        ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", amount("max-packet", "bytes")],
         [
             "max-clients",
             None,
             _DEFAULTS.max_clients,
-            "Clients connected at one time",
+            "Clients connected at the same time",
             amount("max-clients", "clients"),
         ],
         [
             "max-patterns",
             None,
             _DEFAULTS.max_patterns,
-            "Different patterns that one client may hold",
+            "Different patterns that a client may subscribe to",
             amount("max-patterns", "patterns"),
         ],
         [
             "max-pattern-bytes",
             None,
             _DEFAULTS.max_pattern_bytes,
-            "Bytes in the patterns that one client may hold (a segment past a pattern's 16th counts 256 more)",
+            "Bytes in all patterns of a client; each segment after a pattern's 16th counts as 256 more",
             amount("max-pattern-bytes", "bytes"),
         ],
     ]
@@ -150,13 +156,13 @@ class Options(CommandLine):
         [
             "reuse",
             "r",
-            "Replace a socket that nobody listens on any more (never a live one, nor another file)",
+            "Replace a leftover socket that no server listens on; live sockets and other files are never touched",
         ],
-        ["auto-close", "c", "Stop after the last client has left"],
+        ["auto-close", "c", "Stop when the last client has left"],
         [
             "block-across-users",
             None,
-            "Let a client that chose to block hold back publishers of other users too",
+            "Let a client block the publishers of other users, too",
         ],
     ]
 
@@ -177,26 +183,25 @@ class Options(CommandLine):
         self["allow-user"] = []
 
     def opt_allow_user(self, user: str) -> None:
-        """User (name or UID) who may connect; repeatable. The server's own user always may. [default: whoever the
-        socket's mode lets in; on an abstract address root]"""
+        """Name or UID of a user who may connect; repeatable [default: all that --mode admits; abstract: only root]"""
         self["allow-user"].append(_uid(user))
 
     opt_u = opt_allow_user
 
     def getUsage(self, width: int | None = None) -> str:
-        """The help, with the components that are installed here."""
+        """Return the help, with the installed components."""
         controls = FloodControls()
         names = [
             name.decode(errors="replace") for kind in (controls.soft, controls.hard, controls.orders) for name in kind
         ]
         policies = "".join(f"\n  {p.name}: {p.description}" for p in credentials_policies().values())
         return (
-            f"{super().getUsage(width)}\nCredentials policies installed:{policies}\n"
-            f"Flood control that clients can choose:\n  {' '.join(names)}\n"
+            f"{super().getUsage(width)}\n{_EXAMPLES}\nInstalled credentials policies:{policies}\n"
+            f"Installed strategies and orders, for clients to choose:\n  {' '.join(names)}\n"
         )
 
     def postOptions(self) -> None:
-        """Make the components that the options describe."""
+        """Check the options together, and make the components that they describe."""
         if self["socket"] is None:
             self["socket"] = default_address()
         self["mode"] = mode(self["mode"])
@@ -205,7 +210,7 @@ class Options(CommandLine):
         self.controls = FloodControls()
         self.endpoint = _endpoint(self)
         if self["record-options"] is not None and not self["record"]:
-            raise UsageError("--record-options is for the recorder: say --record=DIRECTORY too")
+            raise UsageError("--record-options is for the recorder: give --record=DIRECTORY too")
         if self["record"]:
             require_recorder()
 
@@ -224,10 +229,10 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
 
 
 def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
-    """The command of the recorder, which will be able to connect."""
+    """Return the recorder's command, after making sure that it can connect."""
     uid = None if options.parent is None else options.parent.get("uid")
     if bound.path is not None and uid is not None:
-        # It runs as the user that the server becomes; a path with the default mode would let nobody in but root.
+        # The recorder runs as the user that the server becomes; with the default mode only root could connect.
         os.chown(bound.path, uid, -1, follow_symlinks=False)
     return recorder_command(
         bound.address,
@@ -239,16 +244,16 @@ def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
 
 
 def makeService(options: Options) -> IService:
-    """The service that the options describe (`twisted.application.service.IServiceMaker`).
+    """Return the service that the options describe.
 
-    The socket is made already here: before the process becomes a daemon, so that whoever starts it
-    sees why it cannot, and before it gives up its privileges.
+    It binds the socket here already: before the process becomes a daemon, so that the caller sees why it fails, and
+    before it drops its privileges.
 
     :raises SystemExit: with one line, if the address cannot be listened on.
     """
     from twisted.internet import reactor
 
-    early = DeferredSignals()
+    signals = DeferredSignals()
     try:
         bound = options.endpoint.bind()
         try:
@@ -257,9 +262,9 @@ def makeService(options: Options) -> IService:
             bound.close()
             raise
     except (ListenError, UsageError) as e:
-        early.restore()
+        signals.restore()
         raise SystemExit(f"sbus: {e}") from None
-    early.hand_over(reactor)
+    signals.hand_over(reactor)
     atexit.register(bound.close)
     address = bound.address
     if options["socket"] == "/dev/unix/abstract":

@@ -1,14 +1,23 @@
-"""What programs need to test themselves: real buses that come and go with a test, clients that record, fakes.
+"""Tools for testing programs that use a bus.
 
 ================================  ===================================================================
 `RunningBus`, `running_bus`       a real server in a process of its own (also as the pytest fixture
                                   ``sbus_bus``, see `sbus.testing.pytest_plugin`)
-`BusMixin`, `InProcessBus`        a real server inside of a trial test, on the reactor of the tests
-`RecordingClient` and the like    subscribe, and keep all that comes for the test to look at
+`BusMixin`, `InProcessBus`        a real server inside a trial test, on the test's own reactor
+`RecordingClient` and its kin     clients that subscribe, and keep every message for the test
 `FakePacketTransport`             a connection without a socket, for tests of protocols
 ================================  ===================================================================
 
-Nothing is imported before it is used: who needs a server process does not load Twisted.
+Everything here is real where it can be: the server is the server, and its clients are the public ones. A mock of a bus
+would have to repeat its matching, its flood control and its errors, and would be wrong first where they are subtle.
+Only a protocol is tested against a fake, the transport, because the kernel cannot be made to fill a socket on request.
+
+Nothing sleeps. A bus is returned when it has answered a client. A recording client is returned when the server has
+confirmed its subscriptions. "Nothing more came" is a round trip behind everything that the server had before
+(``settle``), not a pause. So a test that passes on a loaded machine passes on every machine.
+
+A name is imported when it is first used: a test that launches a server process does not load Twisted, and a run of
+pytest that uses no bus loads the plugin alone. Tests hold both to it.
 """
 
 from __future__ import annotations
@@ -33,7 +42,7 @@ __all__ = [
     "running_bus",
 ]
 
-_HOMES = {
+_MODULES = {
     "AsyncioRecordingClient": "clients",
     "BusMixin": "trial",
     "FakePacketTransport": "fakes",
@@ -46,6 +55,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Clients that record: what a test uses to see which messages a program has published, without missing any.
+"""Clients that record: a test sees every message that a program has published.
 
-One for each kind of program, with one vocabulary: `RecordingClient` waits, `AsyncioRecordingClient`
-is awaited, `TwistedRecordingClient` returns Deferreds. Each is subscribed, and the server has
-confirmed it, before the test goes on; so what is published from then on is recorded::
+There is one for each kind of program, with the same methods: `RecordingClient` blocks, `AsyncioRecordingClient` is
+awaited, `TwistedRecordingClient` returns Deferreds. The server has confirmed the subscriptions before the test goes on,
+so every message published from then on is recorded::
 
     with RecordingClient(bus.address, "weather/") as recording:
         run_my_program()
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 __all__ = ["AsyncioRecordingClient", "RecordingClient", "TwistedRecordingClient"]
 
 _TIMEOUT = 5.0
-"""Seconds to wait for messages if the test does not say."""
+"""Default time-out in seconds of `wait_for` and `settle`."""
 
 
-def _too_late(messages: list[Message], count: int, timeout: float) -> TimedOut:
+def _timed_out(messages: list[Message], count: int, timeout: float) -> TimedOut:
     last = f", the last {messages[-1]!r:.200}" if messages else ""
-    return TimedOut(f"{len(messages)} of {count} messages have come within {timeout} seconds{last}")
+    return TimedOut(f"{len(messages)} of {count} messages came within {timeout} seconds{last}")
 
 
 class RecordingClient:
-    """Records messages, for tests that wait.
+    """Record messages, for tests that block.
 
-    It reads its connection in `wait_for` and `settle` only; until then the server keeps the messages.
+    It reads its connection only in `wait_for` and `settle`; until then the messages stay in the server's queue.
 
-    :param address: where the bus is.
-    :param patterns: what to subscribe to; by default everything that is not secret.
+    :param address: the address of the bus.
+    :param patterns: the patterns to subscribe to; by default every message that is not secret is recorded.
     :param settings: as for `sbus.client.blocking.connect`.
-    :ivar messages: what was recorded, in the order in which the server sent it.
+    :ivar messages: the recorded messages, in the order in which the server sent them.
     :ivar bus: the connection.
     """
 
@@ -61,31 +61,36 @@ class RecordingClient:
             raise
 
     def wait_for(self, count: int, timeout: float = _TIMEOUT) -> list[Message]:
-        """Wait until so many messages were recorded in all.
+        """Wait until `count` messages have been recorded in all.
 
-        :returns: all that were recorded, which may be more.
-        :raises sbus.errors.TimedOut: if they have not come in so many seconds; the text says how many have.
-        :raises sbus.errors.Disconnected: if no more will come.
+        :param timeout: seconds to wait.
+        :returns: every recorded message; there may be more than `count`.
+        :raises sbus.errors.TimedOut: if the time is up first; the text says how many messages came.
+        :raises sbus.errors.Disconnected: if the connection ends first.
         """
         deadline = time.monotonic() + timeout
         while len(self.messages) < count:
             try:
                 self.messages += self.bus.get_many(max(0.0, deadline - time.monotonic()))
             except TimedOut:
-                raise _too_late(self.messages, count, timeout) from None
+                raise _timed_out(self.messages, count, timeout) from None
         return list(self.messages)
 
     def settle(self, timeout: float = _TIMEOUT) -> list[Message]:
-        """Record everything that the server had dealt with before this call: to show that no more has come.
+        """Record every message that the server handled before this call.
 
-        :returns: all that was recorded.
+        This shows that no more came.
+
+        :param timeout: seconds to wait for the server.
+        :returns: every recorded message.
+        :raises sbus.errors.TimedOut: if the server does not answer in time.
         """
         self.bus.fence(timeout)
         self.messages += self.bus.get_ready()
         return list(self.messages)
 
     def clear(self) -> None:
-        """Forget what was recorded; counts begin anew."""
+        """Forget the recorded messages; counts start at 0 again."""
         self.messages.clear()
 
     def close(self) -> None:
@@ -100,7 +105,7 @@ class RecordingClient:
 
 
 class _Recording:
-    """What the two that live on an event loop share: messages come by themselves."""
+    """The common part of the two clients on an event loop: messages come by themselves."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -110,7 +115,7 @@ class _Recording:
 
     def _record(self, message: Message) -> None:
         if message is self._last:
-            return  # another pattern of ours matches it too
+            return  # another pattern of this client matches it too
         self._last = message
         self.messages.append(message)
         while self._waiting and len(self.messages) >= self._waiting[0][0]:
@@ -132,17 +137,17 @@ class _Recording:
         return list(self.messages)
 
     def clear(self) -> None:
-        """Forget what was recorded; counts begin anew."""
+        """Forget the recorded messages; counts start at 0 again."""
         self.messages.clear()
 
 
 class AsyncioRecordingClient(_Recording):
-    """Records messages, for asyncio: ``async with AsyncioRecordingClient(address) as recording:``.
+    """Record messages, for asyncio; use it in an ``async with`` statement.
 
-    :param address: where the bus is.
-    :param patterns: what to subscribe to; by default everything that is not secret.
+    :param address: the address of the bus.
+    :param patterns: the patterns to subscribe to; by default every message that is not secret is recorded.
     :param settings: as for `sbus.client.aio.connect`.
-    :ivar messages: what was recorded so far, in the order in which the server sent it.
+    :ivar messages: the messages recorded so far, in the order in which the server sent them.
     :ivar bus: the connection, within the block.
     """
 
@@ -181,34 +186,41 @@ class AsyncioRecordingClient(_Recording):
         await self._watch
 
     async def wait_for(self, count: int, timeout: float = _TIMEOUT) -> list[Message]:
-        """Wait until so many messages were recorded in all.
+        """Wait until `count` messages have been recorded in all.
 
-        :returns: all that were recorded, which may be more.
-        :raises sbus.errors.TimedOut: if they have not come in so many seconds; the text says how many have.
-        :raises sbus.errors.Disconnected: if no more will come.
+        :param timeout: seconds to wait.
+        :returns: every recorded message; there may be more than `count`.
+        :raises sbus.errors.TimedOut: if the time is up first; the text says how many messages came.
+        :raises sbus.errors.Disconnected: if the connection ends first.
         """
         try:
             async with asyncio.timeout(timeout):
                 return await self._wait(count, self.bus.waiter())
         except TimeoutError:
-            raise _too_late(self.messages, count, timeout) from None
+            raise _timed_out(self.messages, count, timeout) from None
 
     async def settle(self, timeout: float = _TIMEOUT) -> list[Message]:
-        """Record everything that the server had dealt with before this call: to show that no more has come.
+        """Record every message that the server handled before this call.
 
-        :returns: all that was recorded.
+        This shows that no more came.
+
+        :param timeout: seconds to wait for the server.
+        :returns: every recorded message.
+        :raises sbus.errors.TimedOut: if the server does not answer in time.
         """
         await self.bus.fence(timeout)
         return list(self.messages)
 
 
 class TwistedRecordingClient(_Recording):
-    """Records messages, for Twisted; made by `sbus.testing.trial.InProcessBus.record` or from a connection.
+    """Record messages, for Twisted.
 
-    :param bus: a connection, of `sbus.client.tx.connect`; who made it closes it.
-    :param reactor: for time-outs.
-    :param patterns: what to subscribe to; by default everything that is not secret.
-    :ivar messages: what was recorded so far, in the order in which the server sent it.
+    `sbus.testing.trial.InProcessBus.record` makes one; or make one from a connection.
+
+    :param bus: a connection made by `sbus.client.tx.connect`; the caller closes it.
+    :param reactor: the clock for time-outs.
+    :param patterns: the patterns to subscribe to; by default every message that is not secret is recorded.
+    :ivar messages: the messages recorded so far, in the order in which the server sent them.
     """
 
     def __init__(self, bus: tx.Bus, reactor: Any, *patterns: bytes | str) -> None:
@@ -223,23 +235,30 @@ class TwistedRecordingClient(_Recording):
         )
 
     def wait_for(self, count: int, timeout: float = _TIMEOUT) -> Deferred[list[Message]]:
-        """Fires when so many messages were recorded in all, with all that were recorded (which may be more).
+        """Wait until `count` messages have been recorded in all.
 
-        Fails with `sbus.errors.TimedOut` if they have not come in so many seconds, and with
-        `sbus.errors.Disconnected` if no more will come.
+        :param timeout: seconds to wait.
+        :returns: a Deferred that fires with every recorded message (there may be more than `count`). It fails with
+            `sbus.errors.TimedOut` if the time is up first, and with `sbus.errors.Disconnected` if the connection ends
+            first.
         """
         from twisted.internet.defer import CancelledError, Deferred
         from twisted.python.failure import Failure
 
-        def too_late(value: Any, seconds: float) -> Any:
+        def on_timeout(value: Any, seconds: float) -> Any:
             if isinstance(value, Failure) and value.check(CancelledError):
-                raise _too_late(self.messages, count, seconds)
+                raise _timed_out(self.messages, count, seconds)
             return value
 
         waiting = Deferred.fromCoroutine(self._wait(count, self.bus.waiter()))
-        return waiting.addTimeout(timeout, self._reactor, too_late)
+        return waiting.addTimeout(timeout, self._reactor, on_timeout)
 
     def settle(self, timeout: float = _TIMEOUT) -> Deferred[list[Message]]:
-        """Fires with all that was recorded, when everything has come that the server had dealt with before
-        this call: to show that no more has come."""
+        """Record every message that the server handled before this call.
+
+        This shows that no more came.
+
+        :param timeout: seconds to wait for the server.
+        :returns: a Deferred that fires with every recorded message.
+        """
         return self.bus.fence(timeout).addCallback(lambda _: list(self.messages))

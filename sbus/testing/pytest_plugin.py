@@ -1,6 +1,6 @@
-"""The pytest fixture ``sbus_bus``, for everybody who has sbus installed; it costs nothing until a test asks for it.
+"""The pytest fixture ``sbus_bus``, available wherever sbus is installed.
 
-Here nothing but pytest may be imported at the top, as every run of pytest loads this.
+Every run of pytest loads this module, so it imports nothing but pytest at the top.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["sbus_bus"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell pytest of our marker."""
+    """Register the marker ``sbus_options``."""
     config.addinivalue_line(
-        "markers", "sbus_options(**options): options of twistd sbus for the fixture sbus_bus (max_packet=1000)"
+        "markers", "sbus_options(**options): options of twistd sbus for the fixture sbus_bus, such as max_packet=1000"
     )
 
 
 @pytest.fixture
 def sbus_bus(request: pytest.FixtureRequest) -> Iterator[RunningBus]:
-    """A real message bus for this test alone: ``sbus_bus.address`` says where.
+    """A real message bus for this test alone, at ``sbus_bus.address``.
 
-    The marker ``sbus_options(max_packet=1000)`` on the test, its class or its module sets options of
-    ``twistd sbus``. If the test fails, its report has the server's log; if the server fails, so does the test.
+    The marker ``sbus_options(max_packet=1000)`` on the test, its class or its module sets options of ``twistd sbus``.
+    If the test fails, its report includes the server's log. If the server fails, the test fails.
     """
     from sbus.testing.servers import running_bus
 

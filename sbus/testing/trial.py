@@ -1,4 +1,4 @@
-"""A real bus inside of a trial test, on the reactor of the tests; what it opened is closed when the test ends.
+"""A real bus inside a trial test, on the test's own reactor.
 
 ::
 
@@ -33,10 +33,10 @@ __all__ = ["BusMixin", "InProcessBus"]
 
 
 class InProcessBus:
-    """A bus on the reactor of the tests; made by `BusMixin.startBus`.
+    """A bus on the test's reactor; `BusMixin.startBus` makes it.
 
-    :ivar address: where it listens; the same after it was stopped and started.
-    :ivar service: the `sbus.server.service.BusService`, whose ``registry`` knows the clients and the counters.
+    :ivar address: where it listens; the same after a stop and a start.
+    :ivar service: the `sbus.server.service.BusService`; its ``registry`` has the clients and the counters.
     """
 
     def __init__(self, case: TestCase, reactor: Any, address: str, settings: dict[str, Any]) -> None:
@@ -53,13 +53,17 @@ class InProcessBus:
             self.service.startService()
 
     def stop(self) -> defer.Deferred[None]:
-        """Disconnect everybody and stop listening; fires when that is done."""
+        """Stop listening and disconnect every client.
+
+        :returns: a Deferred that fires when that is done.
+        """
         return self.service.stopService() if self.service.running else defer.succeed(None)
 
     def connect(self, **settings: Any) -> defer.Deferred[tx.Bus]:
-        """Connect a client, which is closed when the test ends; fires with it.
+        """Connect a client that is closed when the test ends.
 
-        :param settings: as for `sbus.client.tx.connect`; dialect and limit are the server's.
+        :param settings: as for `sbus.client.tx.connect`; dialect and packet limit default to the server's.
+        :returns: a Deferred that fires with the connection.
         """
 
         def connected(bus: tx.Bus) -> tx.Bus:
@@ -69,7 +73,10 @@ class InProcessBus:
         return tx.connect(self._reactor, self.address, **{**self._settings, **settings}).addCallback(connected)
 
     def record(self, *patterns: bytes | str, **settings: Any) -> defer.Deferred[TwistedRecordingClient]:
-        """Connect a client that records what the patterns match; fires when the server has confirmed that."""
+        """Connect a client that records the messages that the patterns match.
+
+        :returns: a Deferred that fires with the client once the server has confirmed its subscriptions.
+        """
         return defer.Deferred.fromCoroutine(self._record(patterns, settings))
 
     async def _record(self, patterns: tuple[bytes | str, ...], settings: dict[str, Any]) -> TwistedRecordingClient:
@@ -79,20 +86,19 @@ class InProcessBus:
 
 
 class BusMixin(TestCase):
-    """For a `twisted.trial.unittest.TestCase`, named before that."""
+    """Give a test case `startBus`; name this base class before `TestCase`."""
 
     def startBus(self, reactor: Any = None, **settings: Any) -> InProcessBus:
         """Start a bus in a temporary directory; it accepts connections when this returns.
 
-        When the test ends, its clients (those made by `InProcessBus.connect`) are closed, and then it
-        is stopped.
+        When the test ends, the clients that `InProcessBus.connect` made are closed, and then the bus is stopped.
 
-        :param reactor: by default the global one, which trial runs.
+        :param reactor: by default the global reactor, which trial runs.
         :param settings: as for `sbus.server.service.BusService`: ``limits``, ``dialect``, ``observers``…
         """
         if reactor is None:
             from twisted.internet import reactor
-        directory = tempfile.mkdtemp(prefix="sbus-")  # a test's own is too long: a socket's path has 107 bytes at most
+        directory = tempfile.mkdtemp(prefix="sbus-")  # short: a socket's path has 107 bytes at most
         self.addCleanup(shutil.rmtree, directory, ignore_errors=True)
         bus = InProcessBus(self, reactor, os.path.join(directory, "bus"), settings)
         bus.start()

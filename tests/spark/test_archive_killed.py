@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from sbus.cli.main import cli
-from sbus.cli.spark.job import Job, end_by_signals
+from sbus.cli.spark.job import Job, stop_on_signals
 from sbus.journal.consumers import consumers
 from sbus.journal.reader import JournalReader
 from sbus.journal.writer import JournalWriter
@@ -115,7 +115,7 @@ def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
 
 def test_a_signal_ends_it_behind_the_batch_in_hand():
     """Also where the next one begins at once; and without one, at once."""
-    with end_by_signals() as stop:
+    with stop_on_signals() as stop:
         assert not stop.is_due(is_busy=False, done=0)
         assert not stop.is_due(is_busy=True, done=3)
         signal.raise_signal(signal.SIGTERM)

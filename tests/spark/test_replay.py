@@ -174,4 +174,4 @@ def test_a_speed_that_is_none_is_refused(speed):
     """Only ``max`` is as fast as possible."""
     told = CliRunner().invoke(cli, ["spark", "replay", "--lake=x", f"--speed={speed}"])
     assert told.exit_code == 2
-    assert "is no speed" in told.output
+    assert "is not a speed" in told.output

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from sbus.cli import tables as spark_output
 from sbus.cli.main import cli
-from sbus.cli.tables import output_to
+from sbus.cli.tables import open_writer
 from sbus.errors import UsageError
 from sbus.spark.jobs.traffic import traffic
 
@@ -145,9 +145,9 @@ def test_the_command_is_told_what_is_missing():
     assert run(cli, ["spark", "traffic"]).exit_code == 2
     assert "not --lake" in run(cli, ["spark", "traffic", "--live", "--lake=x", "--journal=y"]).output
     assert "give a time" in run(cli, ["spark", "traffic", "--lake=x", "--window=fast"]).output
-    assert "is no time" in run(cli, ["spark", "traffic", "--lake=x", "--since=noon"]).output
+    assert "is not a time" in run(cli, ["spark", "traffic", "--lake=x", "--since=noon"]).output
     for early in ("0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00"):
-        assert "is no time" in run(cli, ["spark", "traffic", "--lake=x", f"--until={early}"]).output
+        assert "is not a time" in run(cli, ["spark", "traffic", "--lake=x", f"--until={early}"]).output
     assert "is not in the range" in run(cli, ["spark", "traffic", "--lake=x", "--depth=3000000000"]).output
     missing = run(cli, ["spark", "traffic", "--journal=/nowhere"])
     assert (missing.exit_code, missing.output) == (
@@ -170,7 +170,7 @@ ROWS: list[dict[str, Any]] = [
 
 def test_a_table_harms_no_terminal(capsys):
     """Control characters of keys are shown as text; numbers stand under each other."""
-    with output_to(None) as writer:
+    with open_writer(None) as writer:
         assert writer.write(ROWS) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["time", "prefix", "messages", "rate", "p50"]
@@ -184,7 +184,7 @@ def test_files_hold_what_was_measured(tmp_path):
     import pyarrow.parquet as pq
 
     for name in ("t.csv", "t.json", "t.parquet"):
-        with output_to(str(tmp_path / name)) as writer:
+        with open_writer(str(tmp_path / name)) as writer:
             assert writer.write(ROWS) == 2
     assert (tmp_path / "t.csv").read_text() == (
         'time,prefix,messages,rate,p50\n2026-01-31T12:00:00Z,"a,\x1b",1234,20.5,\n2026-01-31T12:00:00.500Z,,1,0.0,3\n'
@@ -203,7 +203,7 @@ def test_a_parquet_file_has_its_columns_whatever_the_rows_are(tmp_path):
     full = gap | {"prefix": "a", "messages": 1, "rate": 0.1, "p50": 3, "p95": 3, "p99": 3}
     rows = [*[gap] * 65_536, full]
     for name, some in (("none", []), ("gaps", rows)):
-        with output_to(str(tmp_path / f"{name}.parquet")) as writer:
+        with open_writer(str(tmp_path / f"{name}.parquet")) as writer:
             assert writer.write(some) == len(some)
     none, gaps = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("none", "gaps"))
     assert none.column_names == list(gap)
@@ -219,7 +219,7 @@ def test_what_keeps_a_file_from_being_made_is_told(tmp_path, monkeypatch):
         raise PermissionError("not yours")
 
     monkeypatch.setattr(spark_output, "open", refuse, raising=False)
-    with pytest.raises(PermissionError, match="not yours"), output_to(str(tmp_path / "t.csv")):
+    with pytest.raises(PermissionError, match="not yours"), open_writer(str(tmp_path / "t.csv")):
         pass
 
 
@@ -227,13 +227,13 @@ def test_a_file_is_there_when_it_is_complete(tmp_path):
     """What fails half-way leaves an older file as it was; what is live is added to one."""
     path = tmp_path / "t.csv"
     path.write_text("old\n")
-    with pytest.raises(ZeroDivisionError), output_to(str(path)) as writer:
+    with pytest.raises(ZeroDivisionError), open_writer(str(path)) as writer:
         writer.write({"number": 1 / number} for number in (1, 0))
     assert [other.name for other in tmp_path.iterdir()] == ["t.csv"]
-    with output_to(str(path), grows=True) as writer:
+    with open_writer(str(path), grows=True) as writer:
         writer.write(ROWS[1:])
         assert path.read_text() == "old\n2026-01-31T12:00:00.500Z,,1,0.0,3\n"
-    with pytest.raises(UsageError, match="cannot grow"), output_to("t.parquet", grows=True):
+    with pytest.raises(UsageError, match="cannot grow"), open_writer("t.parquet", grows=True):
         pass
-    with pytest.raises(UsageError, match=r"ends with \.csv, \.json, \.parquet"), output_to("t.txt"):
+    with pytest.raises(UsageError, match=r"ends with \.csv, \.json, \.parquet"), open_writer("t.txt"):
         pass

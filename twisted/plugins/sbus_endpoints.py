@@ -1,4 +1,4 @@
-"""``seqpacket:`` for `serverFromString` and `clientFromString`."""
+"""The plugins for ``seqpacket:`` in `serverFromString` and `clientFromString`."""
 
 from sbus.seqpacket.endpoints import ClientParser, ServerParser
 

@@ -1,7 +1,7 @@
-"""``twistd sbus-recorder``."""
+"""The plugin that makes ``twistd`` know ``sbus-recorder``."""
 
 from twisted.application.service import ServiceMaker
 
 sbus_recorder = ServiceMaker(
-    "sbus-recorder", "sbus.recorder.twistd", "Records an sbus into a journal.", "sbus-recorder"
+    "sbus-recorder", "sbus.recorder.twistd", "Record a message bus into a journal.", "sbus-recorder"
 )

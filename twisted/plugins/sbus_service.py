@@ -1,4 +1,4 @@
-"""``twistd sbus``."""
+"""The plugin that makes ``twistd`` know ``sbus``."""
 
 from twisted.application.service import ServiceMaker
 

@@ -1,77 +1,106 @@
-"""How ``sbus journal ls`` and ``verify`` tell of a journal."""
+"""``sbus journal ls``: the segments and consumers of journals."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from sbus.cli.options import pluralize
-from sbus.journal.consumers import consumers
-from sbus.journal.index import read_index
-from sbus.journal.layout import Segment
-from sbus.journal.reader import JournalReader
-from sbus.journal.schema import Kind
-from sbus.journal.summary import read_summary
-from sbus.journal.verify import verify
+from sbus.cli.tables import format_table
+from sbus.extras import needs
+from sbus.journal import clock
 
-__all__ = ["as_json", "as_text", "check"]
+if TYPE_CHECKING:
+    from sbus.journal.layout import Segment
+
+__all__ = ["ls"]
 
 
-def as_json(directory: str) -> str:
-    """A journal as a JSON object."""
-    return json.dumps(_told(directory))
+class _SegmentInfo(TypedDict):
+    """What readers may see of a segment.
+
+    Times are µs since the epoch; gaps are counted by kind.
+    """
+
+    name: str
+    first_seq: int
+    closed: bool
+    rows: int
+    bytes: int
+    min_time: int
+    max_time: int
+    gaps: dict[str, int]
 
 
-def as_text(directory: str) -> str:
-    """A journal as a table of its segments, and a line for each consumer."""
-    told = _told(directory)
-    rows = f"rows {told['start']} to {told['end'] - 1}" if told["start"] < told["end"] else "no rows"
-    lines = [f"{directory}: journal {told['id']}, {rows}"]
+class _JournalInfo(TypedDict):
+    """A journal.
+
+    ``end`` is the sequence number after its last row; the value of a consumer is that of its next row.
+    """
+
+    directory: str
+    id: str
+    start: int
+    end: int
+    segments: list[_SegmentInfo]
+    consumers: dict[str, int]
+
+
+@click.command(short_help="List segments and consumers.")
+@click.argument("directories", metavar="JOURNAL...", nargs=-1, required=True)
+@click.option("--json", "output_json", is_flag=True, help="Print one JSON object per journal.")
+def ls(directories: tuple[str, ...], output_json: bool) -> None:
+    """List the segments and consumers of journals.
+
+    A JOURNAL is a directory, or a quoted pattern such as '/shared/*' for several. A segment is
+    listed with its rows, bytes, times and gaps, and with "open" while the recorder writes to it.
+    """
+    with needs("recorder"):
+        from sbus.journal.reader import find_journals
+    for number, directory in enumerate(find_journals(directories)):
+        journal = _describe(directory)
+        if output_json:
+            click.echo(json.dumps(journal))
+        else:
+            click.echo(("\n" if number else "") + _format(journal))
+
+
+def _format(journal: _JournalInfo) -> str:
+    """Return a table of the segments, and a line for each consumer."""
+    start, end = journal["start"], journal["end"]
+    rows = f"rows {start} to {end - 1}" if start < end else "no rows"
     table = [["first row", "rows", "bytes", "from (UTC)", "to (UTC)", "gaps", ""]]
-    for segment in told["segments"]:
-        gaps = ", ".join(f"{count} {kind}" for kind, count in segment["gaps"].items())
-        times = (datetime.fromtimestamp(segment[name] / 1e6, UTC) for name in ("min_time", "max_time"))
+    for segment in journal["segments"]:
+        times = (clock.to_datetime(micros) for micros in (segment["min_time"], segment["max_time"]))
         table.append(
             [
                 str(segment["first_seq"]),
                 str(segment["rows"]),
                 str(segment["bytes"]),
                 *(f"{time:%Y-%m-%d %H:%M:%S}" for time in times),
-                gaps or "-",
+                ", ".join(f"{count} {kind}" for kind, count in segment["gaps"].items()) or "-",
                 "" if segment["closed"] else "open",
             ]
         )
-    lines += _aligned(table)
-    for name, following in told["consumers"].items():
-        lines.append(f"{name} has taken what is before row {following}: {max(0, told['end'] - following)} are left")
+    lines = [f"{journal['directory']}: journal {journal['id']}, {rows}", *format_table(table, ">>><")]
+    for name, position in journal["consumers"].items():
+        lines.append(f"consumer {name}: next row {position}, {max(0, end - position)} rows left")
     return "\n".join(lines)
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    numbers = 3  # columns on the right
-    return [
-        "  ".join(
-            cell.rjust(width) if at < numbers else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+def _describe(directory: str) -> _JournalInfo:
+    from sbus.journal.consumers import consumers
+    from sbus.journal.reader import JournalReader
 
-
-def _told(directory: str) -> dict[str, Any]:
     reader = JournalReader(directory)
     segments = []
     for segment in reader.segments():
         try:
-            segments.append(_segment(segment))
+            segments.append(_describe_segment(segment))
         except FileNotFoundError:
-            pass  # deleted by retention just now
+            pass  # retention has just deleted it
     return {
         "directory": directory,
         "id": reader.id,
@@ -82,44 +111,30 @@ def _told(directory: str) -> dict[str, Any]:
     }
 
 
-def _segment(segment: Segment) -> dict[str, Any]:
-    """What readers may see of it."""
-    told: dict[str, Any] = {"name": segment.name, "first_seq": segment.first_seq, "closed": segment.closed}
+def _describe_segment(segment: Segment) -> _SegmentInfo:
+    from sbus.journal.index import read_index
+    from sbus.journal.schema import Kind
+    from sbus.journal.summary import read_summary
+
     kinds: Counter[str]
     if segment.closed:
         summary = read_summary(segment)
-        times = summary.min_time, summary.max_time
         rows, size, kinds = summary.rows, summary.size, Counter(summary.kinds)
+        min_time, max_time = summary.min_time, summary.max_time
     else:
         index = read_index(segment)
         kinds = Counter()
         for batch in index.batches:
             kinds[batch.kind] += batch.rows
         rows, size = kinds.total(), index.sync.end if index.sync else 0
-        times = segment.first_time, index.sync.max_time if index.sync else segment.first_time
-    gaps = {kind: count for kind, count in kinds.items() if kind != Kind.MESSAGE}
-    return told | {"rows": rows, "bytes": size, "min_time": times[0], "max_time": times[1], "gaps": gaps}
-
-
-def check(directory: str, output_json: bool) -> bool:
-    """Verify a journal and print what is found; returns whether all is well."""
-    general: list[str] = []
-    rows = segments = wrong = 0
-    for found in verify(directory, general.append):
-        segments += 1
-        rows += found.rows
-        wrong += len(found.problems)
-        if output_json:
-            click.echo(json.dumps({"segment": found.segment.name, "rows": found.rows, "problems": found.problems}))
-        else:
-            for problem in found.problems:
-                click.echo(problem)
-    wrong += len(general)
-    if output_json:
-        click.echo(json.dumps({"segments": segments, "rows": rows, "problems": general}))
-    else:
-        for problem in general:
-            click.echo(problem)
-        outcome = pluralize(wrong, "problem") if wrong else "all is well"
-        click.echo(f"{directory}: {pluralize(segments, 'segment')}, {pluralize(rows, 'row')}: {outcome}")
-    return not wrong
+        min_time, max_time = segment.first_time, index.sync.max_time if index.sync else segment.first_time
+    return {
+        "name": segment.name,
+        "first_seq": segment.first_seq,
+        "closed": segment.closed,
+        "rows": rows,
+        "bytes": size,
+        "min_time": min_time,
+        "max_time": max_time,
+        "gaps": {kind: count for kind, count in kinds.items() if kind != Kind.MESSAGE},
+    }

@@ -1,4 +1,4 @@
-"""How ``sbus journal cat`` and ``tail`` find rows and print them."""
+"""Rows of a journal: how ``sbus journal cat`` and ``tail`` find and print them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 import pyarrow as pa
 
-from sbus.cli.output import Printer, ReceivedMessage, shown
+from sbus.cli.messages import MessageFormat, ReceivedMessage, json_fields
+from sbus.cli.output import escape
 from sbus.client.core import Message
+from sbus.journal import clock
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import GAPS, Kind
 from sbus.protocol.keys import matches_open
 
 __all__ = ["Rows"]
 
-_INTERVAL = 0.05  # seconds between two looks for new rows
-_STEP = 100_000  # rows that are looked for at once, at most
-_FIRST_STEP = 100  # as many at first: the rows that are wanted are often the last ones
+_FOLLOW_INTERVAL = 0.05
+"""Seconds between two looks for new rows."""
+_FIRST_STEP_ROWS = 100
+"""Rows that `Rows.print_tail` reads first: the rows that match are often the last ones."""
+_MAX_STEP_ROWS = 100_000
+"""Rows that it reads at once, at most; each step is twice the one before."""
+_CACHED_KEYS = 100_000
+"""Keys for which it is known whether they match."""
 _COLUMNS = ("seq", "time", "kind", "key", "payload")
 
 
 class _Row(NamedTuple):
+    """A row; its time is in microseconds since the epoch."""
+
     seq: int
     time: int
     kind: str
@@ -34,86 +43,80 @@ class _Row(NamedTuple):
 
 
 class Rows:
-    """Rows of one journal, and how they are printed.
+    """The rows of one journal, and how they are printed.
 
-    :param show: how messages are.
-    :param patterns: messages whose keys match none of them are left out; without any, none is.
-    :param only_gaps: leave out all messages.
-    :param is_json: whether `show` prints JSON.
-    :param has_gaps: whether gaps are printed at all.
+    :param message_format: how messages are printed. In raw output and in the user's formats there are no gaps.
+    :param patterns: print only messages whose key matches one of these; empty for all messages.
+    :param only_gaps: print no messages.
+    :raises click.UsageError: if the format contradicts itself.
+    :raises sbus.errors.JournalError: if the directory is not a journal.
     """
 
     def __init__(
-        self,
-        directory: str,
-        show: Printer,
-        patterns: Collection[bytes],
-        only_gaps: bool,
-        *,
-        is_json: bool,
-        has_gaps: bool,
+        self, directory: str, message_format: MessageFormat, patterns: Collection[bytes], only_gaps: bool
     ) -> None:
+        self._print_message = message_format.printer()
         self._reader = JournalReader(directory)
-        self._show = show
         self._patterns = patterns
-        self._is_json = is_json
+        self._json = message_format.json
+        has_gaps = not message_format.raw and not message_format.template
         self._kinds = GAPS if only_gaps else None if has_gaps else frozenset({Kind.MESSAGE})
-        self._matching: dict[bytes, bool] = {}
+        self._is_match: dict[bytes, bool] = {}
 
-    def between(
+    def range_of(
         self, since: datetime | None, until: datetime | None, first: int | None, last: int | None
     ) -> tuple[int, int]:
-        """The seq of the first row and the one behind the last, in these bounds and in what is there."""
+        """Return the sequence numbers of these rows: the first, and the one after the last."""
         start, end = self._reader.start(), self._reader.end()
         if since:
-            start = max(start, self._reader.seq_at_time(_microseconds(since)))
+            start = max(start, self._reader.seq_at_time(clock.from_datetime(since)))
         if until:
-            end = min(end, self._reader.seq_at_time(_microseconds(until)))
+            end = min(end, self._reader.seq_at_time(clock.from_datetime(until)))
         if first is not None:
             start = max(start, first)
         if last is not None:
             end = min(end, last + 1)
         return start, end
 
-    def copy(self, start: int, end: int, output: BinaryIO) -> None:
-        """Print the rows from one up to another."""
-        for row in self._wanted(start, end):
-            output.write(self._line(row))
+    def print_range(self, start: int, end: int, output: BinaryIO) -> None:
+        """Print the rows from sequence number `start` up to, but not including, `end`."""
+        for row in self._select(start, end):
+            output.write(self._format(row))
         output.flush()
 
-    def tail(self, count: int, output: BinaryIO, *, follow: bool) -> None:
-        """Print so many of the last rows that are wanted, and then those that come.
+    def print_tail(self, count: int, output: BinaryIO, *, follow: bool) -> None:
+        """Print the last rows, at most `count`, then new ones as they come.
 
-        :raises BrokenPipeError: if nobody reads the output any more.
+        :raises BrokenPipeError: if the reader of the output has gone.
         """
         end = self._reader.end()
         for row in self._last(count, end):
-            output.write(self._line(row))
+            output.write(self._format(row))
         output.flush()
         if follow:
             self._follow(end, output)
 
     def _follow(self, end: int, output: BinaryIO) -> NoReturn:
         poll = select.poll()
-        poll.register(output, 0)  # an error or a hang-up is always told
+        poll.register(output, 0)  # errors and hang-ups are always reported
         while True:
             start, end = end, max(end, self._reader.end())
             if start < end:
-                self.copy(start, end, output)
-            elif poll.poll(_INTERVAL * 1000):
+                self.print_range(start, end, output)
+            elif poll.poll(_FOLLOW_INTERVAL * 1000):
                 raise BrokenPipeError
 
     def _last(self, count: int, end: int) -> list[_Row]:
         found: list[_Row] = []
         first = self._reader.start()
-        step = _FIRST_STEP
+        step = _FIRST_STEP_ROWS
         while len(found) < count and end > first:
             start = max(first, end - step)
-            found[:0] = deque(self._wanted(start, end), maxlen=count - len(found))
-            end, step = start, min(2 * step, _STEP)
+            found[:0] = deque(self._select(start, end), maxlen=count - len(found))
+            end, step = start, min(2 * step, _MAX_STEP_ROWS)
         return found
 
-    def _wanted(self, start: int, end: int) -> Iterator[_Row]:
+    def _select(self, start: int, end: int) -> Iterator[_Row]:
         for part in self._reader.plan(start, end, kinds=self._kinds):
             for batch in read(part, _COLUMNS):
                 columns = (
@@ -126,29 +129,23 @@ class Rows:
     def _matches(self, key: bytes) -> bool:
         if not self._patterns:
             return True
-        known = self._matching.get(key)
+        known = self._is_match.get(key)
         if known is None:
-            if len(self._matching) >= _STEP:
-                self._matching.clear()
-            known = self._matching[key] = any(matches_open(pattern, key) for pattern in self._patterns)
+            if len(self._is_match) >= _CACHED_KEYS:
+                self._is_match.clear()
+            known = self._is_match[key] = any(matches_open(pattern, key) for pattern in self._patterns)
         return known
 
-    def _line(self, row: _Row) -> bytes:
-        arrival = ReceivedMessage(row.seq, row.time / 1_000_000, Message(row.key, row.payload))
-        if row.kind == Kind.MESSAGE:
-            line = self._show(arrival)
-            return b'{"seq": %d, "kind": "message", %b' % (row.seq, line[1:]) if self._is_json else line
-        if self._is_json:
-            told = {
-                "seq": row.seq,
-                "kind": row.kind,
-                "time": round(arrival.time, 6),
-                "details": json.loads(row.payload),
-            }
-            return json.dumps(told).encode() + b"\n"
-        when = datetime.fromtimestamp(arrival.time).astimezone().isoformat(timespec="milliseconds")
-        return f"# {row.kind} {when} {shown(row.payload)}\n".encode()
-
-
-def _microseconds(time: datetime) -> int:
-    return round(time.timestamp() * 1_000_000)
+    def _format(self, row: _Row) -> bytes:
+        received = ReceivedMessage(row.seq, row.time, Message(row.key, row.payload))
+        is_message = row.kind == Kind.MESSAGE
+        if self._json:
+            fields = (
+                json_fields(received)
+                if is_message
+                else {"time": clock.to_seconds(row.time), "details": json.loads(row.payload)}
+            )
+            return json.dumps({"seq": row.seq, "kind": row.kind} | fields).encode() + b"\n"
+        if is_message:
+            return self._print_message(received)
+        return f"# {row.kind} {clock.format_local(row.time)} {escape(row.payload)}\n".encode()

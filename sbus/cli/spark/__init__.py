@@ -1,21 +1,27 @@
-"""``sbus spark``: what is done with journals on Spark."""
+"""``sbus spark``: archive, analyse and replay recordings with Apache Spark."""
 
 from __future__ import annotations
 
 import click
 
-from sbus.cli.spark import archive as spark_archive
-from sbus.cli.spark import demo as spark_demo
-from sbus.cli.spark import replay as spark_replay
-from sbus.cli.spark import report as spark_report
-from sbus.cli.spark import traffic as spark_traffic
-from sbus.cli.spark.job import to_run
+from sbus.cli.group import LazyGroup
+from sbus.cli.spark.job import job_options
 
 __all__ = ["spark"]
 
+_MODULES = {
+    "archive": "sbus.cli.spark.archive",
+    "traffic": "sbus.cli.spark.traffic",
+    "report": "sbus.cli.spark.report",
+    "replay": "sbus.cli.spark.replay",
+    "demo": "sbus.cli.spark.demo",
+}
+
 
 @click.group(
-    short_help="Archive, measure and replay what was recorded.",
+    cls=LazyGroup,
+    modules=_MODULES,
+    short_help="Archive, analyse and replay recordings.",
     epilog="""\
 \b
 Examples:
@@ -25,21 +31,10 @@ Examples:
   sbus spark replay --lake=/srv/lake --pattern='plant/' --speed=10
 """,
 )
-@to_run
+@job_options
 def spark() -> None:
-    """Work on journals with Apache Spark, on this machine or (--master) on a cluster.
+    """Archive, analyse and replay recordings with Apache Spark.
 
-    It needs the extra "spark" (pip install 'sbus[spark]') and Java 17 or 21.
+    Spark runs on this machine or, with --master, on a cluster. The commands need Java 17 or 21,
+    and the extra "spark": pip install 'sbus[spark]'.
     """
-
-
-_COMMANDS = (
-    spark_archive.archive,
-    spark_traffic.traffic,
-    spark_report.report,
-    spark_replay.replay,
-    spark_demo.demo,
-)
-
-for _command in _COMMANDS:
-    spark.add_command(_command)

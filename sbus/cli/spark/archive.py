@@ -1,4 +1,4 @@
-"""``sbus spark archive``: journals into a lake, once or on and on."""
+"""``sbus spark archive``: copy journals into a lake, once or continuously."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sbus.cli.options import COUNT, pluralize
-from sbus.cli.spark.job import Duration, Job, Progress, end_by_signals, to_run, with_job
+from sbus.cli.output import Progress, pluralize
+from sbus.cli.spark.job import Job, job_options, pass_job, stop_on_signals
+from sbus.cli.types import COUNT, Duration
 from sbus.errors import SparkError
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["archive"]
 
 _POLL_INTERVAL = 0.25
-"""Seconds between two looks at what the job has done."""
+"""Seconds between two looks at the job's progress."""
 
 
 @click.command(
-    short_help="Put journals into a lake of Parquet files, exactly once.",
+    short_help="Copy journals into a lake of Parquet files.",
     epilog="""\
 \b
 Examples:
@@ -29,34 +30,41 @@ Examples:
   sbus spark archive --journal='/shared/journals/*' --lake=/srv/lake --every=1m
 """,
 )
-@click.option("--once", is_flag=True, help="Archive what is there, and end.")
+@click.option("--once", is_flag=True, help="Archive the rows that are there, and exit.")
 @click.option(
-    "--every", type=Duration(), metavar="TIME", default="10s", show_default=True, help="From one batch to the next."
+    "--every",
+    type=Duration(),
+    metavar="TIME",
+    default="10s",
+    show_default=True,
+    help="Time from one batch to the next, such as 500ms, 10s or 1m.",
 )
-@click.option("--max-rows", type=COUNT, metavar="N", help="Rows in the largest batch.  [default: ten million]")
+@click.option("--max-rows", type=COUNT, metavar="N", help="Maximum number of rows in a batch.  [default: 10000000]")
 @click.option(
     "--consumer",
     metavar="NAME",
-    help="Under which name the journals are told what may be deleted: two lakes of one need two.  [default: archive]",
+    help="Name under which the journals keep the archive's position; each lake of a journal needs its own.  "
+    "[default: archive]",
 )
-@click.option("--allow-loss", is_flag=True, help="Go on without journals and rows that are gone and not archived yet.")
-@to_run
-@with_job
+@click.option("--allow-loss", is_flag=True, help="Continue if journals or rows were deleted before they were archived.")
+@job_options
+@pass_job
 def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: str | None, allow_loss: bool) -> None:
-    """Put what the journals hold into the lake, and go on with what is recorded.
+    """Copy the rows of journals into a lake, and continue with new ones.
 
-    Every row gets there exactly once, whatever is killed meanwhile: the same command takes up where it was. The
-    lake is a directory of Parquet files by date and hour (UTC), with at most one file an hour and batch. What is safe
-    there may then be deleted from the journals by the recorder's --keep-bytes and --keep-days.
+    Every row gets there exactly once, even if the command is killed: run it again, and it resumes
+    where it stopped. The lake is a directory of Parquet files by date and hour (UTC), with at most
+    one file per hour and batch. Once rows are safely in the lake, the recorder may delete them from
+    the journal (--keep-bytes, --keep-days).
 
-    Ctrl-C ends it when the batch in hand is done; a second one at once.
+    Ctrl-C finishes the current batch and exits; a second Ctrl-C exits at once.
     """
     journals, directory = job.need_journals(), job.need_lake()
     with job.session("archive") as spark:
         from sbus.spark.jobs.archive import CONSUMER, MAX_ROWS, Archive
         from sbus.spark.jobs.lake import Lake
 
-        began = time.monotonic()
+        start = time.monotonic()
         running = Archive(
             spark,
             journals,
@@ -66,24 +74,24 @@ def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: 
             consumer=consumer or CONSUMER,
             fail_on_data_loss=not allow_loss,
         )
-        with end_by_signals() as stop, running:
+        with stop_on_signals() as stop, running:
             progress = Progress()
             try:
                 while not running.wait(_POLL_INTERVAL):
                     if stop.is_due(is_busy=running.is_busy, done=running.batches):
                         break
-                    progress.show(_told(running, began))
+                    progress.show(_format_progress(running, start))
             except SparkError:
-                # Who stops a service often sends the signal to all of its processes, so Spark may be gone before us.
-                if not stop.is_wanted:
+                # A service manager often signals all processes of a service, so Spark may be gone before this one.
+                if not stop.is_made:
                     raise
             finally:
                 progress.clear()
-    click.echo(_told(running, began), err=True)
+    click.echo(_format_progress(running, start), err=True)
 
 
-def _told(running: Archive, began: float) -> str:
-    seconds = time.monotonic() - began
+def _format_progress(running: Archive, start: float) -> str:
+    seconds = time.monotonic() - start
     return (
         f"archived {pluralize(running.rows, 'row')} in {pluralize(running.batches, 'batch')}, {seconds:.0f} s "
         f"({running.rows / max(seconds, 1e-3):,.0f} rows/s)"

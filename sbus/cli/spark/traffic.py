@@ -1,19 +1,22 @@
-"""``sbus spark traffic``: messages, bytes and rates, of what was archived or of what is going on."""
+"""``sbus spark traffic``: messages, bytes and rates, recorded or live."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from sbus.cli.spark.job import Duration, Job, Progress, Time, end_by_signals, to_run, watched, with_job
-from sbus.cli.tables import Writer, output_to
+from sbus.cli.output import Progress
+from sbus.cli.spark.job import Job, job_options, pass_job, show_tasks, stop_on_signals
+from sbus.cli.tables import Row, Writer, open_writer
+from sbus.cli.types import Duration, Time
 from sbus.errors import UsageError
+from sbus.journal import clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["traffic"]
 
 _POLL_INTERVAL = 0.25
+"""Seconds between two looks at the query."""
 _CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 
 
@@ -35,7 +39,12 @@ Examples:
 """,
 )
 @click.option(
-    "--window", type=Duration(0.001), metavar="TIME", default="1m", show_default=True, help="What is measured together."
+    "--window",
+    type=Duration(0.001),
+    metavar="TIME",
+    default="1m",
+    show_default=True,
+    help="Length of a window, such as 500ms, 10s, 5m or 1h.",
 )
 @click.option(
     "--depth",
@@ -43,18 +52,18 @@ Examples:
     metavar="N",
     default=1,
     show_default=True,
-    help="Segments of the key that make a prefix; 0: all keys together.",
+    help="Key segments in a prefix; 0 measures all keys together.",
 )
-@click.option("--since", type=Time(), metavar="TIME", help="Leave out what came before, as in 2026-01-31T12:00 (UTC).")
-@click.option("--until", type=Time(), metavar="TIME", help="Leave out what came then and later.")
-@click.option("--live", is_flag=True, help="Measure what is recorded from now on (or --since), on and on.")
+@click.option("--since", type=Time(), metavar="TIME", help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC).")
+@click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME.")
+@click.option("--live", is_flag=True, help="Measure rows as they are recorded, from now on or from --since.")
 @click.option(
     "--late",
     type=Duration(),
     metavar="TIME",
     default="10s",
     show_default=True,
-    help="With --live: how much later than others a journal's rows may come; so long does a window wait.",
+    help="With --live: how far rows of one journal may lag behind another's; windows are printed this much later.",
 )
 @click.option(
     "--every",
@@ -62,11 +71,11 @@ Examples:
     metavar="TIME",
     default="5s",
     show_default=True,
-    help="With --live: time between two looks.",
+    help="With --live: time between updates.",
 )
-@click.option("--output", "-o", metavar="FILE", help="Write FILE.csv, .json (an object a line) or .parquet.")
-@to_run
-@with_job
+@click.option("--output", "-o", metavar="FILE", help="Write to FILE, as .csv, .json (one object per line) or .parquet.")
+@job_options
+@pass_job
 def traffic(
     job: Job,
     window: float,
@@ -78,37 +87,37 @@ def traffic(
     every: float,
     output: str | None,
 ) -> None:
-    """Measure what was archived (--lake) or recorded (--journal), by windows of time and prefixes of keys.
+    """Measure traffic by time window and key prefix, from a lake (--lake) or from journals (--journal).
 
-    Of each: messages, bytes of payload, messages a second, how many different keys, the sizes that 50, 95 and 99
-    per cent of the payloads do not exceed, and how many gaps the recording has there: where that is not 0, messages
-    may be missing.
+    Columns: messages; payload bytes; messages per second; different keys; the 50th, 95th and 99th
+    percentile of payload sizes, in bytes; gaps in the recording. Where there are gaps, messages may
+    be missing.
 
-    With --live a window is told when it is over. Ctrl-C ends it.
+    With --live, each window is printed when it is over. Ctrl-C exits.
     """
     if live and (job.lake or until):
         raise UsageError(
-            "--live measures what journals record from now on: it goes with --journal, not --lake or --until"
+            "--live measures journals while they are recorded: use it with --journal, not --lake or --until"
         )
     if bool(job.lake) == bool(job.journal):
-        raise UsageError("say what to measure: --lake=DIR, or --journal=DIR (one or several)")
+        raise UsageError("nothing to measure: give either --lake=DIR, or --journal=DIR once or more")
     if job.journal:
         job.need_journals()
-    with output_to(output, grows=live) as writer, job.session("traffic") as spark:
-        began = time.monotonic()
+    with open_writer(output, grows=live) as writer, job.session("traffic") as spark:
+        start = time.monotonic()
         if live:
             count = _live(spark, job, writer, window, depth, since, late, every)
         else:
             from sbus.spark.jobs.tables import load_rows
             from sbus.spark.jobs.traffic import traffic as measure
 
-            found = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
-            measured = measure(found, window=window, depth=depth)
-            rows = _plain(measured.orderBy("time", "prefix"))
-            with watched(spark):
+            source = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
+            measured = measure(source, window=window, depth=depth)
+            rows = _result_rows(measured.orderBy("time", "prefix"))
+            with show_tasks(spark):
                 first = list(islice(rows, 1))
             count = writer.write(chain(first, rows))
-    click.echo(f"measured {count:,} windows and prefixes in {time.monotonic() - began:.0f} s", err=True)
+    click.echo(f"measured {count:,} windows and prefixes in {time.monotonic() - start:.0f} s", err=True)
 
 
 def _live(
@@ -123,49 +132,48 @@ def _live(
 ) -> int:
     from sbus.spark.jobs.traffic import traffic as measure
 
-    start = "latest" if since is None else since.isoformat()
+    offsets = "latest" if since is None else since.isoformat()
     rows = (
         spark.readStream.format("sbus")
         .option("journal", "\n".join(job.journal))
-        .option("startingOffsets", start)
+        .option("startingOffsets", offsets)
         .load()
     )
     measured = measure(rows, window=window, depth=depth, watermark=late)
     count = batches = 0
     progress = Progress()
 
-    def put(rows: DataFrame, batch: int) -> None:
+    def write_batch(rows: DataFrame, batch: int) -> None:
         nonlocal count, batches
         if stop.is_due(is_busy=True, done=batches):
-            return  # it would be interrupted half way
+            return  # the query is about to be stopped, in the middle of this batch
         progress.clear()
-        count += writer.write(_plain(rows.orderBy("time", "prefix")))
+        count += writer.write(_result_rows(rows.orderBy("time", "prefix")))
         batches += 1
 
     with tempfile.TemporaryDirectory(prefix="sbus-traffic-", ignore_cleanup_errors=True) as state:
-        stream = measured.writeStream.outputMode("append").foreachBatch(put)
-        # Executors write there too: on a cluster it must be a place that they share.
+        stream = measured.writeStream.outputMode("append").foreachBatch(write_batch)
+        # Executors write checkpoints too, so a cluster needs a directory that they share; --conf names it.
         if spark.conf.get(_CHECKPOINTS, None) is None:
             stream = stream.option("checkpointLocation", state)
-        with end_by_signals() as stop:
+        with stop_on_signals() as stop:
             query = stream.trigger(processingTime=f"{every * 1000:.0f} milliseconds").start()
             try:
                 while not query.awaitTermination(_POLL_INTERVAL):  # type: ignore[arg-type]
                     if stop.is_due(is_busy=query.status["isTriggerActive"], done=batches):
                         break
-                    progress.show("waiting for the first window to be over" if not count else "")
+                    progress.show("waiting for the end of the first window" if not count else "")
                 progress.clear()
             finally:
                 query.stop()
     return count
 
 
-def _plain(measured: DataFrame) -> Iterator[dict[str, Any]]:
-    """The rows, one partition in memory at a time, with times that know their zone."""
+def _result_rows(measured: DataFrame) -> Iterator[Row]:
+    """Yield the results, with times in UTC; one partition at a time is in memory."""
     from pyspark.sql import functions as F
 
     for row in measured.withColumn("time", F.unix_micros("time")).toLocalIterator():
-        found = row.asDict()
-        seconds, micros = divmod(found["time"], 1_000_000)
-        found["time"] = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
-        yield found
+        result = row.asDict()
+        result["time"] = clock.to_datetime(result["time"])
+        yield result

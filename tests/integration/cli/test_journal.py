@@ -1,4 +1,4 @@
-"""``sbus journal`` shows, checks and follows what was recorded."""
+"""``sbus journal`` lists, prints, follows and verifies journals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "TZ": "UTC", "LC_ALL": "C.UTF-8"}
 
 
 def sbus(*arguments, status=0):
-    """Run ``sbus journal`` to its end; returns what it prints."""
+    """Run ``sbus journal`` to its end; return its output."""
     done = CliRunner().invoke(cli, ["journal", *map(str, arguments)])
     assert done.exit_code == status, done.output
     return done.stdout or done.stderr
@@ -45,7 +45,7 @@ def _in_utc(monkeypatch):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A journal of two segments, closed, with gaps at its ends and a consumer."""
+    """A closed journal of two segments, with a gap at each end and a consumer."""
     clock = Clock(BEGIN)
     directory = tmp_path_factory.mktemp("journals") / "j"
     with JournalWriter.open(directory, clock=clock) as journal:
@@ -62,7 +62,7 @@ def recorded(tmp_path_factory):
 
 class TestLs:
     def test_text(self, recorded):
-        """Every segment is a line of a table, and so is each consumer."""
+        """Each segment is a line of a table, and each consumer is a line."""
         first, header, *lines = sbus("ls", recorded).splitlines()
         assert first.startswith(f"{recorded}: journal ")
         assert first.endswith(", rows 0 to 9")
@@ -71,32 +71,32 @@ class TestLs:
         times = ["2023-11-14", "22:13:20", "2023-11-14", "22:13:22"], ["2023-11-14", "22:13:23"]
         assert lines[0].split() == ["0", "5", sizes[0], *times[0], "1", "start"]
         assert lines[1].split() == ["5", "5", sizes[1], *times[1], "2023-11-14", "22:13:24", "1", "stop"]
-        assert lines[2] == "archive has taken what is before row 3: 7 are left"
+        assert lines[2] == "consumer archive: next row 3, 7 rows left"
 
     def test_json(self, recorded, tmp_path):
-        """As JSON it has the same, a line for each journal; an open segment shows what readers see of it."""
+        """As JSON there is one object per journal; an open segment has what readers see of it."""
         with JournalWriter.open(tmp_path / "k") as journal:
             journal.append([(b"k", b"1")])
             journal.sync()
             journal.append([(b"k", b"2")])
             lines = sbus("ls", "--json", recorded, f"{tmp_path}/*").splitlines()
-        told, other = sorted(map(json.loads, lines), key=lambda told: told["end"], reverse=True)
-        assert (told["start"], told["end"], told["consumers"]) == (0, 10, {"archive": 3})
-        assert [segment["gaps"] for segment in told["segments"]] == [{"start": 1}, {"stop": 1}]
-        assert [segment["closed"] for segment in told["segments"] + other["segments"]] == [True, True, False]
+        info, other = sorted(map(json.loads, lines), key=lambda info: info["end"], reverse=True)
+        assert (info["start"], info["end"], info["consumers"]) == (0, 10, {"archive": 3})
+        assert [segment["gaps"] for segment in info["segments"]] == [{"start": 1}, {"stop": 1}]
+        assert [segment["closed"] for segment in info["segments"] + other["segments"]] == [True, True, False]
         assert (other["segments"][0]["rows"], other["end"]) == (1, 1)
 
     def test_empty(self, tmp_path):
-        """A journal without rows can be listed, printed and checked."""
+        """A journal without rows can be listed, printed and verified."""
         JournalWriter.open(tmp_path).close()
         first, header = sbus("ls", tmp_path).splitlines()
         assert first.endswith(", no rows")
         assert header.startswith("first row")
         assert sbus("cat", tmp_path) == ""
-        assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: all is well\n")
+        assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: no problems\n")
 
     def test_missing(self, tmp_path):
-        """What is no journal is named."""
+        """A directory that is not a journal is reported by name."""
         for name in ("ls", "cat", "tail", "verify"):
             assert sbus(name, tmp_path, status=1) == (
                 f"sbus: {tmp_path}: this is no journal (it has no journal.json): "
@@ -117,7 +117,7 @@ class TestCat:
         assert len(lines) == 10
 
     def test_json(self, recorded):
-        """As JSON, rows have their seq, time and kind."""
+        """As JSON, rows have their sequence number, time and kind."""
         rows = list(map(json.loads, sbus("cat", "--json", recorded).splitlines()))
         assert [row["seq"] for row in rows] == list(range(10))
         assert rows[0] == {"seq": 0, "kind": "start", "time": BEGIN / 1e6, "details": {"patterns": [""]}}
@@ -131,12 +131,12 @@ class TestCat:
         }
 
     def test_formats(self, recorded):
-        """A format has the seq as %n; it and --raw leave gaps out."""
+        """%n of a format is the sequence number; --format and --raw skip gaps."""
         assert sbus("cat", "--format=%n %k", "--pattern=a/", recorded) == "1 a/0\n3 a/1\n5 a/2\n7 a/3\n"
         assert sbus("cat", "--raw", "-p", "a/0", "-p", "a/3", recorded) == "payload 0payload 3"
 
     def test_ranges(self, recorded):
-        """Rows can be chosen by time, by seq, and as gaps alone."""
+        """Rows can be chosen by time, by sequence number, and as gaps only."""
 
         def seqs(*options):
             return [json.loads(line)["seq"] for line in sbus("cat", "--json", *options, recorded).splitlines()]
@@ -149,7 +149,7 @@ class TestCat:
 
 class TestTail:
     def test_reads_little(self, tmp_path, monkeypatch):
-        """For the last row, not many are read; for all that match, each once."""
+        """For the last row few rows are read; for all rows that match, each row is read once."""
         with JournalWriter.open(tmp_path) as journal:
             for number in range(100):
                 journal.append([(b"a" if number in (3, 50) else b"b", b"%d" % number)] * 20)
@@ -168,13 +168,13 @@ class TestTail:
         assert sum(seen) <= 2000
 
     def test_last(self, recorded):
-        """The last rows that are wanted are printed, from whatever segment."""
+        """The last matching rows are printed, from any segment."""
         assert sbus("tail", "--no-follow", "-n", 2, "--format=%n", recorded) == "7\n8\n"
         assert sbus("tail", "--no-follow", "--pattern=a/", "--format=%n", recorded) == "1\n3\n5\n7\n"
         assert sbus("tail", "--no-follow", "-n", 0, recorded) == ""
 
     def test_follow(self, tmp_path):
-        """New rows are printed as soon as they are synced, over the ends of segments; Ctrl-C ends it."""
+        """New rows are printed as soon as they are synced, across segments; Ctrl-C ends it."""
         with JournalWriter.open(tmp_path) as journal:
             journal.append([(b"k", b"old")])
             journal.sync()
@@ -193,7 +193,7 @@ class TestTail:
                 assert process.wait(60) == -signal.SIGINT
 
     def test_closed_pipe(self, recorded):
-        """It ends when nobody reads its output any more, even if nothing comes."""
+        """It ends when the reader of its output has gone, even if no row comes."""
         with subprocess.Popen([*SBUS, "tail", str(recorded)], stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
             assert process.stdout
             process.stdout.readline()
@@ -202,7 +202,7 @@ class TestTail:
 
 
 def damage(path, at, data):
-    """Write something else into a file; before its end, if `at` is negative."""
+    """Overwrite part of a file, from its end if `at` is negative."""
     with open(path, "r+b") as file:
         file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
         file.write(data)
@@ -210,8 +210,8 @@ def damage(path, at, data):
 
 class TestVerify:
     def test_well(self, recorded):
-        """A journal in which all is well is said to be so."""
-        assert sbus("verify", recorded) == f"{recorded}: 2 segments, 10 rows: all is well\n"
+        """An intact journal has no problems."""
+        assert sbus("verify", recorded) == f"{recorded}: 2 segments, 10 rows: no problems\n"
 
     @pytest.mark.parametrize(
         ("suffix", "at", "data", "said"),
@@ -225,17 +225,17 @@ class TestVerify:
         ],
     )
     def test_damage(self, recorded, tmp_path, suffix, at, data, said):
-        """Damage to any file of a segment is found and said; the status is 1."""
+        """Damage to any file of a segment is found and reported; the status is 1."""
         shutil.copytree(recorded, tmp_path / "j")
         damage(list_segments(str(tmp_path / "j"))[0].path(suffix), at, data)
         output = sbus("verify", tmp_path / "j", status=1)
         assert re.search(rf"{suffix}: {said}", output), output
         assert re.search(r"\d problems?", output)
         found = [json.loads(line) for line in sbus("verify", "--json", tmp_path / "j", status=1).splitlines()]
-        assert any(problem for told in found for problem in told["problems"])
+        assert any(problem for info in found for problem in info["problems"])
 
     def test_missing_file(self, tmp_path):
-        """Which file of a segment is missing is said by whoever needs it, also where there is no other segment."""
+        """A missing file of a segment is reported by its name, by every command that needs it."""
         with JournalWriter.open(tmp_path) as journal:
             journal.append([(b"k", b"")])
         path = list_segments(str(tmp_path))[0].path(".idx")
@@ -245,7 +245,7 @@ class TestVerify:
         assert missing in sbus("verify", tmp_path, status=1)
 
     def test_missing_segment(self, recorded, tmp_path):
-        """A segment that is missing between others is noticed."""
+        """A segment that is missing between others is reported."""
         shutil.copytree(recorded, tmp_path / "j")
         with JournalWriter.open(tmp_path / "j") as journal:
             journal.append([(b"k", b"")])

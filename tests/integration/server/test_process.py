@@ -1,4 +1,4 @@
-"""The process: its help, its options, how it starts and refuses to start, and how it ends."""
+"""The process: its help, its options, how it starts and refuses to start, and how it stops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.harness import (
 
 
 def output_of(*arguments: str) -> str:
-    """What twistd prints; it must succeed."""
+    """Run twistd, which must succeed; return its output."""
     result = subprocess.run(
         [*twistd(), *arguments],
         capture_output=True,
@@ -47,7 +47,7 @@ def output_of(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def options():
-    """Each option with its explanation, in one line each, by its long name."""
+    """Each option's explanation, as one line, by its long name."""
     text = output_of("sbus", "--help")
     found = {}
     for block in re.split(r"\n(?=  (?:-\w, |    )--)", text.partition("\n\n")[0]):
@@ -58,7 +58,7 @@ def options():
 
 
 class TestHelp:
-    """What a user reads first."""
+    """The help texts."""
 
     def test_listed(self):
         """twistd --help lists the bus."""
@@ -70,7 +70,7 @@ class TestHelp:
             ("socket", "/run/sbus.sock", "path"),
             ("mode", "0700", "octal"),
             ("group", "the process's", "GID"),
-            ("allow-user", "whoever", "UID"),
+            ("allow-user", "admits", "UID"),
             ("credentials", "kernel", "policy"),
             ("on-violation", "disconnect", "ignore"),
             ("dialect", "current", "early"),
@@ -93,22 +93,22 @@ class TestHelp:
 
     @pytest.mark.parametrize("flag", ["reuse", "auto-close", "block-across-users"])
     def test_flags(self, options, flag):
-        """And each flag."""
+        """twistd sbus --help explains each flag."""
         assert len(options[flag]) > 20
 
     def test_components(self):
-        """It lists the components that can be chosen, built-in ones among them."""
+        """The help lists the installed components, the built-in ones among them."""
         text = " ".join(output_of("sbus", "--help").split())
         for name in ("kernel:", "own-user:", "blocking/soft/queue", "blocking/hard/error", "order/random"):
             assert name in text
 
     def test_version(self):
-        """twistd sbus --version says which."""
+        """twistd sbus --version prints the version."""
         assert re.fullmatch(r"sbus \d+\.\d+\S*\n", output_of("sbus", "--version"))
 
 
 class TestWrongOptions:
-    """One line on standard error that names the remedy, an exit status, and nothing half-started."""
+    """A wrong option gives one line on standard error with the remedy, and leaves nothing half-started."""
 
     @pytest.mark.parametrize(
         ("option", "remedy"),
@@ -136,7 +136,7 @@ class TestWrongOptions:
         ],
     )
     def test_value(self, option, remedy):
-        """A wrong value is quoted, with what would be right."""
+        """The error quotes a wrong value and says what would be right."""
         with pytest.raises(SystemExit) as caught:
             Options().parseOptions(["--socket=/nowhere", option])
         line = str(caught.value)
@@ -148,7 +148,7 @@ class TestWrongOptions:
 
     @pytest.mark.parametrize("option", ["--queue-bytes=64M", "--max-packet=63", "--on-violation=shrug"])
     def test_value_on_the_command_line(self, directory, option):
-        """That line is all that twistd says, and it has made nothing."""
+        """twistd prints that line and nothing else, and makes no file."""
         line = refusal(directory, option)
         assert line.endswith(" (see twistd sbus --help)")
 
@@ -161,7 +161,7 @@ class TestWrongOptions:
         ],
     )
     def test_usage(self, directory, arguments, complaint):
-        """A wrong command line is answered in one line that points to the help."""
+        """A wrong command line gives one line that points to the help."""
         line = refusal(directory, *arguments)
         assert complaint in line
         assert "twistd sbus --help" in line
@@ -173,7 +173,7 @@ class TestWrongOptions:
         assert "--dialect=late" in refusal(directory, "--dialect=late", flags=flags)
 
     def test_pid_file_of_a_live_process(self, bus, directory):
-        """Twistd's own check of the pid file comes first: nothing is made, nothing of the other removed."""
+        """Twistd's own check of the pid file comes first: no file is made or removed."""
         started = bus(flags=["-n", f"--pidfile={directory}/pid"])
         there = sorted(os.listdir(directory))
         result = subprocess.run(
@@ -189,23 +189,23 @@ class TestWrongOptions:
         assert goes_on(started)
 
     def test_no_log_file(self, spawn, directory):
-        """If twistd itself fails after the socket was made (no directory for its log), the socket goes too."""
+        """If twistd cannot open its log after the socket was made, the socket is removed."""
         started = spawn(Bus, directory, flags=["-n", "--pidfile=", f"--logfile={directory}/missing/log"])
         assert started.wait() > 0
         assert os.listdir(directory) == []
 
     def test_no_pid_file(self, spawn, directory):
-        """The same for its pid file."""
+        """If twistd cannot write its pid file, the socket is removed."""
         started = spawn(Bus, directory, flags=["-n", f"--pidfile={directory}/missing/pid"])
         assert started.wait() > 0
         assert os.listdir(directory) == []
 
 
 class TestStart:
-    """What the log says at the start."""
+    """The first lines of the log."""
 
     def test_effective_limits(self, bus, directory):
-        """The address, and the limits in force."""
+        """The log has the address, and the limits in force."""
         limits = {
             "max-packet": 1001,
             "max-clients": 1002,
@@ -223,7 +223,7 @@ class TestStart:
             assert str(value) in line
 
     def test_slow_backend_is_told(self, bus):
-        """That the plain helper is in use, which costs speed, is a warning."""
+        """A bus that runs in plain Python warns that it is slower."""
         started = bus(env={"SBUS_PURE": "1"})
         started.wait_log(r"#warn\] the compiled helper is not in use")
 
@@ -233,7 +233,7 @@ class TestStop:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_signals(self, bus, directory, number):
-        """Connections are closed, the socket and the pid file removed, and the exit status is 0."""
+        """On a signal the bus closes connections, removes its socket and its pid file, and exits with status 0."""
         started = bus(flags=["-n", f"--pidfile={directory}/pid"])
         clients = [started.client(b"x") for _ in range(5)]
         assert int((directory / "pid").read_text()) == started.pid
@@ -245,7 +245,7 @@ class TestStop:
         assert "Traceback" not in started.log
 
     def test_while_clients_stall(self, bus, directory):
-        """Readers that do not read, and publishers that are held back, do not delay the end."""
+        """Readers that do not read, and blocked publishers, do not delay the stop."""
         started = bus("--max-packet=1024", "--block-timeout=600")
         stalled, blocking = started.client(b"flood"), started.client(b"flood")
         blocking.cmsg(b"blocking/soft/block")
@@ -263,7 +263,7 @@ class TestStop:
         assert os.listdir(directory) == []
 
     def test_while_a_half_closed_client_lingers(self, bus):
-        """Nor does a client that has shut its side down and still has messages to come."""
+        """A client that has shut down writing, and still has messages to read, does not delay the stop."""
         started = bus("--max-packet=1024", "--block-timeout=600")
         client = started.client(b"flood")
         for packet in numbered(b"flood", 100):
@@ -283,7 +283,7 @@ class TestStop:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_at_once(self, spawn, directory, number):
-        """A signal that comes as soon as there is a socket ends the process as cleanly."""
+        """A signal that comes as soon as the socket exists stops the process just as cleanly."""
         for _ in range(2):
             started = spawn(Bus, directory, flags=["-n", f"--pidfile={directory}/pid"])
             deadline = time.monotonic() + TIMEOUT
@@ -293,7 +293,7 @@ class TestStop:
             assert os.listdir(directory) == []
 
     def test_waiting_messages_are_counted(self, bus):
-        """What still waited for a client when the bus stopped is counted as dropped, with everything else."""
+        """Messages that were queued for a client when the bus stopped are counted as dropped."""
         started = bus("--max-packet=1024")
         reader, publisher = started.client(b"flood"), started.client()
         for packet in numbered(b"flood", 500):
@@ -304,10 +304,10 @@ class TestStop:
 
 
 class TestRestart:
-    """A bus after a bus."""
+    """A bus that is started again."""
 
     def test_after_a_stop(self, bus, directory):
-        """A bus can be started again where one was stopped, without --reuse; clients that come back are served."""
+        """A bus starts again where one was stopped, without --reuse, and serves clients that come back."""
         for _ in range(3):
             started = bus()
             client = started.client(b"again")
@@ -317,7 +317,7 @@ class TestRestart:
             assert client.has_ended()
 
     def test_after_a_crash(self, bus, directory):
-        """After SIGKILL --reuse is needed; clients notice the crash as end-of-file."""
+        """After SIGKILL --reuse is needed; clients see the crash as end-of-file."""
         started = bus()
         client = started.client()
         started.kill(signal.SIGKILL)
@@ -327,7 +327,7 @@ class TestRestart:
         assert goes_on(bus("--reuse"))
 
     def test_nothing_is_remembered(self, bus):
-        """Subscriptions do not outlive the bus, nor do messages."""
+        """Neither subscriptions nor messages outlive the bus."""
         started = bus()
         with started.client(b"old") as client:
             client.msg(b"old")
@@ -342,7 +342,7 @@ class TestAutoClose:
     """--auto-close."""
 
     def test_last_client(self, bus, directory):
-        """The bus stops after the last client has left, as cleanly as by a signal; not before one has come."""
+        """The bus stops when its last client has left, as cleanly as on a signal, and not before the first has come."""
         started = bus("--auto-close", flags=["-n", f"--pidfile={directory}/pid"])
         one = started.client()
         two = started.client()
@@ -358,7 +358,7 @@ class TestAutoClose:
         assert os.listdir(directory) == []
 
     def test_last_words(self, bus):
-        """What the last but one has published before it left is delivered."""
+        """Messages of the last client but one, published before it left, are delivered."""
         started = bus("--auto-close")
         reader = started.client(b"words")
         with started.client() as publisher:
@@ -368,7 +368,7 @@ class TestAutoClose:
         assert started.wait() == 0
 
     def test_disconnected_client(self, bus):
-        """A last client that was disconnected for a violation is one that has left."""
+        """A last client that was disconnected for a violation counts as one that has left."""
         started = bus("--auto-close")
         client = started.client()
         client.send(b"nonsense")
@@ -376,7 +376,7 @@ class TestAutoClose:
 
     @pytest.mark.parametrize("flags", [[], ["--reuse"]], ids=["", "reuse"])
     def test_second_server_is_no_client(self, bus, directory, flags):
-        """A server that finds the socket in use leaves no trace there: the bus waits for its first client."""
+        """A server that finds the socket in use does not count as a client of the one that listens."""
         started = bus("--auto-close")
         assert "is in use by a server that is running" in refusal(directory, *flags)
         started.client().close()
@@ -384,7 +384,7 @@ class TestAutoClose:
         assert len(started.wait_log("client . connected")) == 1
 
     def test_refused_clients_do_not_count(self, as_root, bus):
-        """A client that was never let in does not stop the bus by leaving."""
+        """A refused client does not stop the bus by leaving."""
         started = bus("--auto-close", "--mode=0777", "--credentials=own-user")
         assert started.client(user=OTHER_USER).has_ended()
         started.wait_log("refused a connection")
@@ -397,7 +397,7 @@ class TestDaemon:
 
     @pytest.fixture
     def daemon(self, directory):
-        """Start a bus as a daemon; returns its pid. It is ended by that pid."""
+        """Start a bus as a daemon and return its process ID; the fixture ends it by that."""
         pids = []
 
         def start(*options: str) -> int:
@@ -418,7 +418,7 @@ class TestDaemon:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_life(self, daemon, directory, number):
-        """By the time twistd returns the bus serves; a signal ends it and removes the socket and the pid file."""
+        """The bus serves when twistd returns; a signal stops it and removes the socket and the pid file."""
         pid = daemon()
         address = directory / "bus"
         with Client(address) as client, Client(address) as other:
@@ -438,14 +438,14 @@ class TestDaemon:
         assert "Traceback" not in log
 
     def test_auto_close(self, daemon, directory):
-        """--auto-close ends a daemon too."""
+        """--auto-close stops a daemon too."""
         pid = daemon("--auto-close")
         Client(directory / "bus").close()
         wait_end(pid)
         assert os.listdir(directory) == ["log"]
 
     def test_random_address(self, directory, daemon):
-        """The random abstract address is printed where whoever starts the daemon can read it."""
+        """The random abstract address is printed on the standard output of the command that starts the daemon."""
         flags = [f"--pidfile={directory}/pid", f"--logfile={directory}/log"]
         command = [*twistd(), *flags, "sbus", "--socket=/dev/unix/abstract", "--auto-close"]
         result = subprocess.run(
@@ -457,7 +457,7 @@ class TestDaemon:
         wait_end(pid)
 
     def test_second_one(self, daemon, directory):
-        """A second daemon on the same address is refused, and the first one not disturbed."""
+        """A second daemon at the same address is refused, and the first one is not disturbed."""
         daemon()
         line = refusal(directory, flags=[f"--pidfile={directory}/pid2", f"--logfile={directory}/log2"])
         assert "is in use by a server that is running" in line
@@ -504,15 +504,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt(3)")
 def test_memory_is_used_again():
-    """What a batch of large packets took is there for the next: it is not handed back to the kernel in between."""
+    """The memory of one batch of large packets is kept for the next, not returned to the kernel."""
     result = subprocess.run(
         [sys.executable, "-c", _TWENTY_BATCHES], capture_output=True, text=True, check=True, timeout=TIMEOUT
     )
-    assert int(result.stdout) < 64 * 60_000 // os.sysconf("SC_PAGE_SIZE")  # less than one batch takes anew
+    assert int(result.stdout) < 64 * 60_000 // os.sysconf("SC_PAGE_SIZE")  # fewer pages than one batch has
 
 
 def test_files_of_the_directory(bus, directory):
-    """A running bus makes one file, its socket (and twistd's pid file)."""
+    """A running bus makes one file, its socket, beside twistd's pid file."""
     bus(flags=["-n", f"--pidfile={directory}/pid"])
     assert sorted(os.listdir(directory)) == ["bus", "pid"]
     assert Path(directory / "pid").is_file()

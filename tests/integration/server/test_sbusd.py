@@ -1,4 +1,4 @@
-"""``sbusd`` as a process: used as programs use it that know the original daemon."""
+"""``sbusd`` as a process, used as programs use it that know the original daemon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(directory: Path) -> Iterator[Start]:
-    """Start an ``sbusd``; it is ended by its pid if the test does not do that."""
+    """Start an ``sbusd``; the fixture ends it by its process ID if the test does not."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str | Path, **how: Any) -> subprocess.Popen[str]:
@@ -40,7 +40,7 @@ def start(directory: Path) -> Iterator[Start]:
 
 
 def output_of(process: subprocess.Popen[str]) -> str:
-    """What it prints until it closes its standard output, which says that it listens."""
+    """Return its output until it closes standard output, which means that it listens."""
     assert process.stdout is not None
     return process.stdout.read()
 
@@ -66,7 +66,7 @@ def use(address: str | Path) -> Client:
 
 
 def stop(process: subprocess.Popen[str], number: int = signal.SIGINT) -> None:
-    """Stop it by a signal: status 0, and nothing to complain about."""
+    """Stop it by a signal: status 0, and nothing on standard error."""
     process.send_signal(number)
     assert process.wait(TIMEOUT) == 0
     assert errors_of(process) == ""
@@ -74,7 +74,7 @@ def stop(process: subprocess.Popen[str], number: int = signal.SIGINT) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_path(start: Start, directory: Path, number: int) -> None:
-    """In the foreground it closes standard output when it listens, serves, and ends by a signal without a trace."""
+    """In the foreground it closes standard output when it listens, serves, and leaves no file when it stops."""
     process = start("-f", "-a", "bus")
     assert output_of(process) == ""
     with use(directory / "bus"):
@@ -98,7 +98,7 @@ class Poll:
     def poll(self, timeout, most):
         if 0 <= timeout < 1:
             return self.poller.poll(timeout, most)
-        # From one call to the next without a step of the interpreter, in which it would see to signals.
+        # The interpreter handles signals between its own steps; there is none between these two calls.
         calls = [partial(ctypes.CDLL(None).kill, os.getpid(), {number}), partial(self.poller.poll, timeout, most)]
         return list(map(operator.call, calls))[1]
 
@@ -106,7 +106,7 @@ select.epoll = Poll
 from {module} import {function}
 sys.exit({function}())
 """
-"""A program in which a signal comes whenever the reactor is about to wait long."""
+"""A program in which a signal comes whenever the reactor is about to wait for long."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -121,14 +121,14 @@ sys.exit({function}())
 def test_signal_at_the_last_moment(
     directory: Path, number: int, module: str, function: str, arguments: list[str]
 ) -> None:
-    """A signal between the reactor's last step and its sleep ends the process as any other does."""
+    """A signal between the reactor's last step and its sleep stops the process as any other does."""
     program = ABOUT_TO_SLEEP.format(number=int(number), module=module, function=function)
     subprocess.run([sys.executable, "-c", program, *arguments], cwd=directory, check=True, timeout=TIMEOUT)
     assert list(directory.iterdir()) == []
 
 
 def test_random_abstract_address(start: Start) -> None:
-    """A random abstract address is printed with all of its 108 bytes, and can be connected to."""
+    """A random abstract address is printed with all of its 108 bytes, and accepts connections."""
     process = start("-fa/dev/unix/abstract")
     line = output_of(process)
     prefix, _, digits = line.rstrip("\n").rpartition("/")
@@ -141,7 +141,7 @@ def test_random_abstract_address(start: Start) -> None:
 
 
 def test_abstract_address(start: Start) -> None:
-    """A given abstract address is used as it is, padded with NULs, and nothing is printed."""
+    """A given abstract address is padded with NULs, and nothing is printed."""
     name = os.urandom(8).hex()
     process = start("-fa", f"/dev/unix/abstract/00{name}")
     assert output_of(process) == ""
@@ -151,12 +151,12 @@ def test_abstract_address(start: Start) -> None:
 
 @pytest.mark.parametrize("listening", [True, False], ids=["listening", "bound"])
 def test_passed_socket(start: Start, directory: Path, listening: bool) -> None:
-    """A socket that was passed down is served; its path stays, and -g means nothing for it."""
+    """An inherited socket is served; its path stays, and -g has no effect."""
     with bound_socket(directory / "bus", listening) as passed:
         process = start("-fga", f"/dev/fd/{passed.fileno()}", pass_fds=[passed.fileno()])
     assert output_of(process) == ""
     assert process.stderr is not None
-    assert "-g and -o mean nothing" in process.stderr.readline()
+    assert "-g and -o have no effect" in process.stderr.readline()
     with use(directory / "bus"):
         stop(process)
     assert (directory / "bus").exists()
@@ -164,7 +164,7 @@ def test_passed_socket(start: Start, directory: Path, listening: bool) -> None:
 
 @pytest.mark.parametrize("place", ["stdin", "stdout"])
 def test_socket_in_standard_place(start: Start, directory: Path, place: str) -> None:
-    """A socket that was passed down in the place of standard input or output is served, and the place cleared."""
+    """A socket inherited as standard input or output is served, and its descriptor is replaced by /dev/null."""
     with bound_socket(directory / "bus", listening=True) as passed:
         process = start("-fa", f"/dev/fd/{int(place == 'stdout')}", **{place: passed})
     with use(directory / "bus"):
@@ -190,7 +190,7 @@ def test_modes(start: Start, directory: Path) -> None:
 
 
 def test_reuse(start: Start, directory: Path) -> None:
-    """-r replaces an empty regular file and a socket that is left over, and nothing else; without it, not those."""
+    """-r replaces an empty regular file and a leftover socket, and nothing else; without -r neither is replaced."""
     path = directory / "bus"
 
     def refused(*arguments: str) -> str:
@@ -228,7 +228,7 @@ def test_reuse(start: Start, directory: Path) -> None:
 
 
 def test_auto_close(start: Start, directory: Path) -> None:
-    """With -c it stops after the last client has left, and not before the first has come."""
+    """With -c it stops when the last client has left, and not before the first has come."""
     process = start("-fca", "bus")
     assert output_of(process) == ""
     with use(directory / "bus"), Client(directory / "bus") as other:
@@ -239,7 +239,7 @@ def test_auto_close(start: Start, directory: Path) -> None:
 
 
 def test_second_daemon_is_no_client(start: Start, directory: Path) -> None:
-    """One that finds the address in use does not end, by leaving, the one that waits for its first client."""
+    """A second daemon that finds the address in use does not count as a client of the first."""
     process = start("-fca", "bus")
     assert output_of(process) == ""
     second = start("-fca", "bus")
@@ -250,7 +250,7 @@ def test_second_daemon_is_no_client(start: Start, directory: Path) -> None:
 
 
 def test_signals_while_stopping(start: Start, directory: Path) -> None:
-    """The last client's end and further signals while it stops change nothing."""
+    """Further signals, and the end of the last client, do not disturb an orderly stop."""
     process = start("-fca", "bus")
     assert output_of(process) == ""
     with use(directory / "bus"):
@@ -259,7 +259,7 @@ def test_signals_while_stopping(start: Start, directory: Path) -> None:
 
 
 def test_signal_at_start(start: Start, directory: Path) -> None:
-    """A signal that comes before it serves stops it in good order all the same."""
+    """A signal that comes before it serves also stops it in good order."""
     process = start("-fa", "bus")
     output_of(process)
     stop(process, signal.SIGTERM)
@@ -286,7 +286,7 @@ def test_users(start: Start, directory: Path, as_root: None) -> None:
     ids=" ".join,
 )
 def test_usage(start: Start, arguments: list[str]) -> None:
-    """A wrong command line is answered as by the original: its usage, and status 1."""
+    """A wrong command line prints the original's usage, with status 1."""
     process = start(*arguments)
     assert process.communicate(timeout=TIMEOUT) == ("", USAGE)
     assert process.returncode == 1
@@ -303,7 +303,7 @@ def test_usage(start: Start, arguments: list[str]) -> None:
     ],
 )
 def test_cannot_start(start: Start, directory: Path, arguments: list[str], said: str) -> None:
-    """What keeps it from starting is said on standard error, also where it was to become a daemon; status 1."""
+    """An error at the start is reported in one line on standard error, also before it becomes a daemon; status 1."""
     process = start(*arguments)
     output, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, output) == (1, "")
@@ -318,7 +318,7 @@ def test_cannot_start(start: Start, directory: Path, arguments: list[str], said:
 
 @pytest.fixture
 def daemon(start: Start, directory: Path) -> Iterator[Callable[..., int]]:
-    """Start a daemon and return its pid; ``error`` is its standard error."""
+    """Start a daemon and return its process ID; the file ``error`` has its standard error."""
     pids = []
 
     def daemon(*arguments: str) -> int:
@@ -341,12 +341,15 @@ def daemon(start: Start, directory: Path) -> Iterator[Callable[..., int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_daemon(daemon: Callable[..., int], directory: Path, number: int) -> None:
-    """It goes on in the background when the command ends, which it does once it serves; a signal ends it whole."""
+    """The command exits once the daemon serves; a signal stops the daemon and removes all of its files."""
     pid = daemon()
     with Client(directory / "bus") as client:
         assert peer_pid(client) == pid
     status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    assert int(status[3]) not in (pid, os.getsid(0))  # no terminal can become its own, and it has none of ours
+    assert int(status[3]) not in (
+        pid,
+        os.getsid(0),
+    )  # neither a session leader, which could acquire a terminal, nor in this session
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
     assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1)] == [os.devnull] * 2
     assert stat.S_IMODE((directory / "pid").stat().st_mode) == 0o644
@@ -358,7 +361,7 @@ def test_daemon(daemon: Callable[..., int], directory: Path, number: int) -> Non
 
 
 def test_daemon_ignores_hangup(daemon: Callable[..., int], directory: Path) -> None:
-    """SIGHUP means nothing to a daemon."""
+    """A daemon ignores SIGHUP."""
     pid = daemon()
     os.kill(pid, signal.SIGHUP)
     use(directory / "bus").close()
@@ -368,7 +371,7 @@ def test_daemon_ignores_hangup(daemon: Callable[..., int], directory: Path) -> N
 
 
 def test_pid_file(daemon: Callable[..., int], start: Start, directory: Path) -> None:
-    """An existing pid file is refused; with -r one is replaced that names a process that is gone."""
+    """An existing pid file is refused; -r replaces it if it names a process that has ended."""
     first = daemon()
     os.kill(first, signal.SIGKILL)
     wait_end(first)
@@ -390,7 +393,7 @@ def test_pid_file(daemon: Callable[..., int], start: Start, directory: Path) -> 
 
 
 def test_no_pid_file(start: Start, directory: Path) -> None:
-    """/dev/null stands for no pid file; -c ends the daemon."""
+    """/dev/null means no pid file; -c stops the daemon."""
     process = start("-ca", "bus", "-p", "/dev/null")
     assert output_of(process) == ""
     assert process.wait(TIMEOUT) == 0
@@ -403,12 +406,12 @@ def test_no_pid_file(start: Start, directory: Path) -> None:
 
 
 def peer_pid(client: Client) -> int:
-    """Who listens at the other end."""
+    """Return the process ID of the listener at the other end."""
     return int.from_bytes(client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
 
 
 def test_closed_descriptors(directory: Path) -> None:
-    """Started with standard descriptors closed, its sockets do not take their place."""
+    """When it starts with closed standard descriptors, its sockets do not take their numbers."""
     with bound_socket(directory / "bus", listening=True) as passed:
         number = passed.fileno()
         script = f'exec "$@" -fa /dev/fd/{number} <&- >&- 2>&-'

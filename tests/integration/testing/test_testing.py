@@ -33,7 +33,7 @@ def server() -> Iterator[RunningBus]:
 
 
 def test_comes_and_goes() -> None:
-    """The bus accepts connections when the block begins; at its end the process and all its files are gone."""
+    """The bus accepts connections when the block begins; at its end the process and all of its files are gone."""
     with running_bus() as bus:
         pid, directory = bus.pid, Path(bus.address).parent
         assert bus.is_running
@@ -48,7 +48,7 @@ def test_comes_and_goes() -> None:
 
 
 def test_options_are_the_servers(directory: Path) -> None:
-    """The server has the options that were given, and its clients know of them."""
+    """The server has the given options, and its clients use them."""
     address = str(directory / "my bus")
     with running_bus(address, dialect="early", max_packet=300, mode=0o750) as bus:
         assert bus.address == address
@@ -61,14 +61,14 @@ def test_options_are_the_servers(directory: Path) -> None:
 
 
 def test_a_bus_that_cannot_start() -> None:
-    """What the server says when it cannot start is in the error, and nothing is left of it."""
+    """If the server cannot start, the error has its output, and nothing is left of it."""
     said = r"status 1 at its start; .*\nsbus: --max-packet=none: give"
     with pytest.raises(ConnectError, match=said), running_bus(max_packet="none"):
         pass
 
 
 def test_an_address_that_is_taken(directory: Path) -> None:
-    """The answers of somebody else's server at that address are not taken for the new one's."""
+    """Answers from another server at the address are not taken for the new one's."""
     address = str(directory / "bus")
     with running_bus(address) as first:
         with pytest.raises(ConnectError, match="is in use by a server that is running"), running_bus(address):
@@ -78,7 +78,7 @@ def test_an_address_that_is_taken(directory: Path) -> None:
 
 
 def test_a_bus_that_lets_nobody_in(directory: Path) -> None:
-    """A bus whose policy refuses even the test's own connection is running all the same."""
+    """A bus counts as running even if its policy refuses the test's own connection."""
     plugins = directory / "twisted" / "plugins"
     plugins.mkdir(parents=True)
     (plugins / "nobody_bus.py").write_text(
@@ -97,7 +97,7 @@ def test_a_bus_that_lets_nobody_in(directory: Path) -> None:
         "        return Nobody(settings, ())\n"
         "policy = Policy()\n"
     )
-    # The server imports from where the test does.
+    # The server has the import path of the test.
     sys.path.append(str(directory))
     try:
         with running_bus(credentials="nobody") as bus:
@@ -110,12 +110,12 @@ def test_a_bus_that_lets_nobody_in(directory: Path) -> None:
 
 def test_time_runs_out(directory: Path) -> None:
     """A bus that does not come up in time is killed and reported."""
-    with pytest.raises(ConnectError, match="did not accept connections in time"), running_bus(timeout=0):
+    with pytest.raises(ConnectError, match="did not accept connections within 0 seconds"), running_bus(timeout=0):
         pass
 
 
 def test_stop_and_start(directory: Path) -> None:
-    """A bus that was stopped can be started again, with other options, at the same address."""
+    """A stopped bus can be started again, with other options, at the same address."""
     with running_bus(max_packet=1000) as bus:
         bus.stop()
         assert not os.path.exists(bus.address)
@@ -130,7 +130,7 @@ def test_stop_and_start(directory: Path) -> None:
 
 
 def test_kill_and_restart() -> None:
-    """A bus that was killed leaves its socket, as after a crash; a restart replaces it."""
+    """A killed bus leaves its socket, as after a crash; a restart replaces it."""
     with running_bus() as bus:
         pid = bus.pid
         with bus.connect() as client:
@@ -142,7 +142,7 @@ def test_kill_and_restart() -> None:
             bus.connect()
         bus.restart()
         assert bus.pid != pid
-        bus.restart()  # also while it runs
+        bus.restart()  # while it runs
         with bus.connect() as client:
             client.fence(TIMEOUT)
 
@@ -161,7 +161,7 @@ def test_a_crash_is_reported(number: signal.Signals) -> None:
 
 
 def test_a_failure_of_the_test_comes_first() -> None:
-    """What the test itself raises is not hidden by the crash that followed, and the server is gone."""
+    """An error of the test itself is not hidden by a crash of the server, and the server is gone."""
     pids = []
 
     def crash_and_fail() -> None:
@@ -180,7 +180,7 @@ def test_a_failure_of_the_test_comes_first() -> None:
 
 
 def test_blocking_recording(server: RunningBus) -> None:
-    """It records what its patterns match, each message once, from the moment that it is there."""
+    """A client records each message that its patterns match once, from the moment that it exists."""
     with server.record("a/", "a/b", "c") as recording, server.connect() as client:
         client.publish_many([("a/b", b"1"), ("b", b"2"), ("c", b"3"), ("a/b", b"1")])
         assert recording.wait_for(3) == [(b"a/b", b"1"), (b"c", b"3"), (b"a/b", b"1")]
@@ -194,7 +194,7 @@ def test_blocking_recording(server: RunningBus) -> None:
 
 
 def test_recording_everything(server: RunningBus) -> None:
-    """Without patterns it records all that is not secret."""
+    """Without patterns a client records every message that is not secret."""
     with RecordingClient(server.address) as recording, server.connect() as client:
         client.publish_many([(b"", b"1"), ("x/y/z", b"2"), ("!/cred////x", b"3")])
         client.fence(TIMEOUT)
@@ -202,7 +202,7 @@ def test_recording_everything(server: RunningBus) -> None:
 
 
 def test_recording_refused(server: RunningBus) -> None:
-    """A pattern that nobody may use is reported, and no connection is left open."""
+    """An invalid pattern is reported, and no connection stays open."""
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(UsageError):
         server.record("!/my")
@@ -210,7 +210,7 @@ def test_recording_refused(server: RunningBus) -> None:
 
 
 def test_recording_across_a_crash() -> None:
-    """When the server is gone the one who waits is told; a client that reconnects goes on recording."""
+    """When the server goes away a waiting client raises an error; a client that reconnects continues to record."""
     with running_bus() as bus, bus.record() as one, bus.record(reconnect=True) as other:
         with bus.connect() as client:
             client.publish("a", b"1")
@@ -228,7 +228,7 @@ def test_recording_across_a_crash() -> None:
 
 
 def test_asyncio_recording(server: RunningBus) -> None:
-    """The one for asyncio does the same, and lets the program that is tested run meanwhile."""
+    """The client for asyncio does the same, and the tested program runs meanwhile."""
 
     async def main() -> None:
         async with (
@@ -255,7 +255,7 @@ def test_asyncio_recording(server: RunningBus) -> None:
 
 
 def test_asyncio_recording_of_a_crash() -> None:
-    """Who waits when the server goes away is told so at once."""
+    """When the server goes away, a waiting asyncio client raises an error at once."""
 
     async def main() -> None:
         with running_bus() as bus:
@@ -273,7 +273,7 @@ def test_asyncio_recording_of_a_crash() -> None:
 
 
 def run(directory: Path, *arguments: str, **environ: str) -> tuple[int, str]:
-    """Run a module of Python's; its status and output."""
+    """Run a Python module; return its status and output."""
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=directory,
@@ -290,7 +290,7 @@ PYTEST = ("pytest", "-p", "sbus.testing.pytest_plugin", "-p", "no:sbus", "-p", "
 
 
 def test_the_fixture(directory: Path) -> None:
-    """Each test has a bus of its own, with the options of its markers, the nearest first; its log shows in reports."""
+    """Each test has its own bus, with the options of the nearest markers; a failing test's report has the log."""
     (directory / "test_it.py").write_text(
         """
 import os
@@ -331,20 +331,20 @@ def test_crashes(sbus_bus):
         ("test_crashes", "PASSED"),
         ("test_crashes", "ERROR"),
     ], output
-    assert re.search(r"Disconnected: the bus has ended .*status -6", output), output
+    assert re.search(r"Disconnected: the bus (ended|exited) .*status -6", output), output
     failure = output[output.index("ValueError: on purpose") :]
     assert "sbus listens on" in failure, output
 
 
 def test_the_plugin_is_registered(directory: Path) -> None:
-    """Whoever has installed sbus has the fixture and the marker, without doing anything."""
+    """The installed package provides the fixture and the marker."""
     output = run(directory, "pytest", "--fixtures", "-q")[1]
     assert "sbus_bus" in output, f"install sbus again: its entry points have changed\n{output}"
     assert run(directory, "pytest", "--markers")[1].count("sbus_options") == 1
 
 
 def test_trial(directory: Path) -> None:
-    """The mixin for trial starts and stops its bus inside of the test, and leaves the reactor clean."""
+    """The mixin for trial starts and stops its bus within the test, and leaves the reactor clean."""
     temporary = directory / "tmp"
     temporary.mkdir()
     arguments = ["twisted.trial", "--temp-directory=trial", "tests.integration.testing.trial_testing"]
@@ -355,7 +355,7 @@ def test_trial(directory: Path) -> None:
 
 
 def test_an_open_connection_keeps_nothing_from_stopping() -> None:
-    """A client that is still connected does not keep the server from ending in time."""
+    """A connected client does not keep the server from stopping in time."""
     with running_bus() as bus:
         client = bus.connect()
         client.fence(TIMEOUT)

@@ -1,4 +1,4 @@
-"""Cases for trial, which `tests.integration.testing.test_testing` runs: `BusMixin` as users have it."""
+"""Cases for trial, run by `tests.integration.testing.test_testing`: `BusMixin` as users use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MixinTests(BusMixin, TestCase):
     """A bus on the reactor of the test."""
 
     async def test_record(self) -> None:
-        """It records what its patterns match, each message once, from the moment that it is there."""
+        """A client records each message that its patterns match once, from the moment that it exists."""
         bus = self.startBus()
         recording = await bus.record("a/", "a/b", "c")
         client = await bus.connect()
@@ -32,13 +32,13 @@ class MixinTests(BusMixin, TestCase):
         self.assertEqual(await recording.wait_for(1), recording.messages)
 
     async def test_too_late(self) -> None:
-        """Who waits in vain is told how much has come."""
+        """The error of a time-out says how many messages came."""
         recording = await self.startBus().record()
-        with self.assertRaisesRegex(TimedOut, r"0 of 1 messages have come within 0\.01 seconds$"):
+        with self.assertRaisesRegex(TimedOut, r"0 of 1 messages came within 0\.01 seconds$"):
             await recording.wait_for(1, timeout=0.01)
 
     async def test_cancel(self) -> None:
-        """Waiting can be cancelled, and what was recorded by then is there for the next one who waits."""
+        """Waiting can be cancelled, and the next caller gets the messages recorded meanwhile."""
         bus = self.startBus()
         recording = await bus.record()
         waiting = recording.wait_for(1)
@@ -49,7 +49,7 @@ class MixinTests(BusMixin, TestCase):
         self.failureResultOf(waiting)
 
     async def test_settings(self) -> None:
-        """The bus has the settings that were given, and its clients know of them."""
+        """The bus has the given settings, and its clients use them."""
         bus = self.startBus(dialect=EARLY, limits=Limits(max_packet=300))
         recording = await bus.record("a.")
         client = await bus.connect()
@@ -58,7 +58,7 @@ class MixinTests(BusMixin, TestCase):
         self.assertEqual(await recording.wait_for(1), [(b"a.b", b"x")])
 
     async def test_two(self) -> None:
-        """A test may have several buses, which know nothing of each other."""
+        """A test may have several independent buses."""
         one, other = self.startBus(), self.startBus()
         here, there = await one.record(), await other.record()
         client = await one.connect()
@@ -67,7 +67,7 @@ class MixinTests(BusMixin, TestCase):
         self.assertEqual(await there.settle(), [])
 
     async def test_stop_and_start(self) -> None:
-        """A bus that stops tells who waits; it can be started again, at the same address."""
+        """When a bus stops, waiting clients raise an error; it can be started again at the same address."""
         bus = self.startBus()
         recording = await bus.record()
         waiting = recording.wait_for(1)
@@ -82,7 +82,7 @@ class MixinTests(BusMixin, TestCase):
         await client.fence()
 
     async def test_own_connection(self) -> None:
-        """A connection of the test's own can be recorded too; when it closes, waiting ends."""
+        """A connection that the test made can be recorded too; when it closes, waiting ends."""
         bus = self.startBus()
         client = await tx.connect(reactor, bus.address)
         recording = TwistedRecordingClient(client, reactor, "a")
@@ -94,7 +94,7 @@ class MixinTests(BusMixin, TestCase):
             await waiting
 
     async def test_reconnecting_client(self) -> None:
-        """A client that is reconnecting when the test ends is given up, and leaves nothing on the reactor."""
+        """A client that is reconnecting when the test ends is closed, and leaves nothing on the reactor."""
         bus = self.startBus()
         client = await bus.connect(reconnect=True)
         asked = client.fence()
@@ -105,7 +105,7 @@ class MixinTests(BusMixin, TestCase):
             pass  # it is about to reconnect
 
     async def test_a_test_that_fails(self) -> None:
-        """Where the loss of a connection makes the test fail, the clean-up that follows at once closes all."""
+        """If the loss of a connection makes the test fail, the clean-up closes every client."""
         bus = self.startBus()
         client = await bus.connect(reconnect=True)
         await client.fence()
@@ -116,7 +116,7 @@ class MixinTests(BusMixin, TestCase):
         await lost
 
     def test_refused(self) -> None:
-        """A setting that the service does not know, or cannot do, is an error at once."""
+        """An unknown or impossible setting is an error at once."""
         with self.assertRaises(TypeError):
             self.startBus(no_such_setting=1)
         with self.assertRaises(UsageError):

@@ -97,7 +97,7 @@ def test_options_become_settings() -> None:
         ("--soft=drop", "queue or discard or block or error"),
         ("--hard=queue", "discard or block or error"),
         ("--order=none", "queue or stack or random"),
-        ("--sync=soon", "give a time, as 500ms, 1s"),
+        ("--sync=soon", "give a time, such as 500ms, 1s"),
         ("--sync=-1", "give a time"),
         ("--batch-time=1 s", "give a time"),
         ("--segment-age=10ms", "of 1 seconds or more"),

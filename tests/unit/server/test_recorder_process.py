@@ -74,7 +74,7 @@ def refusal(*arguments: str) -> str:
 
 def test_wrong_options() -> None:
     """Options for a recorder without --record are refused."""
-    assert "say --record=DIRECTORY too" in refusal("--record-options=--sync=0")
+    assert "give --record=DIRECTORY too" in refusal("--record-options=--sync=0")
     assert "quote as in a shell" in refusal("--record=there", "--record-options='")
 
 
@@ -98,7 +98,7 @@ def test_times(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "s", "-1", "1 s", "1e3", "nan", "inf", "1w", "1ss", "9" * 10])
 def test_no_times(text: str) -> None:
     """Any other text is refused with an example."""
-    with pytest.raises(UsageError, match="give a time, as 500ms"):
+    with pytest.raises(UsageError, match="give a time, such as 500ms"):
         duration("sync")(text)
 
 

@@ -1,4 +1,4 @@
-"""`sbus.testing` without a server: what is loaded when, how options are written, how messages are recorded, fakes."""
+"""`sbus.testing` without a server: what is imported when, options, recording, fakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sbus.testing.servers import command_line
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded after this statement."""
+    """Return the modules that a fresh interpreter has loaded after this statement."""
     script = f"import sys; {statement}; print(*sys.modules)"
     return set(
         subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
@@ -27,7 +27,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_plugin_costs_nothing() -> None:
-    """A run of pytest that uses no bus loads no part of this package but the plugin itself."""
+    """A run of pytest that uses no bus loads no part of this package but the plugin."""
     loaded = loaded_by("import sbus.testing.pytest_plugin")
     assert {name for name in loaded if name.split(".")[0] == "sbus"} == {
         "sbus",
@@ -39,18 +39,18 @@ def test_the_plugin_costs_nothing() -> None:
 
 
 def test_server_processes_need_no_twisted() -> None:
-    """A test that starts a server and records what it sends does not load Twisted."""
+    """A test that starts a server and records its messages does not load Twisted."""
     assert "twisted" not in loaded_by("from sbus.testing import running_bus, RecordingClient, AsyncioRecordingClient")
 
 
 def test_every_name_is_there() -> None:
-    """Every public name leads to what is defined in one of the package's modules."""
+    """Every public name is defined in one of the package's modules."""
     for name in sbus.testing.__all__:
         assert getattr(sbus.testing, name).__module__.startswith("sbus.testing."), name
 
 
 def test_no_other_name_is_there() -> None:
-    """A name that does not exist is reported as usual."""
+    """An unknown name raises the usual error."""
     with pytest.raises(AttributeError, match=r"module 'sbus\.testing' has no attribute 'Bus'"):
         sbus.testing.Bus  # noqa: B018
 
@@ -68,38 +68,38 @@ def test_no_other_name_is_there() -> None:
     ],
 )
 def test_options(options: Any, words: list[str]) -> None:
-    """Options are written in Python and become those of the command line."""
+    """Options written in Python become options of the command line."""
     assert command_line(options) == words
 
 
 def test_auto_close_is_refused() -> None:
-    """A bus that stops with its last client would not outlive the connection that waits for it."""
+    """auto_close is refused: such a bus would stop with the connection that waits for it."""
     with pytest.raises(UsageError, match="auto_close"), running_bus(auto_close=True):
         pass
 
 
 class Waiter:
-    """A waiter (`sbus.client.core.Waiter`) that keeps what it is told."""
+    """A waiter (`sbus.client.core.Waiter`) that keeps its results and errors."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.results: list[object] = []
 
     def set_result(self, value: bytes) -> None:
-        self.told.append(value)
+        self.results.append(value)
 
     def set_exception(self, error: Exception) -> None:
-        self.told.append(error)
+        self.results.append(error)
 
     def __await__(self) -> Generator[Any, None, bytes]:
-        while not self.told:
+        while not self.results:
             yield
-        if isinstance(self.told[0], Exception):
-            raise self.told[0]
+        if isinstance(self.results[0], Exception):
+            raise self.results[0]
         return b""
 
 
 def wait(recording: _Recording, count: int) -> tuple[Any, Waiter]:
-    """Begin to wait for so many messages."""
+    """Start to wait for `count` messages."""
     waiter = Waiter()
     call = recording._wait(count, waiter)
     assert call.send(None) is None
@@ -113,7 +113,7 @@ def result(call: Any) -> Any:
 
 
 def test_a_message_is_recorded_once() -> None:
-    """A message that several patterns match, and so comes several times, is recorded once; an equal one counts."""
+    """A message that arrives once per matching pattern is recorded once; an equal message is recorded again."""
     recording = _Recording()
     message = Message(b"a", b"1")
     recording._record(message)
@@ -123,11 +123,11 @@ def test_a_message_is_recorded_once() -> None:
 
 
 def test_waiting_for_different_counts() -> None:
-    """Each one who waits is served when his count is there, whoever came first."""
+    """Each caller gets its messages as soon as its count is reached, in whatever order the callers came."""
     recording = _Recording()
     (three, third), (one, first) = wait(recording, 3), wait(recording, 1)
     recording._record(Message(b"a", b"1"))
-    assert (first.told, third.told) == ([b""], [])
+    assert (first.results, third.results) == ([b""], [])
     assert result(one) == [(b"a", b"1")]
     recording._record(Message(b"b", b""))
     recording._record(Message(b"c", b""))
@@ -135,7 +135,7 @@ def test_waiting_for_different_counts() -> None:
 
 
 def test_the_end_of_a_recording() -> None:
-    """Who waits when the connection ends, or after it, is told why; what was recorded can still be had."""
+    """Waiting raises the reason for the end of the connection, during it and after it; recorded messages stay."""
     recording = _Recording()
     recording._record(Message(b"a", b"1"))
     call, _ = wait(recording, 2)
@@ -147,7 +147,7 @@ def test_the_end_of_a_recording() -> None:
 
 
 def test_clear() -> None:
-    """After `clear` counts begin anew."""
+    """After `clear` counts start at 0 again."""
     recording = _Recording()
     recording._record(Message(b"a", b"1"))
     recording.clear()
@@ -157,7 +157,7 @@ def test_clear() -> None:
 
 
 class Greeter(Protocol):
-    """A protocol as the docstring of `sbus.testing.fakes` has it."""
+    """The protocol from the docstring of `sbus.testing.fakes`."""
 
     def dataReceived(self, data: bytes) -> None:
         assert self.transport is not None
@@ -165,7 +165,7 @@ class Greeter(Protocol):
 
 
 def test_a_fake_transport() -> None:
-    """Packets come and go one by one, and what is sent soon is there when the clock has moved."""
+    """Packets are delivered one by one, and sent when the clock has moved."""
     transport = FakePacketTransport()
     transport.connect(Greeter())
     transport.deliver(b"MSG greeting\0hello", b"MSG greeting\0good day")
@@ -175,7 +175,7 @@ def test_a_fake_transport() -> None:
 
 
 def test_the_end_of_a_fake_connection() -> None:
-    """The peer's end-of-file reaches the protocol, which then is disconnected."""
+    """After the peer's end-of-file the protocol is disconnected."""
     transport = FakePacketTransport()
     transport.connect(Greeter())
     transport.end()

@@ -1,0 +1,36 @@
+"""A group of commands that imports each command when it is used.
+
+``sbus pub`` in a shell loop pays for its start-up every time. It need not import the other commands, nor what those
+are made of: `multiprocessing` for ``bench``, `csv` for ``spark traffic``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+__all__ = ["LazyGroup"]
+
+
+class LazyGroup(click.Group):
+    """A group of commands that imports each command when it is used.
+
+    :param modules: the module of each command; the command is the module's attribute of the command's name.
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._modules:
+            return None
+        command = getattr(importlib.import_module(self._modules[cmd_name]), cmd_name)
+        assert isinstance(command, click.Command), cmd_name
+        return command

@@ -1,0 +1,48 @@
+"""The parameters that commands on journals have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from sbus.cli.messages import FORMAT_HELP, message_options
+from sbus.cli.types import BYTES
+
+__all__ = ["ROWS_EPILOG", "journal_argument", "row_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ROWS_EPILOG = f"""\
+\b
+Directives of FORMAT (%n is the row's sequence number):{FORMAT_HELP}
+
+\b
+Messages are printed as by "sbus sub". A gap is printed as a line that begins
+with "# " and the kind of gap; with --json, as an object with "kind" and
+"details". --raw and --format skip gaps.
+"""
+
+journal_argument = click.argument("directory", metavar="JOURNAL", type=click.Path(file_okay=False))
+
+
+def row_options(command: F) -> F:
+    """Give a command the options that choose rows and their format."""
+    options = (
+        journal_argument,
+        click.option(
+            "--pattern",
+            "-p",
+            "patterns",
+            type=BYTES,
+            multiple=True,
+            metavar="PATTERN",
+            help="Print only messages whose key matches PATTERN; repeatable.",
+        ),
+        click.option("--gaps", "only_gaps", is_flag=True, help="Print only gaps."),
+        message_options(noun="row", moment="recording time"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,72 @@
+"""Parameter types: what arguments and options of ``sbus`` accept."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Any
+
+import click
+
+from sbus.daemon.values import duration
+from sbus.journal import clock
+
+__all__ = ["BYTES", "COUNT", "SECONDS", "Duration", "Speed", "Time"]
+
+BYTES = os.fsencode
+"""A key, a pattern or a payload: the argument byte for byte, whatever its encoding."""
+COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class Duration(click.ParamType[float]):
+    """A time such as ``500ms``, ``10s`` or ``1h``, as seconds.
+
+    :param minimum: the shortest time to accept, in seconds.
+    """
+
+    name = "time"
+
+    def __init__(self, minimum: float = 0.0) -> None:
+        self.minimum = minimum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        name = param.name if param is not None and param.name else self.name
+        return duration(name, self.minimum)(value)
+
+
+class Time(click.ParamType[datetime]):
+    """A date and time in ISO 8601, in UTC unless it names another zone."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            time = clock.parse(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a time: write it as 2026-01-31 or 2026-01-31T12:00:00", param, ctx)
+        try:
+            return clock.as_utc(time)
+        except OverflowError:
+            self.fail(f"{value!r} is not a time: in UTC it is outside the years 1 to 9999", param, ctx)
+
+
+class Speed(click.ParamType[float]):
+    """A factor above 0, or 0 for ``max``."""
+
+    name = "speed"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if value == "max":
+            return 0.0
+        try:
+            speed = float(value)
+        except ValueError:
+            speed = 0.0
+        if not 0 < speed <= 1e6:
+            self.fail(f"{value!r} is not a speed: 1 keeps the original timing, 2 is twice as fast, max has no limit")
+        return speed

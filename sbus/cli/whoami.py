@@ -1,0 +1,34 @@
+"""``sbus whoami``: the credentials that the server has for this process."""
+
+from __future__ import annotations
+
+import click
+
+from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.output import escape
+from sbus.cli.types import SECONDS
+
+__all__ = ["whoami"]
+
+
+@click.command(
+    short_help="Print your credentials as the server sees them.",
+    epilog="""\
+\b
+Example:
+  me=$(sbus whoami) && echo "$me"
+""",
+)
+@click.option(
+    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
+)
+@connection_options
+@pass_target
+def whoami(target: Target, timeout: float) -> None:
+    """Print your credentials as the server sees them: !/cred/GID/UID/PID.
+
+    The PID is that of this command and is gone when it exits. The GID and UID are those that the
+    server sees for your other programs too.
+    """
+    with target.connect(timeout=timeout) as bus:
+        click.echo(escape(bus.whoami(timeout)))

@@ -1,0 +1,86 @@
+"""Parsers for values on a command line; their errors name the remedy.
+
+They serve the services that ``twistd`` runs and the command ``sbus``, which does not import Twisted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import overload
+
+from sbus.errors import UsageError
+
+__all__ = ["amount", "choice", "duration", "mode"]
+
+_SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def mode(text: str) -> int:
+    """Parse file permissions: the value of ``--mode``, in octal.
+
+    :raises UsageError: if it is not an octal number from 0 to 0777.
+    """
+    try:
+        bits = int(text, 8)
+    except ValueError:
+        bits = -1
+    if not 0 <= bits <= 0o777:
+        raise UsageError(f"--mode={text}: give three octal digits, such as 0770")
+    return bits
+
+
+def choice(option: str, *words: str) -> Callable[[str], str]:
+    """Return a parser that accepts one of these words.
+
+    :param option: the option's name, without dashes, for the text of the error.
+    """
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise UsageError(f"--{option}={text}: say {' or '.join(words)}")
+        return text
+
+    return parse
+
+
+@overload
+def amount(option: str, unit: str) -> Callable[[str], int]: ...
+@overload
+def amount(option: str, unit: str, kind: type[float]) -> Callable[[str], float]: ...
+def amount(option: str, unit: str, kind: type[float] = int) -> Callable[[str], float]:
+    """Return a parser that accepts a finite number above 0.
+
+    :param option: the option's name, without dashes, for the text of the error.
+    :param unit: what is counted, in the plural.
+    :param kind: ``int``, or ``float`` to accept fractions.
+    """
+
+    def parse(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = 0
+        if not 0 < number < float("inf"):
+            raise UsageError(f"--{option}={text}: give a number of {unit} above 0")
+        return number
+
+    return parse
+
+
+def duration(option: str, minimum: float = 0.0) -> Callable[[str], float]:
+    """Return a parser that converts a time such as ``500ms`` or ``1h`` to seconds.
+
+    :param option: the option's name, without dashes, for the text of the error.
+    :param minimum: the shortest time to accept, in seconds.
+    """
+
+    def parse(text: str) -> float:
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d|)", text)
+        seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else -1.0
+        if seconds < minimum:
+            limit = f" of {minimum:g} seconds or more" if minimum else ""
+            raise UsageError(f"--{option}={text}: give a time{limit}, such as 500ms, 1s, 15m, 1h or 7d")
+        return seconds
+
+    return parse

@@ -1,0 +1,51 @@
+"""What the command ``sbus`` imports: only the command that is used, and never Twisted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from sbus.cli.group import LazyGroup
+from sbus.cli.journal import journal
+from sbus.cli.main import cli
+from sbus.cli.spark import spark
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Return the modules that ``sbus`` has loaded when it exits."""
+    script = (
+        "import sys, atexit; atexit.register(lambda: print('loaded', *sys.modules));"
+        f"sys.argv = ['sbus', *{arguments!r}]; from sbus.cli import run; run()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.rpartition("loaded ")[2].split())
+
+
+@pytest.mark.parametrize("arguments", [("pub", "--help"), ("match", "a", "a"), ("journal", "cat", "--help")])
+def test_other_commands_are_not_imported(arguments: tuple[str, ...]) -> None:
+    """A command does not pay for the start-up of the others."""
+    loaded = loaded_by(*arguments)
+    assert loaded.isdisjoint({"sbus.cli.bench", "multiprocessing", "sbus.cli.spark", "pyarrow", "pyspark"})
+    assert loaded.isdisjoint({"twisted", "zope.interface"})
+
+
+def test_the_list_of_commands_needs_no_library() -> None:
+    """The help of the whole command works without Arrow, Spark and Twisted."""
+    assert loaded_by("--help").isdisjoint({"pyarrow", "pyspark", "twisted"})
+
+
+@pytest.mark.parametrize("group", [cli, journal, spark], ids=["sbus", "journal", "spark"])
+def test_every_command_is_there(group: LazyGroup) -> None:
+    """Every name in a group's table leads to a command of that name, and no other name does."""
+    context = click.Context(group)
+    names = group.list_commands(context)
+    assert names
+    for name in names:
+        command = group.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.get_short_help_str()
+    assert group.get_command(context, "nonsense") is None

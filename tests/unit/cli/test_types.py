@@ -1,0 +1,56 @@
+"""Parameter types: what options accept, and the values that they become."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+import pytest
+
+from sbus.cli.types import BYTES, Duration, Speed, Time
+from sbus.errors import UsageError
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10", 10.0), ("1.5m", 90.0), ("1h", 3600.0)])
+def test_durations(text: str, seconds: float) -> None:
+    """A time is a number with a unit; without one it is in seconds."""
+    assert Duration().convert(text, None, None) == pytest.approx(seconds)
+    assert Duration().convert(seconds, None, None) == seconds
+
+
+def test_short_durations() -> None:
+    """A time below the least one is refused, and the text says which is."""
+    with pytest.raises(UsageError, match=r"give a time of 0\.001 seconds or more, such as 500ms"):
+        Duration(0.001).convert("0", None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        ("2026-01-31T12:00:00.5", datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC)),
+        ("2026-01-31T12:00+02:00", datetime(2026, 1, 31, 10, tzinfo=UTC)),
+    ],
+)
+def test_times(text: str, time: datetime) -> None:
+    """A time is in UTC unless it names a zone."""
+    assert Time().convert(text, None, None) == time
+    assert Time().convert(time, None, None) is time
+
+
+@pytest.mark.parametrize("text", ["noon", "2026-02-30", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00"])
+def test_impossible_times(text: str) -> None:
+    """Text that is not a time, or not one of the years 1 to 9999, is refused."""
+    with pytest.raises(click.BadParameter, match="is not a time"):
+        Time().convert(text, None, None)
+
+
+@pytest.mark.parametrize(("text", "speed"), [("1", 1.0), ("0.5", 0.5), ("max", 0.0)])
+def test_speeds(text: str, speed: float) -> None:
+    """A speed is a factor; 0 stands for ``max``."""
+    assert Speed().convert(text, None, None) == speed
+
+
+def test_bytes() -> None:
+    """A key is the argument byte for byte, in any encoding."""
+    assert BYTES("\udcff/é") == b"\xff/\xc3\xa9"
