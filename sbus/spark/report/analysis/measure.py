@@ -11,13 +11,13 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from sbus.errors import UsageError
+from sbus.journal.clock import format_utc, from_datetime, from_seconds
 from sbus.spark.report.analysis import cube as cubes
 from sbus.spark.report.analysis.changes import compare
 from sbus.spark.report.analysis.figures import Report, Totals
 from sbus.spark.report.analysis.gaps import find_gaps, find_journals, lost, recorded
 from sbus.spark.report.analysis.silences import find_silences
 from sbus.spark.report.analysis.spans import Span, length, nice_width
-from sbus.spark.report.page.format import moment
 
 __all__ = ["measure"]
 
@@ -75,8 +75,8 @@ def measure(
     if not any(extent.end >= period.start for extent in extents.values()):
         # A page would say that all is calm.
         raise UsageError(
-            f"there are no rows between {moment(period.start)} and {moment(period.end)} UTC: name another period, or "
-            "archive first what was recorded in it"
+            f"there are no rows between {format_utc(period.start, 'seconds')} and {format_utc(period.end, 'seconds')}: "
+            "name another period, or archive the one that was recorded first"
         )
     gaps = find_gaps(within, journals, whole, 2 * windows.width)
     missing = lost(gaps)
@@ -141,7 +141,7 @@ def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most:
         if last is None:
             last = row[1] + 1
         if first is None:
-            first = max(row[0], last - round(most.total_seconds() * 1_000_000))
+            first = max(row[0], last - from_seconds(most.total_seconds()))
     if last <= first:
         raise UsageError("the period ends before it begins: nothing was recorded in it, or its two ends are swapped")
     if 2 * first - last < _EARLIEST:
@@ -156,7 +156,7 @@ def _micros(time: datetime | None) -> int | None:
         return None
     if time.tzinfo is None:
         raise UsageError(f"{time} could mean many times: say its time zone, as in {time.isoformat()}Z")
-    return round(time.timestamp() * 1_000_000)
+    return from_datetime(time)
 
 
 def _by_key(cube: DataFrame) -> DataFrame:
