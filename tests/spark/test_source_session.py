@@ -78,8 +78,7 @@ def test_the_package_works_from_a_zip(tmp_path: Path):
 
 
 def test_a_session(spark: SparkSession):
-    """A session filters in the source, is in UTC and has no web page; workers run this very interpreter."""
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    """A session is in UTC and has no web page; workers run this very interpreter."""
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"

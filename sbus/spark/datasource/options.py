@@ -24,7 +24,7 @@ EARLIEST = "earliest"
 LATEST = "latest"
 
 _READ = ("journal", "pattern", "gaps", "rawKeys", "dialect", "partitionBytes")
-_BATCH = ("since", "until", "pushFilters")
+_BATCH = ("since", "until")
 _STREAM = ("startingOffsets", "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
 _WRITE = ("socket", "dialect", "maxPacket")
 _FOREIGN = frozenset({"checkpointlocation"})
@@ -43,7 +43,6 @@ class ReadOptions:
     :ivar partition_bytes: about how much of a journal one task reads; None: by what there is to do.
     :ivar since: rows before it are left out (µs since 1970, UTC); None: none are.
     :ivar until: this one, and what comes after it, is left out; None: nothing is.
-    :ivar push_filters: whether the conditions of queries are applied here; see docs/pipeline/4-datasource.rst.
     """
 
     journals: tuple[str, ...]
@@ -54,7 +53,6 @@ class ReadOptions:
     partition_bytes: int | None = None
     since: int | None = None
     until: int | None = None
-    push_filters: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -96,7 +94,6 @@ class ReadOptions:
             partition_bytes=given.number("partitionBytes"),
             since=given.time("since"),
             until=given.time("until"),
-            push_filters=given.flag("pushFilters", False),
         )
 
 

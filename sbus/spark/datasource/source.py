@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
@@ -18,7 +18,7 @@ from sbus.spark.datasource.snapshot import open_journals
 from sbus.spark.datasource.stream import SbusStreamReader
 from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter
 
-__all__ = ["PushingReader", "SbusDataSource", "SbusReader"]
+__all__ = ["SbusDataSource", "SbusReader"]
 
 
 class SbusDataSource(DataSource):
@@ -40,8 +40,7 @@ class SbusDataSource(DataSource):
 
     def reader(self, schema: StructType) -> SbusReader:
         """Reads journals as a table."""
-        options = ReadOptions.parse(self.options)
-        return PushingReader(options, schema) if options.push_filters else SbusReader(options, schema)
+        return SbusReader(ReadOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> SbusStreamReader:
         """Reads journals while they are written."""
@@ -74,15 +73,3 @@ class SbusReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
         return self.scan.read(partition)
-
-
-class PushingReader(SbusReader):
-    """The same, and applies conditions of the query itself.
-
-    Only for who asks for it: Spark 4.3 keeps what was pushed with what `load` has returned, so of two queries on that,
-    or two parts of one query, one may get the rows of the other.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """Take over the conditions of the query; returns those that Spark must check."""
-        return self.scan.push(filters)

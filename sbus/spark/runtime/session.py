@@ -16,7 +16,6 @@ from sbus.spark.runtime.shipping import is_local, ship
 
 __all__ = ["get_session", "parse_conf", "register"]
 
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_OPTION = "-Dlog4j2.configurationFile="
 _LOGGING = os.path.join(os.path.dirname(__file__), "log4j2.properties")
@@ -29,7 +28,6 @@ _EVERYWHERE = {
     "spark.sql.streaming.pollingDelay": "100ms",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    _PUSHDOWN: "true",
 }
 _LOCALLY = {
     # Nobody else is to talk to this session, and the machine's name need not resolve.
@@ -101,7 +99,5 @@ def register(spark: SparkSession) -> SparkSession:
     """
     if not is_local(str(spark.sparkContext.master)):
         ship(spark.sparkContext)
-    # Spark refuses to read from a source that can filter while this is off, as it is by default.
-    spark.conf.set(_PUSHDOWN, "true")
     spark.dataSource.register(SbusDataSource)
     return spark

@@ -1,49 +1,27 @@
-"""Which rows a query wants, and what can be skipped for it: compared with plain Python, row by row."""
+"""The rows that a read selects and the segments that it skips, compared with plain Python row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringContains,
-    StringEndsWith,
-    StringStartsWith,
-)
 
-from sbus.journal.keytext import as_text
-from sbus.journal.schema import KINDS
+from sbus.journal.clock import from_datetime, to_datetime
+from sbus.journal.schema import KINDS, Kind
+from sbus.journal.summary import Summary
 from sbus.protocol.keys import CURRENT, EARLY, matches
-from sbus.spark.datasource.filters import Range, RowFilter
+from sbus.spark.datasource.filters import RowFilter
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS = [b"", b"a", b"a/", b"a/b", b"a/bc", b"a/b/c", b"b", b"\xff/a", b"a\\b", "ä".encode()]
-TEXTS = [as_text(key) for key in KEYS]
 PATTERNS = [b"", b"*", b"a/", b"a/*", b"a/b*", b"*/b", b"b", b"\xff/", b"a\\*"]
 
 
-def at(seconds: float) -> datetime:
-    return EPOCH + timedelta(seconds=seconds)
-
-
 def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Rows as they stand in a journal."""
+    """Rows with the types that they have in a journal."""
     names = pa.dictionary(pa.int8(), pa.utf8())
     fields = {"journal": names, "seq": pa.int64(), "time": pa.timestamp("us", tz="UTC")}
     fields |= {"kind": names, "key": pa.binary(), "payload": pa.binary()}
@@ -51,219 +29,137 @@ def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(fields))
 
 
-def wanted(*filters: Filter, pattern: bytes | None = None, gaps: bool = True, raw_keys: bool = False) -> RowFilter:
-    """What a query with these conditions wants; all of them must be understood."""
-    result = RowFilter(pattern, gaps, raw_keys, CURRENT)
-    assert result.push(filters) == []
-    return result
+def new_filter(
+    pattern: bytes | None = None, *, gaps: bool = True, since: int | None = None, until: int | None = None
+) -> RowFilter:
+    return RowFilter(pattern, gaps, CURRENT, since, until)
 
-
-# --- rows ---------------------------------------------------------------------------------------------------
 
 ROWS = st.fixed_dictionaries(
     {
         "journal": st.sampled_from(["x", "y"]),
         "seq": st.integers(0, 5),
-        "time": st.integers(0, 5).map(at),
+        "time": st.integers(0, 5).map(to_datetime),
         "kind": st.sampled_from([str(kind) for kind in KINDS]),
         "key": st.sampled_from(KEYS),
         "payload": st.sampled_from([b"", b"p", b"q"]),
     }
 ).map(lambda row: row if row["kind"] == "message" else {**row, "key": b""})
 
-VALUES = {
-    "journal": st.sampled_from(["x", "y", "z"]),
-    "seq": st.integers(-1, 6),
-    "time": st.integers(-1, 6).map(at),
-    "kind": st.sampled_from([*map(str, KINDS), "else"]),
-    "key": st.sampled_from(TEXTS),
-    "payload": st.sampled_from([b"p", b"q", b"r"]),
-}
-
-MEANING: dict[type[Filter], Callable[[Any, Any], bool]] = {
-    EqualTo: lambda found, value: found == value,
-    EqualNullSafe: lambda found, value: found == value,
-    GreaterThan: lambda found, value: found > value,
-    GreaterThanOrEqual: lambda found, value: found >= value,
-    LessThan: lambda found, value: found < value,
-    LessThanOrEqual: lambda found, value: found <= value,
-    In: lambda found, value: found in value,
-    StringStartsWith: lambda found, value: found.startswith(value),
-    StringEndsWith: lambda found, value: found.endswith(value),
-    StringContains: lambda found, value: value in found,
-}
-
-
-@st.composite
-def conditions(draw: st.DrawFn) -> Filter:
-    """A condition such as Spark hands over."""
-    column = draw(st.sampled_from(list(VALUES)))
-    kinds: list[Any] = [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, In]
-    kinds += [StringStartsWith, StringEndsWith, StringContains] if column in ("journal", "kind", "key") else []
-    kind = draw(st.sampled_from([*kinds, IsNull, IsNotNull]))
-    if kind in (IsNull, IsNotNull):
-        one: Filter = kind((column,))
-    elif kind is In:
-        one = In((column,), draw(st.lists(VALUES[column], max_size=3)))  # type: ignore[arg-type]
-    elif kind in (StringStartsWith, StringEndsWith, StringContains):
-        one = kind((column,), draw(st.sampled_from(["", "a", "a/", "b", "m"])))
-    else:
-        one = kind((column,), draw(VALUES[column]))
-    return Not(one) if draw(st.booleans()) else one
-
-
-def holds(one: Any, row: dict[str, Any]) -> bool:
-    if isinstance(one, Not):
-        return not holds(one.child, row)
-    if isinstance(one, IsNull | IsNotNull):
-        return isinstance(one, IsNotNull)
-    found = row[one.attribute[0]]
-    return MEANING[type(one)](as_text(found) if one.attribute[0] == "key" else found, one.value)
-
-
-def is_wanted(row: dict[str, Any], filters: list[Filter], pattern: bytes | None, gaps: bool) -> bool:
-    if row["kind"] != "message":
-        if not gaps:
-            return False
-    elif pattern is not None and not matches(pattern, row["key"]):
-        return False
-    return all(holds(one, row) for one in filters)
-
-
-@given(
-    st.lists(ROWS, min_size=1, max_size=20),
-    st.lists(conditions(), max_size=3),
+FILTERS = st.builds(
+    new_filter,
     st.none() | st.sampled_from(PATTERNS),
-    st.booleans(),
+    gaps=st.booleans(),
+    since=st.none() | st.integers(-1, 6),
+    until=st.none() | st.integers(-1, 6),
 )
-def test_rows(rows: list[dict[str, Any]], filters: list[Filter], pattern: bytes | None, gaps: bool):
-    """Exactly the rows are left for which all conditions hold; and nothing with such a row is ever skipped."""
-    query = wanted(*filters, pattern=pattern, gaps=gaps)
-    expected = [row for row in rows if is_wanted(row, filters, pattern, gaps)]
+
+
+def is_selected(row: dict[str, Any], rows: RowFilter) -> bool:
+    """Whether a filter selects a row, written as plainly as possible."""
+    time: datetime = row["time"]
+    if rows.since is not None and from_datetime(time) < rows.since:
+        return False
+    if rows.until is not None and from_datetime(time) >= rows.until:
+        return False
+    if row["kind"] != "message":
+        return rows.gaps
+    return rows.pattern is None or matches(rows.pattern, row["key"])
+
+
+def summary(rows: list[dict[str, Any]], *, with_keys: bool) -> Summary:
+    """The summary of a segment with these rows, with all of its keys or only the least and the greatest."""
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    keys = sorted({row["key"] for row in rows if row["kind"] == "message"})
+    counts = {str(kind): sum(row["kind"] == kind for row in rows) for kind in kinds}
+    ends = (keys[0], keys[-1]) if keys else (None, None)
+    return Summary(0, len(rows), 0, 0, 0, counts, keys if with_keys else None, *ends)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=20), FILTERS)
+def test_rows(rows: list[dict[str, Any]], query: RowFilter):
+    """A filter leaves exactly the rows that it selects, and reads no more than the columns that it names."""
+    expected = [row for row in rows if is_selected(row, query)]
     assert query.filter(batch(rows)).to_pylist() == expected
+    assert query.filter(batch(rows).select(["seq", *query.columns])).num_rows == len(expected)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=20), FILTERS, st.booleans())
+def test_no_segment_with_a_selected_row_is_skipped(rows: list[dict[str, Any]], query: RowFilter, with_keys: bool):
+    """If a filter selects a row of a segment, it rules the segment out by neither its kinds, keys nor times."""
+    expected = [row for row in rows if is_selected(row, query)]
+    if expected:
+        assert query.may_select(summary(rows, with_keys=with_keys))
     for row in expected:
-        time = (row["time"] - EPOCH) // timedelta(microseconds=1)
-        assert query.seqs.intersect(row["seq"], row["seq"]) == Range(row["seq"], row["seq"])
-        assert query.times.intersect(time, time) == Range(time, time)
-        assert query.wants_journal(row["journal"])
-        assert query.wants_kind(row["kind"])
+        assert query.kinds is None or row["kind"] in query.kinds
+        assert query.since is None or query.since <= from_datetime(row["time"])
+        assert query.max_time is None or from_datetime(row["time"]) <= query.max_time
         if row["kind"] == "message":
-            assert query.wants_keys([b"nothing", row["key"]])
-            assert query.wants_keys_between(row["key"], row["key"])
-            assert query.wants_keys_between(b"", row["key"])
-            assert query.wants_keys_between(row["key"], b"\xff\xff")
-
-
-@given(st.lists(ROWS, min_size=1, max_size=5), st.lists(conditions(), max_size=3), st.sampled_from(PATTERNS))
-def test_columns(rows: list[dict[str, Any]], filters: list[Filter], pattern: bytes):
-    """The columns that a query says it needs are all that it needs."""
-    query = wanted(*filters, pattern=pattern)
-    whole = batch(rows)
-    assert query.filter(whole.select(query.columns)).num_rows == query.filter(whole).num_rows
-
-
-def test_raw_keys():
-    """With keys as bytes conditions on them speak of bytes."""
-    rows = [{"journal": "x", "seq": 0, "time": EPOCH, "kind": "message", "key": key, "payload": b""} for key in KEYS]
-    found = wanted(EqualTo(("key",), b"\xff/a"), raw_keys=True).filter(batch(rows))
-    assert found.column("key").to_pylist() == [b"\xff/a"]
-    found = wanted(GreaterThanOrEqual(("key",), b"b"), raw_keys=True).filter(batch(rows))
-    assert found.column("key").to_pylist() == [b"b", b"\xff/a", "ä".encode()]
+            assert query.matches_any([b"nothing", row["key"]])
+            assert query.may_match_between(row["key"], row["key"])
+            assert query.may_match_between(b"", row["key"])
+            assert query.may_match_between(row["key"], b"\xff\xff")
 
 
 def test_secret_keys_match_no_pattern():
-    """A pattern never matches a reserved key, as on the bus; in a dialect without them there are none."""
-    assert not RowFilter(b"", True, False, CURRENT).wants_keys([b"!/cred/0/0/0/x"])
-    assert RowFilter(b"", True, False, EARLY).wants_keys([b"!/cred/0/0/0/x"])
+    """A pattern never matches a reserved key, as on the bus; the early dialect has no reserved keys."""
+    assert not RowFilter(b"", True, CURRENT).matches_any([b"!/cred/0/0/0/x"])
+    assert RowFilter(b"", True, EARLY).matches_any([b"!/cred/0/0/0/x"])
 
 
-def test_more_keys_than_are_remembered(monkeypatch: pytest.MonkeyPatch):
-    """However many different keys there are, each is matched, and they are not all kept."""
-    monkeypatch.setattr("sbus.spark.datasource.filters._KNOWN_KEYS", 10)
-    query = wanted(pattern=b"a/*")
+def test_more_keys_than_are_cached(monkeypatch: pytest.MonkeyPatch):
+    """The filter matches every key, and keeps a bounded number of them."""
+    monkeypatch.setattr("sbus.spark.datasource.filters._CACHED_KEYS", 10)
+    query = new_filter(b"a/*")
     for start in range(0, 100, 20):
         keys = [b"a/%d" % i if i % 2 else b"b/%d" % i for i in range(start, start + 20)]
-        assert [query.wants_keys([key]) for key in keys] == [False, True] * 10
+        assert [query.matches_any([key]) for key in keys] == [False, True] * 10
     assert len(query._matched) <= 11
 
 
-# --- what is skipped ----------------------------------------------------------------------------------------
+def test_limits_in_time():
+    """The last selected time is the microsecond before `until`; without limits there is none."""
+    assert (new_filter(since=10, until=20).since, new_filter(since=10, until=20).max_time) == (10, 19)
+    assert new_filter().max_time is None
 
 
-def test_bounds():
-    """Conditions on time and seq together bound what is read, to the microsecond."""
-    query = wanted(
-        GreaterThan(("time",), at(10)),
-        LessThan(("time",), at(20)),
-        LessThanOrEqual(("time",), at(30)),
-        In(("seq",), [7, 3, 5]),  # type: ignore[arg-type]
-        GreaterThanOrEqual(("seq",), 4),
-        Not(EqualTo(("seq",), 5)),
-    )
-    assert query.times == Range(10_000_001, 19_999_999)
-    assert query.seqs == Range(4, 7)
+def test_skipping_by_kind():
+    """Without gaps only messages are selected, and a segment that has none is skipped."""
+    assert new_filter().kinds is None
+    assert new_filter(gaps=False).kinds == frozenset({"message"})
+    gap = {"kind": str(Kind.START), "key": b""}
+    assert not new_filter(gaps=False).may_select(summary([gap], with_keys=True))
+    assert new_filter(b"a", gaps=True).may_select(summary([gap], with_keys=True))
 
 
-def test_skipping_by_kind_and_journal():
-    """Kinds and journals that no row can be of are not wanted."""
-    assert [k for k in KINDS if wanted(EqualTo(("kind",), "stop")).wants_kind(k)] == ["stop"]
-    assert [k for k in KINDS if wanted(gaps=False).wants_kind(k)] == ["message"]
-    # Gaps have the empty key.
-    assert [k for k in KINDS if wanted(StringStartsWith(("key",), "a/")).wants_kind(k)] == ["message"]
-    assert [j for j in ("x", "y") if wanted(Not(EqualTo(("journal",), "y"))).wants_journal(j)] == ["x"]
+def test_summaries_are_of_use_with_a_pattern_or_without_gaps():
+    """A read of all rows, or of a span of time, does not open summaries."""
+    assert not new_filter(since=5).can_skip_segments
+    assert new_filter(b"a").can_skip_segments
+    assert new_filter(gaps=False).can_skip_segments
 
 
 def test_skipping_by_keys():
-    """A segment whose keys are known is wanted if one of them is."""
-    query = wanted(StringStartsWith(("key",), "a/"), pattern=b"*/b*")
-    assert query.wants_keys([b"b/b", b"a/bc"])
-    assert not query.wants_keys([b"b/b", b"a/c"])
-    assert not query.wants_keys([])
+    """A segment with a list of its keys is wanted if the pattern matches one of them."""
+    query = new_filter(b"a/b*")
+    assert query.matches_any([b"b/b", b"a/bc"])
+    assert not query.matches_any([b"b/b", b"a/c"])
+    assert not query.matches_any([])
 
 
 @pytest.mark.parametrize(
-    ("query", "wants"),
+    ("pattern", "selects"),
     [
-        (wanted(EqualTo(("key",), "a/b")), [True, False, False]),
-        (wanted(In(("key",), ("b", "x/y"))), [False, True, True]),
-        (wanted(StringStartsWith(("key",), "x/")), [False, False, True]),
-        (wanted(StringStartsWith(("key",), "\\xf")), [True, True, True]),  # half of an escape
-        (wanted(EqualTo(("key",), "\\xff")), [False, False, False]),
-        (wanted(Not(EqualTo(("key",), "a/b"))), [True, True, True]),
-        (wanted(pattern=b"x/*/z"), [False, False, True]),
-        (wanted(pattern=b"b"), [False, True, False]),
-        (wanted(pattern=b"b/"), [False, True, False]),
-        (wanted(pattern=b""), [True, True, True]),
-        (wanted(EqualTo(("key",), "a/b"), pattern=b"x/"), [False, False, False]),
-        (wanted(EqualTo(("key",), b"x/y"), raw_keys=True), [False, False, True]),
+        (b"a/b", [True, False, False]),
+        (b"x/*/z", [False, False, True]),
+        (b"b", [False, True, False]),
+        (b"b/", [False, True, False]),
+        (b"", [True, True, True]),
+        (b"*/b", [True, True, True]),
+        (None, [True, True, True]),
     ],
 )
-def test_skipping_by_the_least_and_greatest_key(query: RowFilter, wants: list[bool]):
-    """A segment with so many keys that only the ends are known is skipped if what is wanted lies beyond them."""
+def test_skipping_by_the_least_and_greatest_key(pattern: bytes | None, selects: list[bool]):
+    """A segment with only its least and greatest key known is skipped if all matching keys lie beyond them."""
     segments = [(b"a", b"az"), (b"b", b"c"), (b"x", b"x/z")]
-    assert [query.wants_keys_between(least, greatest) for least, greatest in segments] == wants
-
-
-# --- what goes back to Spark --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        EqualTo(("payload", "inner"), b"x"),
-        EqualTo(("else",), 1),
-        EqualTo(("key",), None),
-        In(("key",), ("a", None)),
-        Not(In(("seq",), (1, None))),
-        EqualTo(("seq",), True),
-        GreaterThan(("seq",), 1.5),
-        EqualTo(("time",), 5),
-    ],
-    ids=str,
-)
-def test_what_is_not_understood(one: Filter):
-    """A condition that is not understood to the last case is left to Spark, and nothing is skipped for it."""
-    query = RowFilter(None, True, False, CURRENT)
-    other = EqualTo(("kind",), "message")
-    assert query.push([one, other]) == [one]
-    assert query.conditions == {"kind": [other]}
+    assert [new_filter(pattern).may_match_between(least, greatest) for least, greatest in segments] == selects

@@ -86,7 +86,7 @@ def test_sizes_of_tasks(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch
     assert (found[0][0], found[-1][1]) == (0, 2500)
     # Without being told, each core gets some tasks if there is enough to do.
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    sizes(monkeypatch, smallest=1000)
+    sizes(monkeypatch, min_task_bytes=1000)
     assert 6 <= len(ranges(planned(journal))) <= 12
 
 
@@ -96,7 +96,7 @@ def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, 
     for _ in range(20):
         journal.append([(b"k", b"p" * 1000)])
         journal.roll()
-    sizes(monkeypatch, smallest=1000, largest=2000)
+    sizes(monkeypatch, min_task_bytes=1000, max_task_bytes=2000)
 
     def refuse(_: object) -> None:
         raise AssertionError("an index was read")
