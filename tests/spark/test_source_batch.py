@@ -246,7 +246,7 @@ def test_sql(spark: SparkSession, five: JournalWriter):
 
 def test_wrong_options(spark: SparkSession, five: JournalWriter):
     """What is wrong with a read is said when it is loaded, in batches and in streams."""
-    with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*pattern is meant"):
+    with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*did you mean pattern"):
         spark.read.format("sbus").options(journal=five.directory, patern="a").load()
     with pytest.raises(PySparkException, match=r"sbus\.errors\.JournalError: /none: this is no journal"):
         spark.readStream.format("sbus").options(journal="/none").load()

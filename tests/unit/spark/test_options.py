@@ -87,27 +87,27 @@ WRONG = [
     (
         ReadOptions,
         {"journal": "/j", "patern": "x"},
-        "no option 'patern'.*; pattern is meant, perhaps; there are",
+        "no option 'patern'.*; did you mean pattern\\?; the options are",
     ),
     # What Spark 4.3 does with accepted conditions can give a query the rows of another.
     (
         ReadOptions,
         {"journal": "/j", "pushfilters": "true"},
-        "no option 'pushfilters' to read with; there are: journal, pattern, .*since, until",
+        "no option 'pushfilters' to read with; the options are: journal, pattern, .*since, until",
     ),
     (ReadOptions, {"journal": "/j", "socket": "/s"}, "no option 'socket' to read with"),
-    (ReadOptions, {"journal": "/j", "rawkeys": "yes"}, "option rawKeys='yes': say true or false"),
-    (ReadOptions, {"journal": "/j", "dialect": "late"}, "option dialect='late': say 'current' or 'early'"),
+    (ReadOptions, {"journal": "/j", "rawkeys": "yes"}, "option rawKeys='yes': use true or false"),
+    (ReadOptions, {"journal": "/j", "dialect": "late"}, "option dialect='late': use 'current' or 'early'"),
     (ReadOptions, {"journal": "/j", "pattern": "a/!/b"}, "option pattern='a/!/b': '!' is reserved"),
     (ReadOptions, {"journal": "/j", "pattern": "!/cred////a"}, "secret messages are never recorded"),
     (ReadOptions, {"journal": "/j", "pattern": "a\\b"}, r"write a backslash in a key as \\x5c"),
-    (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': say a whole number"),
+    (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': use a whole number"),
     (ReadOptions, {"journal": "/j", "startingoffsets": "latest"}, "startingOffsets='latest': this is for streams"),
-    (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': say earliest, latest or a"),
-    (StreamOptions, {"journal": "/j", "maxrowspertrigger": "1e6"}, "maxRowsPerTrigger='1e6': say a whole number"),
-    (StreamOptions, {"journal": "/j", "maxbytespertrigger": "-1"}, "maxBytesPerTrigger='-1': say a whole number"),
-    (WriteOptions, {"sockt": "/s"}, "no option 'sockt' to write with; socket is meant, perhaps"),
-    (WriteOptions, {"path": "/s"}, "no option 'path' to write with; there are: socket"),
+    (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': use earliest, latest or a"),
+    (StreamOptions, {"journal": "/j", "maxrowspertrigger": "1e6"}, "maxRowsPerTrigger='1e6': use a whole number"),
+    (StreamOptions, {"journal": "/j", "maxbytespertrigger": "-1"}, "maxBytesPerTrigger='-1': use a whole number"),
+    (WriteOptions, {"sockt": "/s"}, "no option 'sockt' to write with; did you mean socket\\?"),
+    (WriteOptions, {"path": "/s"}, "no option 'path' to write with; the options are: socket"),
 ]
 
 
