@@ -1,6 +1,17 @@
-"""What the consumers of a journal have taken for good, so that nothing is deleted that somebody still needs.
+"""The consumers of a journal: how far each has read, so that retention deletes nothing that one still needs.
 
-A consumer is whoever moves rows elsewhere, such as the archive; it has a name, and a small file in ``consumers/``.
+A *consumer* is a program that moves rows elsewhere, such as ``sbus spark archive``. It has a name, and a file
+``consumers/NAME.json`` in the directory of the journal, with the number of the first row that it still needs.
+
+Invariants:
+
+* A number is never larger than what the consumer has reached: retention that reads a file while it is written, or after
+  a crash in the middle, may keep more than it must, but deletes nothing that is needed. `advance` ignores a number that
+  is smaller than the one in the file.
+* `advance` works on a full disk once the file exists: only the progress of a consumer allows retention to free that
+  disk. Therefore the file has the same length for every number. `disk.replace` needs space for a second file; if there
+  is none, `_overwrite` writes the digits in place.
+* Without any consumer, retention deletes nothing unless it is forced to.
 """
 
 from __future__ import annotations
@@ -18,15 +29,15 @@ __all__ = ["advance", "consumers"]
 
 _DIRECTORY = "consumers"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_WIDTH = 19  # digits of the largest number that there is: the file always has the same length
-_DIRECTORY_MODE = 0o755  # for the same reason; the directory of the journal says who gets here at all
-_MODE = 0o644  # a number that is no secret, and that another user's recorder must be able to read
+_DIGITS = 19  # of the largest int64
+_DIRECTORY_MODE = 0o755  # the recorder may run as another user; the mode of the journal's directory limits the access
+_FILE_MODE = 0o644
 
 
 def consumers(directory: str | os.PathLike[str]) -> dict[str, int]:
-    """The consumers of the journal in a directory, and of each the first seq that it still needs.
+    """Return the consumers of a journal by name, each with the number of the first row that it still needs.
 
-    :raises JournalError: if what one has taken cannot be told.
+    :raises JournalError: if the file of a consumer is damaged.
     """
     home = os.path.join(directory, _DIRECTORY)
     try:
@@ -36,32 +47,32 @@ def consumers(directory: str | os.PathLike[str]) -> dict[str, int]:
     found = {}
     for name, suffix in map(os.path.splitext, names):
         if suffix == ".json":
-            found[name] = _taken(os.path.join(home, name + suffix))
+            found[name] = _read_next_seq(os.path.join(home, name + suffix))
     return found
 
 
-def _taken(path: str) -> int:
-    following = read_object(path).get("next")
-    if not isinstance(following, int):
-        raise JournalError(f"{path}: it does not tell the next row: restore it, or remove it to forget this consumer")
-    return following
+def _read_next_seq(path: str) -> int:
+    next_seq = read_object(path).get("next")
+    if not isinstance(next_seq, int):
+        raise JournalError(f"{path}: it has no number of a next row: restore it, or remove it to forget this consumer")
+    return next_seq
 
 
 def advance(directory: str | os.PathLike[str], name: str, next_seq: int) -> None:
-    """Write down that a consumer needs nothing before this seq; one that is less than before changes nothing.
+    """Record that a consumer needs no row before `next_seq`. A number that is not larger than before changes nothing.
 
-    What is written down once can be raised on a full disk too, as that is how rows can be deleted there.
+    If the consumer's file exists, this works on a full disk too.
 
-    :param name: of letters, digits, ``_``, ``-`` and ``.``.
-    :raises UsageError: if it is no such name.
-    :raises OSError: if it cannot be written; what was written before still stands.
+    :param name: the name of the consumer: letters, digits, ``_``, ``-`` and ``.``.
+    :raises UsageError: if the name has other characters, or begins with a dot.
+    :raises OSError: if the file cannot be written; the number from before still stands.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a consumer: use letters, digits, '_', '-' and '.'")
     home = os.path.join(directory, _DIRECTORY)
     path = os.path.join(home, f"{name}.json")
     try:
-        if _taken(path) >= next_seq:
+        if _read_next_seq(path) >= next_seq:
             return
     except (FileNotFoundError, JournalError):
         pass
@@ -69,22 +80,22 @@ def advance(directory: str | os.PathLike[str], name: str, next_seq: int) -> None
         os.makedirs(home, exist_ok=True)
         os.chmod(home, _DIRECTORY_MODE)
         disk.sync_directory(os.fspath(directory))
-    data = b'{"next": %*d}\n' % (_WIDTH, next_seq)
+    data = b'{"next": %*d}\n' % (_DIGITS, next_seq)
     try:
-        disk.replace(path, data, _MODE)
+        disk.replace(path, data, _FILE_MODE)
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _has_place(path, data):
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _has_length(path, len(data)):
             raise
         _overwrite(path, data)
     if os.geteuid() == 0:
-        with contextlib.suppress(PermissionError):  # root of another machine
-            _hand_over(home, f"{name}.json", os.stat(directory))
+        with contextlib.suppress(PermissionError):  # a network file system may map root to a user without rights
+            _give_to_owner(home, f"{name}.json", os.stat(directory))
 
 
-def _hand_over(home: str, name: str, journal: os.stat_result) -> None:
-    """Give what root has made to the owner of the journal, who is to be able to write and remove it.
+def _give_to_owner(home: str, name: str, journal: os.stat_result) -> None:
+    """Give a file that root has written to the owner of the journal, who must be able to replace and remove it.
 
-    No link is followed: that owner could let one lead to a file of somebody else.
+    Links are not followed: the owner of the journal could make one that points to a file of another user.
     """
     fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -94,19 +105,19 @@ def _hand_over(home: str, name: str, journal: os.stat_result) -> None:
         os.close(fd)
 
 
-def _has_place(path: str, data: bytes) -> bool:
+def _has_length(path: str, length: int) -> bool:
     try:
-        return os.stat(path).st_size == len(data)
+        return os.stat(path).st_size == length
     except FileNotFoundError:
         return False
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """Write a larger number over the one in a file, which needs no space.
+    """Write a larger number over the one in a file, in place, without needing space on the disk.
 
-    The last digit comes first: who reads meanwhile, or after a crash in between, finds the first digits of the old
-    number and the last ones of the new, which is never more than the new; or no number at all, which is put right by
-    the next who writes.
+    The last digit is written first. A concurrent reader, or a reader after a crash, then finds the first digits of the
+    old number and the last ones of the new number. That is never more than the new number; if it is no number at all,
+    the next `advance` corrects it.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -1,6 +1,7 @@
-"""How the journal gets bytes onto the disk: whole, in place, and for good.
+"""Every call by which the journal changes files.
 
-All that writes goes through here, so that tests can let each step fail.
+The journal writes, truncates, syncs and removes files here and nowhere else, so that the tests can make each step fail
+or crash (``tests/support/faults.py``). A function returns only when the whole of its work is done.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ import os
 
 __all__ = ["create", "remove", "replace", "sync", "sync_directory", "truncate", "write"]
 
-CHUNK = 1 << 20
-
 
 def create(path: str, mode: int) -> int:
-    """Create a file that must not be there, for reading and writing, with exactly this mode; returns its descriptor."""
+    """Create a file with exactly this mode, whatever the umask; return its descriptor, for reading and writing.
+
+    :raises FileExistsError: if there is such a file.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        os.fchmod(fd, mode)  # whatever the umask is
+        os.fchmod(fd, mode)  # open(2) applies the umask
     except OSError:
         os.close(fd)
         remove(path)
@@ -25,9 +27,9 @@ def create(path: str, mode: int) -> int:
 
 
 def write(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write all of it at this offset.
+    """Write all of `data` at an offset.
 
-    :raises OSError: if it cannot be; a part of it may then be written.
+    :raises OSError: if that fails; a part of `data` may then be written.
     """
     rest = memoryview(data)
     while rest:
@@ -37,12 +39,15 @@ def write(fd: int, data: bytes | memoryview, at: int) -> None:
 
 
 def truncate(fd: int, length: int) -> None:
-    """Let a file end there."""
+    """Set the length of a file, in bytes."""
     os.ftruncate(fd, length)
 
 
 def sync(fd: int) -> None:
-    """Return when the file's content is on the disk; after an error nothing is known of what was not synced before."""
+    """Return when the content of a file is on the disk (fdatasync(2)).
+
+    After an error, it is unknown which of the bytes written since the last sync are on the disk.
+    """
     os.fdatasync(fd)
 
 
@@ -56,7 +61,7 @@ def sync_directory(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -64,7 +69,10 @@ def remove(path: str) -> None:
 
 
 def replace(path: str, data: bytes, mode: int) -> None:
-    """Write a small file so that at any moment it is the old one or the new one, and the new one for good."""
+    """Write a small file atomically: at any moment it has its old content or the new one; then sync its name.
+
+    :raises OSError: if that fails; the file then has its old content, or the new one with a name that is not synced.
+    """
     temporary = f"{path}.tmp"
     remove(temporary)
     fd = create(temporary, mode)

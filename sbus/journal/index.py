@@ -1,8 +1,18 @@
-"""The index of a segment: which batches are whole, and up to where readers may see them.
+"""The index of a segment: which batches are whole, and how far readers may read.
 
-A file of records of 64 bytes each, so that none straddles a sector, and each with a checksum of its own. One stands for
-the header of the segment, one for each batch, written just before what it stands for; and a *sync* record says that
-everything before it is on the disk for good. Readers see nothing beyond the last of those.
+The index is a file of records of 64 bytes, each with its own checksum. 64 divides the size of a sector, so no record
+lies in two of them. A record stands for the header of the segment (`HEAD`), for a batch of rows (`BATCH`), or for a
+sync (`SYNC`). Invariants:
+
+* The record of a batch is written before the batch. Bytes of ``.arrows`` without a record mean nothing.
+* A sync record is written after everything before it, in both files, was synced. Readers read up to the last sync
+  record and ignore what comes after it.
+* Before the last sync record, every record is whole and continues where the record before it ended. If not, the file
+  is damaged.
+* The index of a closed segment ends with a sync record.
+
+The last sync record itself is not synced until the next sync. A power cut can take it back, and readers then see fewer
+rows until the writer opens the journal again; it finds the rows and adds the record once more.
 """
 
 from __future__ import annotations
@@ -16,29 +26,31 @@ from sbus.errors import JournalError
 from sbus.journal.layout import INDEX, Segment
 from sbus.journal.schema import KINDS, Kind
 
-__all__ = ["BATCH", "HEAD", "RECORD", "SYNC", "Index", "Record", "last_sync", "parse", "read_index"]
+__all__ = ["BATCH", "HEAD", "RECORD_SIZE", "SYNC", "Index", "Record", "last_sync", "parse_records", "read_index"]
 
 _FORMAT = struct.Struct("<4sIQQQIIqqII")
-RECORD = _FORMAT.size
+RECORD_SIZE = _FORMAT.size
 """Bytes in a record."""
 
 HEAD, BATCH, SYNC = b"head", b"rows", b"sync"
 
-_TAIL = 256 * RECORD  # what is read at first when the last sync record is looked for
+_TAIL_BYTES = (
+    256 * RECORD_SIZE
+)  # the first read when looking for the last sync record; each further one is 4 times as long
 
 
 class Record(NamedTuple):
     """A record, without its checksum.
 
     :ivar type: `HEAD`, `BATCH` or `SYNC`.
-    :ivar kind: of all rows of the batch; in a sync record, of the last row before it.
-    :ivar start: first byte in ``.arrows`` (for a sync record the same as `end`).
-    :ivar end: the byte behind the last.
-    :ivar first_seq: of the first row; in a sync record the next seq, the first that readers may not see.
-    :ivar rows: how many rows; 0 if it is not a batch.
-    :ivar crc: CRC-32 of the bytes; 0 in a sync record.
-    :ivar min_time: of the first row, µs since 1970.
-    :ivar max_time: of the last row; in a sync record, of the last row before it.
+    :ivar kind: the kind of all rows of the batch; in a sync record, of the last row before it.
+    :ivar start: the offset of the first byte in ``.arrows``; in a sync record the same as `end`.
+    :ivar end: the offset behind the last byte.
+    :ivar first_seq: the number of the first row; in a sync record, of the first row that readers may not see.
+    :ivar rows: the number of rows; 0 unless the record stands for a batch.
+    :ivar crc: the CRC-32 of the bytes; 0 in a sync record.
+    :ivar min_time: the time of the first row, in µs since the epoch.
+    :ivar max_time: the time of the last row; in a sync record, of the last row before it.
     """
 
     type: bytes
@@ -53,31 +65,37 @@ class Record(NamedTuple):
 
     @property
     def next_seq(self) -> int:
+        """The number of the row that follows."""
         return self.first_seq + self.rows
 
     def pack(self) -> bytes:
-        """The record's bytes, with its checksum."""
+        """Return the bytes of the record, with the checksum."""
         kind, start, end, first_seq, rows, crc, min_time, max_time = self[1:]
         index = KINDS.index(kind)
         data = _FORMAT.pack(self.type, index, start, end, first_seq, rows, crc, min_time, max_time, 0, 0)
         return data[:-4] + zlib.crc32(data[:-4]).to_bytes(4, "little")
 
 
-def _unpacked(data: bytes, at: int) -> Record | None:
-    """The record there, or None if it is not whole."""
+def _unpack(data: bytes, at: int) -> Record | None:
+    """Return the record at an offset, or None if its checksum or its kind is wrong."""
     fields = _FORMAT.unpack_from(data, at)
-    if zlib.crc32(data[at : at + RECORD - 4]) != fields[-1] or fields[1] >= len(KINDS):
+    if zlib.crc32(data[at : at + RECORD_SIZE - 4]) != fields[-1] or fields[1] >= len(KINDS):
         return None
     return Record(fields[0], KINDS[fields[1]], *fields[2:9])
 
 
-def parse(data: bytes) -> list[Record | None]:
-    """The records in an index; None for each that is damaged. A part of a record at the end is left out."""
-    return [_unpacked(data, at) for at in range(0, len(data) - RECORD + 1, RECORD)]
+def parse_records(data: bytes) -> list[Record | None]:
+    """Parse the content of an index; a damaged record gives None. An incomplete record at the end is left out."""
+    return [_unpack(data, at) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
 
 
 class Index(NamedTuple):
-    """What readers may see of a segment: its batches in order, and the sync record that says so (None: nothing yet)."""
+    """The part of an index that readers may use.
+
+    :ivar header: the record of the header; None if nothing was synced yet.
+    :ivar batches: the records of the batches, in order.
+    :ivar sync: the last sync record; None if nothing was synced yet.
+    """
 
     header: Record | None
     batches: list[Record]
@@ -85,18 +103,18 @@ class Index(NamedTuple):
 
 
 def read_index(segment: Segment) -> Index:
-    """What readers may see of a segment.
+    """Read the index of a segment up to the last sync record.
 
-    :raises FileNotFoundError: if it is gone.
-    :raises JournalError: if a record before the last sync record is damaged, or that itself in a closed segment.
+    :raises FileNotFoundError: if the segment is gone.
+    :raises JournalError: if a record before the last sync record is damaged, or the end of a closed segment's index is.
     """
     with open(segment.path(INDEX), "rb") as file:
         data = file.read()
-    records = parse(data)
-    if segment.closed and (len(data) % RECORD or not (records and (end := records[-1]) and end.type == SYNC)):
-        # What comes after the last sync record that is whole was synced too: to leave it out would hide it.
+    records = parse_records(data)
+    if segment.closed and (len(data) % RECORD_SIZE or not (records and (end := records[-1]) and end.type == SYNC)):
+        # The records after the last whole sync record were synced too. Ignoring them would hide the loss.
         raise JournalError(
-            f"{segment.path(INDEX)}: it does not end like that of a closed segment: restore it from a copy"
+            f"{segment.path(INDEX)}: it does not end like the index of a closed segment: restore it from a copy"
         )
     while records and not ((last := records[-1]) and last.type == SYNC):
         records.pop()
@@ -109,19 +127,19 @@ def read_index(segment: Segment) -> Index:
 
 
 def last_sync(segment: Segment) -> Record | None:
-    """The last sync record of a segment, found from the end of its index; None if there is none yet.
+    """Return the last sync record of a segment, read from the end of its index; None if there is none yet.
 
     :raises FileNotFoundError: if the segment is gone.
     """
     with open(segment.path(INDEX), "rb") as file:
-        end = os.fstat(file.fileno()).st_size // RECORD * RECORD
-        length = _TAIL
+        end = os.fstat(file.fileno()).st_size // RECORD_SIZE * RECORD_SIZE
+        length = _TAIL_BYTES
         while end > 0:
             start = max(0, end - length)
             file.seek(start)
             data = file.read(end - start)
-            for at in range(len(data) - RECORD, -1, -RECORD):
-                if data.startswith(SYNC, at) and (record := _unpacked(data, at)):
+            for at in range(len(data) - RECORD_SIZE, -1, -RECORD_SIZE):
+                if data.startswith(SYNC, at) and (record := _unpack(data, at)):
                     return record
             end = start
             length *= 4

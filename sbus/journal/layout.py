@@ -1,4 +1,7 @@
-"""Which files a journal has, and what their names tell: the order, first row and time of every segment."""
+"""The files of a journal, and what their names and ``journal.json`` state.
+
+The names alone give the order of the segments, and the first row and the time of each: `list_segments` opens no file.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,39 @@ import re
 from typing import Any, NamedTuple
 
 from sbus.errors import JournalError
-from sbus.journal.schema import FORMAT
+from sbus.journal.schema import Format, find_format
 
 __all__ = [
     "ARROWS",
-    "CLOSED",
     "IDENTITY",
     "INDEX",
     "LOCK",
+    "SUMMARY",
+    "Identity",
     "Segment",
-    "identity",
     "is_journal",
     "list_segments",
+    "read_identity",
     "read_object",
 ]
 
 IDENTITY = "journal.json"
+"""The file that makes a directory a journal."""
 LOCK = "lock"
-ARROWS, INDEX, CLOSED = ".arrows", ".idx", ".json"
-"""The three files of a segment."""
+"""The file that the writer holds with flock(2)."""
+ARROWS, INDEX, SUMMARY = ".arrows", ".idx", ".json"
+"""The suffixes of the three files of a segment. Only a closed segment has a summary."""
 
 _BASE = re.compile(r"(\d{16})-(\d{16})")
 
 
 class Segment(NamedTuple):
-    """A segment, as its names tell.
+    """A segment, as the names of its files describe it.
 
-    :ivar directory: of the journal.
-    :ivar first_seq: of its first row, whether that may be read yet or not.
-    :ivar first_time: when that row was written, µs since 1970.
-    :ivar closed: whether it is closed; a closed segment never changes.
+    :ivar directory: the directory of the journal.
+    :ivar first_seq: the number of the first row, whether or not readers may see that row yet.
+    :ivar first_time: the time of the first row, in µs since the epoch.
+    :ivar closed: whether the segment is closed; a closed segment never changes.
     """
 
     directory: str
@@ -47,24 +53,26 @@ class Segment(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name of the files, without a suffix."""
         return f"{self.first_seq:016}-{self.first_time:016}"
 
     def path(self, suffix: str = ARROWS) -> str:
+        """Return the path of one of the files."""
         return os.path.join(self.directory, self.name + suffix)
 
     @classmethod
     def named(cls, directory: str, name: str, *, closed: bool) -> Segment | None:
-        """The segment of this base name, or None if it is not one of a segment."""
+        """Return the segment with this name, or None if no segment can have it."""
         match = _BASE.fullmatch(name)
         return cls(directory, int(match[1]), int(match[2]), closed) if match else None
 
 
 def list_segments(directory: str) -> list[Segment]:
-    """The segments of a journal, oldest first; nothing but the directory is read.
+    """List the segments of a journal, the oldest first; only the directory is read.
 
-    :raises JournalError: if it is not there.
+    :raises JournalError: if there is no such directory.
     """
-    # A segment that is closed while its directory is read may be missed as closed, but never as a segment.
+    # While a segment is being closed, this listing may miss its summary, but never its .arrows.
     names = _names(directory)
     present = set(names)
     found = [
@@ -72,7 +80,7 @@ def list_segments(directory: str) -> list[Segment]:
         for name in names
         if name.endswith(ARROWS)
         and (base := name.removesuffix(ARROWS))
-        and (segment := Segment.named(directory, base, closed=base + CLOSED in present))
+        and (segment := Segment.named(directory, base, closed=base + SUMMARY in present))
     ]
     found.sort()
     return found
@@ -82,47 +90,59 @@ def _names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
-        raise JournalError(f"{directory}: there is no such journal") from None
+        raise JournalError(
+            f"{directory}: there is no such journal: name the directory that the recorder writes"
+        ) from None
 
 
 def is_journal(directory: str) -> bool:
-    """Whether there is a journal in this directory."""
+    """Return whether a directory holds a journal."""
     return os.path.exists(os.path.join(directory, IDENTITY))
 
 
-def identity(directory: str) -> str:
-    """The id of the journal in a directory.
+class Identity(NamedTuple):
+    """The content of ``journal.json``.
 
-    :raises JournalError: if there is none, or one that this version cannot read.
+    :ivar id: the ID of the journal, 32 hexadecimal digits.
+    :ivar format: the newest format that the journal has segments of.
+    :ivar fields: the whole object.
+    """
+
+    id: str
+    format: Format
+    fields: dict[str, Any]
+
+
+def read_identity(directory: str) -> Identity:
+    """Read the ``journal.json`` of a journal.
+
+    :raises JournalError: if there is no journal, or this package cannot read its format.
     """
     path = os.path.join(directory, IDENTITY)
     try:
-        told = read_object(path)
+        fields = read_object(path)
     except FileNotFoundError:
         raise JournalError(
             f"{directory}: this is no journal (it has no {IDENTITY}): name the directory that the recorder writes"
         ) from None
-    if told.get("format") != FORMAT:
-        raise JournalError(
-            f"{directory}: a journal of format {told.get('format')!r}, but this version of sbus knows {FORMAT} only"
-        )
-    if not isinstance(told.get("id"), str):
-        raise JournalError(f"{path}: it names no journal id: restore it from a copy")
-    return str(told["id"])
+    format_ = find_format(fields.get("format"), path)
+    if not isinstance(fields.get("id"), str):
+        raise JournalError(f"{path}: it has no journal ID: restore it from a copy")
+    return Identity(fields["id"], format_, fields)
 
 
 def read_object(path: str) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     :raises FileNotFoundError: if there is no such file.
-    :raises JournalError: if it holds something else.
+    :raises JournalError: if the file holds anything else.
     """
     with open(path, "rb") as file:
         data = file.read()
     try:
-        told = json.loads(data)
+        fields = json.loads(data)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise JournalError(f"{path}: it is damaged (no JSON object): restore it from a copy")
-    return told
+    return fields

@@ -1,8 +1,24 @@
-"""Reading journals: which rows there are, where they are, and the rows themselves, while somebody writes or nobody.
+"""The reader of a journal: which rows there are, which slices of segments hold them, and the rows themselves.
 
-Readers take no locks. They see whole batches up to the last sync, so that nothing they have seen is ever taken back.
-Right after a power cut `JournalReader.end` may be a little less than it was, until the recorder has opened the journal
-again: the rows are there, but what said that they are safe is not.
+Reading has two steps. `JournalReader.plan` chooses slices from names, and if asked from summaries; a `Slice` is plain
+data that may be pickled and sent to another process. `read` then maps the segment of a slice into memory and yields its
+Arrow batches without copying.
+
+Readers take no locks and change nothing. They may run beside the writer and beside retention, in any process that may
+read the files. Invariants:
+
+* A reader sees whole batches up to the last sync, and no row that could still be taken back. So an offset that a reader
+  has handed out stays valid. There is one exception in the other direction: after a power cut `JournalReader.end` may
+  be less than it was, until the recorder opens the journal again; the rows are there, but the record that made them
+  visible is lost.
+* Only the newest segment can be open. Everything in the segments before it was synced before it was begun.
+* Every batch is checked against its CRC-32 before its rows are handed out. A damaged batch is an error that names the
+  rows; it is never skipped.
+* A segment that retention deletes in the meantime is an error that says so, unless it was mapped already.
+
+Listing a directory with thousands of segments for each of many reads would dominate them, so `JournalReader.segments`
+keeps the list while the directory's mtime is unchanged. An mtime of the last second is not trusted, because a second
+change in the same tick of the clock would not show.
 """
 
 from __future__ import annotations
@@ -20,20 +36,21 @@ import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal.index import Index, Record, last_sync, read_index
-from sbus.journal.layout import ARROWS, CLOSED, INDEX, Segment, identity, is_journal, list_segments
-from sbus.journal.schema import decode, read_header, schema
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, is_journal, list_segments, read_identity
+from sbus.journal.schema import FORMAT, FORMATS, Format, decode, read_header
 from sbus.journal.summary import Summary, read_summary
 
 __all__ = ["JournalReader", "Slice", "find_journals", "read"]
 
-
-_SETTLED = 1_000_000_000  # ns, more than any file system rounds its times by
+_MTIME_TICK = 1_000_000_000
+"""In ns: more than any file system rounds the times of its files by."""
 
 
 def find_journals(patterns: Iterable[str]) -> list[str]:
-    """The directories of journals that these paths and globs name, sorted, each once.
+    """Find the journals that paths and globs name.
 
-    :raises JournalError: naming the path that is none, or the glob that finds none.
+    :returns: the real paths of their directories, sorted, each once.
+    :raises JournalError: if a path is no journal, or a glob finds none.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -42,7 +59,7 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
             if not matches:
                 raise JournalError(f"{pattern}: no journal is found there")
         else:
-            identity(pattern)
+            read_identity(pattern)
             matches = [pattern]
         found.update(map(os.path.realpath, matches))
     return sorted(found)
@@ -50,15 +67,15 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of one segment, to be read by `read`, in this process or another.
+    """A part of one segment, for `read` in this process or another.
 
-    :ivar segment: which one.
-    :ivar journal_id: of its journal.
-    :ivar start_seq: the first row.
-    :ivar end_seq: the one behind the last.
-    :ivar min_time: batches that are wholly before it are left out (µs since 1970).
-    :ivar max_time: batches that are wholly after it are left out.
-    :ivar kinds: rows of other kinds are left out; None for all.
+    :ivar segment: the segment.
+    :ivar journal_id: the ID of its journal.
+    :ivar start_seq: the number of the first row.
+    :ivar end_seq: the number behind the last row.
+    :ivar min_time: batches that end before this time are left out, in µs since the epoch; None: no limit.
+    :ivar max_time: batches that begin after this time are left out; None: no limit.
+    :ivar kinds: rows of other kinds are left out; None: all kinds.
     """
 
     segment: Segment
@@ -69,8 +86,8 @@ class Slice:
     max_time: int | None = None
     kinds: frozenset[str] | None = None
 
-    def wants(self, batch: Record) -> bool:
-        """Whether there may be something in this batch that is wanted."""
+    def may_need(self, batch: Record) -> bool:
+        """Return whether a batch may hold rows of this slice."""
         return (
             batch.next_seq > self.start_seq
             and batch.first_seq < self.end_seq
@@ -83,59 +100,62 @@ class Slice:
 class JournalReader:
     """Finds rows in one journal.
 
-    :ivar directory: of the journal.
-    :ivar id: of the journal.
+    :param directory: the directory of the journal.
+    :ivar directory: its absolute path.
+    :ivar id: the ID of the journal, 32 hexadecimal digits.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """
-        :raises JournalError: if there is no journal, or one of a format that is not known.
+        :raises JournalError: if there is no journal, or this package cannot read its format.
         """
         self.directory = os.path.abspath(directory)
-        self.id = identity(self.directory)
+        self.id = read_identity(self.directory).id
         self._listed: list[Segment] = []
-        self._listed_at = -1  # when the directory had changed last, in ns since 1970
+        self._listed_at = -1  # the mtime of the directory when it was listed, in ns; -1: not to be trusted
 
     def segments(self) -> list[Segment]:
-        """What there is, oldest first; nothing but names is read, and not even those if the directory is as it was."""
+        """List the segments, the oldest first. Only the directory is read, and only if it has changed."""
         try:
             changed = os.stat(self.directory).st_mtime_ns
         except FileNotFoundError:
             changed = -1
         if changed < 0 or changed != self._listed_at:
-            # Of a change in this very moment the time does not tell whether another one followed.
-            self._listed_at = changed if time.time_ns() - changed > _SETTLED else -1
+            self._listed_at = changed if time.time_ns() - changed > _MTIME_TICK else -1
             self._listed = list_segments(self.directory)
         return list(self._listed)
 
     def start(self) -> int:
-        """The seq of the first row that is still there."""
+        """Return the number of the first row that is still there."""
         segments = self.segments()
         return segments[0].first_seq if segments else 0
 
     def end(self) -> int:
-        """The seq of the first row that readers may not see yet; all before it are there or were deleted."""
-        return self._look()[1]
+        """Return the number behind the last row that readers may see. Every row before it is there or was deleted."""
+        return self._visible()[1]
 
-    def _look(self) -> tuple[list[Segment], int]:
-        """The segments, and the end of what readers may see in them."""
+    def _visible(self) -> tuple[list[Segment], int]:
+        """Return the segments, and the number behind the last row that readers may see."""
         segments = self.segments()
         while segments:
             newest = segments[-1]
             try:
                 sync = last_sync(newest)
-            except FileNotFoundError:  # retention spares the newest: there are newer ones by now
+            except FileNotFoundError:  # retention keeps the newest segment, so there must be a newer one by now
                 segments = self.segments()
                 if segments and segments[-1] == newest:
-                    _gone(newest)
+                    _raise_missing(newest)
             else:
-                # What comes before the newest segment was safe before that was begun.
+                # If the newest segment has no sync record yet, everything before it is visible.
                 return segments, sync.next_seq if sync else newest.first_seq
         return [], 0
 
-    def _look_from(self, start_seq: int) -> tuple[list[Segment], int]:
-        """The same, if this row is still there, or yet to come."""
-        segments, end = self._look()
+    def _visible_from(self, start_seq: int) -> tuple[list[Segment], int]:
+        """Return the same.
+
+        :raises JournalError: if retention has deleted the row `start_seq`.
+        """
+        segments, end = self._visible()
         if segments and start_seq < segments[0].first_seq:
             raise JournalError(
                 f"{self.directory}: was deleted by retention: rows {start_seq} to {segments[0].first_seq - 1}"
@@ -143,12 +163,15 @@ class JournalReader:
         return segments, end
 
     def seq_at_time(self, moment: int) -> int:
-        """The seq of the first row whose time is this or later (µs since 1970); `end` if there is none yet."""
-        segments, end = self._look()
+        """Return the number of the first row at or after a time, or `end` if every row is earlier.
+
+        :param moment: the time, in µs since the epoch.
+        """
+        segments, end = self._visible()
         following = bisect.bisect_left(segments, moment, key=lambda segment: segment.first_time)
         if following:
             segment = segments[following - 1]
-            for batch in _looked_into(segment, read_index).batches:
+            for batch in _load(segment, read_index).batches:
                 if batch.max_time >= moment:
                     return self._seq_in(segment, batch, moment)
         return segments[following].first_seq if following < len(segments) else end
@@ -170,23 +193,23 @@ class JournalReader:
         wanted: Callable[[Summary], bool] | None = None,
         split_bytes: int | None = None,
     ) -> list[Slice]:
-        """What to read to get these rows, in order; at least one slice for every segment that is touched.
+        """Return the slices that hold a range of rows, in order; at least one for each segment concerned.
 
-        Without `wanted` and `split_bytes` nothing but names is read, and how far the newest segment goes, however much
-        the journal holds.
+        Without `wanted` and `split_bytes` this reads only names and the end of the newest index, whatever the size of
+        the journal.
 
-        :param start_seq: the first row.
-        :param end_seq: the one behind the last, at most `end`.
-        :param min_time: rows before it (µs since 1970) are not needed, but may come.
-        :param max_time: rows after it are not needed, but may come.
-        :param kinds: rows of other kinds do not come.
-        :param wanted: of a closed segment, whether it may have something that is needed.
-        :param split_bytes: segments are cut into slices of about so many bytes.
-        :raises JournalError: if rows of these were deleted by retention, or are not to be seen yet.
+        :param start_seq: the number of the first row.
+        :param end_seq: the number behind the last row; at most `end`.
+        :param min_time: earlier rows are not needed, but may be included; in µs since the epoch.
+        :param max_time: later rows are not needed, but may be included.
+        :param kinds: rows of other kinds are left out; None: all kinds.
+        :param wanted: returns, from the summary of a closed segment, whether rows of that segment may be needed.
+        :param split_bytes: the size at which a segment is split into several slices, in bytes.
+        :raises JournalError: if retention has deleted some of the rows, or readers may not see all of them yet.
         """
         if start_seq >= end_seq:
             return []
-        segments, end = self._look_from(start_seq)
+        segments, end = self._visible_from(start_seq)
         if end_seq > end:
             raise JournalError(f"{self.directory}: row {end_seq - 1} is not there yet: the last one is {end - 1}")
         whole = Slice(
@@ -201,7 +224,7 @@ class JournalReader:
                 ends > segment.first_seq
                 and (max_time is None or segment.first_time <= max_time)
                 and (min_time is None or not following or following.first_time >= min_time)
-                and not (wanted and segment.closed and not wanted(_looked_into(segment, read_summary)))
+                and not (wanted and segment.closed and not wanted(_load(segment, read_summary)))
             ):
                 part = replace(
                     whole,
@@ -214,8 +237,8 @@ class JournalReader:
 
     def _split(self, part: Slice, size: int) -> Iterator[Slice]:
         start_seq, start = part.start_seq, None
-        for batch in _looked_into(part.segment, read_index).batches:
-            if not part.wants(batch):
+        for batch in _load(part.segment, read_index).batches:
+            if not part.may_need(batch):
                 continue
             if start is None:
                 start = batch.start
@@ -227,13 +250,15 @@ class JournalReader:
             yield replace(part, start_seq=start_seq)
 
     def limit(self, start_seq: int, max_rows: int | None = None, max_bytes: int | None = None) -> int:
-        """How far to read at most: the seq behind the last row of so many rows and bytes, but at least one row.
+        """Return how far a read of limited size gets: the number behind its last row; it has one row at least.
 
-        Bytes are counted by whole batches; one that is longer than `max_bytes` is read by itself.
-
-        :raises JournalError: if the first row was deleted by retention.
+        :param start_seq: the number of the first row.
+        :param max_rows: the limit on rows; None: no limit.
+        :param max_bytes: the limit on bytes, counted in whole batches; a batch that is longer is read alone. None: no
+            limit.
+        :raises JournalError: if retention has deleted the first row.
         """
-        segments, end = self._look_from(start_seq)
+        segments, end = self._visible_from(start_seq)
         if max_rows is not None:
             end = min(end, start_seq + max(max_rows, 1))
         if max_bytes is None:
@@ -241,7 +266,7 @@ class JournalReader:
         left = max_bytes
         first = bisect.bisect_right(segments, start_seq, key=_first_seq) - 1
         for segment in segments[max(first, 0) :]:
-            for batch in _looked_into(segment, read_index).batches:
+            for batch in _load(segment, read_index).batches:
                 if batch.next_seq <= start_seq:
                     continue
                 if batch.first_seq >= end:
@@ -259,39 +284,40 @@ def _first_seq(segment: Segment) -> int:
 _T = TypeVar("_T")
 
 
-def _looked_into(segment: Segment, look: Callable[[Segment], _T]) -> _T:
+def _load(segment: Segment, load: Callable[[Segment], _T]) -> _T:
+    """Call `load`; raise a `JournalError` if the segment is gone."""
     try:
-        return look(segment)
+        return load(segment)
     except FileNotFoundError:
-        _gone(segment)
+        _raise_missing(segment)
 
 
-def _gone(segment: Segment) -> NoReturn:
-    """Say why a segment is not there that was there."""
+def _raise_missing(segment: Segment) -> NoReturn:
+    """Raise the error that says why a segment, or a file of it, is no longer there."""
     segments = list_segments(segment.directory)
     if not segments or segment.first_seq < segments[0].first_seq:
         raise JournalError(f"{segment.path()}: was deleted by retention: it began with row {segment.first_seq}")
-    suffixes = (ARROWS, INDEX, CLOSED) if segment.closed else (ARROWS, INDEX)
+    suffixes = (ARROWS, INDEX, SUMMARY) if segment.closed else (ARROWS, INDEX)
     missing = next((path for path in map(segment.path, suffixes) if not os.path.exists(path)), segment.path())
     raise JournalError(f"{missing}: it is missing: restore it from a copy")
 
 
 def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, straight out of the file: nothing is copied.
+    """Yield the rows of a slice, batch by batch, from a memory map: nothing is copied.
 
-    :param columns: the names of those that are wanted, in this order; all of them without it.
-    :param index: of the segment, if it has been read already; the batches of this slice will do.
-    :raises JournalError: if the segment is missing, damaged, or of another schema or journal.
+    :param columns: the names of the columns to return, in this order; None: all (`sbus.journal.schema.COLUMNS`).
+    :param index: the index of the segment, if the caller has it; it needs only the batches of this slice.
+    :raises JournalError: if the segment is missing, damaged, or has another schema or journal.
     """
     path = part.segment.path(ARROWS)
     if index is None:
-        index = _looked_into(part.segment, read_index)
+        index = _load(part.segment, read_index)
     try:
         file = pa.memory_map(path)
     except FileNotFoundError:
-        _gone(part.segment)
+        _raise_missing(part.segment)
     with file:
-        _check_header(path, file, index, part.journal_id)
+        format_ = _check_header(path, file, index, part.journal_id)
         next_seq = part.start_seq
         for batch in index.batches:
             if batch.next_seq <= part.start_seq or batch.first_seq >= part.end_seq:
@@ -299,30 +325,36 @@ def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | No
             if batch.first_seq > next_seq:
                 break
             next_seq = batch.next_seq
-            if part.wants(batch):
-                rows = decode(_bytes_of(path, file, batch), part.journal_id, columns)
+            if part.may_need(batch):
+                rows = decode(_read_record(path, file, batch), part.journal_id, columns, format_)
                 start = max(part.start_seq - batch.first_seq, 0)
                 yield rows.slice(start, min(part.end_seq, batch.next_seq) - batch.first_seq - start)
     if next_seq < part.end_seq:
         raise JournalError(f"{path}: row {next_seq} is missing in it: restore it from a copy")
 
 
-def _check_header(path: str, file: pa.MemoryMappedFile, index: Index, journal_id: str) -> None:
+def _check_header(path: str, file: pa.MemoryMappedFile, index: Index, journal_id: str) -> Format:
+    """Return the format of a segment.
+
+    :raises JournalError: if this package cannot read it, or its schema is not that of the journal.
+    """
     if not index.header:
-        return
-    try:
-        told = read_header(_bytes_of(path, file, index.header))
-    except pa.ArrowInvalid as e:
-        raise JournalError(f"{path}: it does not begin with an Arrow schema ({e}): restore it from a copy") from None
-    wanted = schema(journal_id)
-    if not told.equals(wanted, check_metadata=True):
-        theirs, ours = (s.to_string(show_schema_metadata=True) for s in (told, wanted))
+        return FORMATS[FORMAT]
+    format_, stated = read_header(_read_record(path, file, index.header), path)
+    expected = format_.schema(journal_id)
+    if not stated.equals(expected, check_metadata=True):
+        theirs, ours = (s.to_string(show_schema_metadata=True) for s in (stated, expected))
         raise JournalError(f"{path}: a segment of another schema or journal: it has {theirs!r}, not {ours!r}")
+    return format_
 
 
-def _bytes_of(path: str, file: pa.MemoryMappedFile, record: Record) -> pa.Buffer:
+def _read_record(path: str, file: pa.MemoryMappedFile, record: Record) -> pa.Buffer:
+    """Return the bytes that a record stands for.
+
+    :raises JournalError: if they are missing or damaged.
+    """
     if record.end > file.size():
-        raise JournalError(f"{path}: it ends at byte {file.size()}, before its rows do: restore it from a copy")
+        raise JournalError(f"{path}: it ends at byte {file.size()}, before the rows do: restore it from a copy")
     file.seek(record.start)
     data = file.read_buffer(record.end - record.start)
     if zlib.crc32(data) != record.crc:

@@ -1,7 +1,16 @@
-"""Deleting old segments: whole ones, oldest first, and only what every consumer has taken.
+"""Retention: deletes old segments, whole ones and oldest first, once every consumer has taken them.
 
-It takes no locks. The newest segment of which something is safe always stays, and what follows it, as it tells how far
-the journal has come; whoever reads a segment that is deleted meanwhile reads it to its end.
+Retention takes no locks; it runs beside the writer and the readers. Invariants:
+
+* The newest segment that has a sync record stays, and so does every segment after it. It states which row of the
+  journal is the last one, and after a power cut it may be all that does: of a segment that was never synced nothing
+  need be left.
+* A segment of which a consumer still needs a row stays, unless deletion is forced. Without any consumer every segment
+  stays: an archive that was never started must not lose rows to a limit on size.
+* Of each segment the ``.arrows`` is removed first, and that removal is synced before the index and the summary go. A
+  power cut can then leave an index or a summary alone, which nobody lists and the writer removes; never rows without an
+  index.
+* A reader that has opened a segment reads it to the end, because the kernel keeps the content of an open file.
 """
 
 from __future__ import annotations
@@ -11,17 +20,17 @@ import os
 from collections.abc import Callable
 
 from sbus.journal import disk
+from sbus.journal.clock import DAY, now
 from sbus.journal.consumers import consumers
 from sbus.journal.index import last_sync
-from sbus.journal.layout import ARROWS, CLOSED, INDEX, Segment, identity, list_segments
-from sbus.journal.writer import now
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
 
 __all__ = ["retain"]
 
 _log = logging.getLogger("sbus.journal")
 
-_DAY = 86_400_000_000  # µs
-_held: dict[str, str] = {}  # by directory: what was said last of what holds segments there
+_last_warnings: dict[str, str] = {}
+"""By directory: the last warning about what keeps segments there, so that it is not repeated."""
 
 
 def retain(
@@ -33,43 +42,44 @@ def retain(
     clock: Callable[[], int] = now,
     warn: Callable[[str], object] = _log.warning,
 ) -> list[str]:
-    """Delete the oldest segments of a journal that is larger or older than it may be.
+    """Delete the oldest segments of a journal that exceeds a limit.
 
-    A segment that a consumer has not wholly taken stays; and with no consumer at all, all of them.
+    A segment that a consumer has not wholly taken stays; without any consumer all of them do.
 
-    :param keep_bytes: how much its segments may take in all.
-    :param keep_days: how old a row may get. A segment is deleted when all its rows are older.
-    :param force: delete also what was not taken.
-    :param clock: tells the time in µs since 1970.
-    :param warn: is told, in a sentence and once until it changes, what keeps segments that are due.
-    :returns: the names of the segments that were deleted, oldest first.
-    :raises JournalError: if there is no journal, or what a consumer has taken cannot be told.
+    :param keep_bytes: the limit on the size of all segments together, in bytes; None: no limit.
+    :param keep_days: the limit on the age of a row, in days; a segment is deleted when all its rows are older. None: no
+        limit.
+    :param force: delete segments that no consumer has taken, too.
+    :param clock: returns the time, in µs since the epoch.
+    :param warn: called with a sentence about what keeps segments beyond a limit; once until that changes.
+    :returns: the names of the deleted segments, the oldest first.
+    :raises JournalError: if there is no journal, or the file of a consumer is damaged.
     :raises OSError: if a segment cannot be deleted.
     """
     directory = os.path.abspath(directory)
-    identity(directory)
+    read_identity(directory)
     segments = list_segments(directory)
-    count = _due(segments, keep_bytes, None if keep_days is None else clock() - int(keep_days * _DAY))
-    due = segments[: min(count, _dispensable(segments))]
-    taken, why = (None, "") if force or not due else _taken(directory)
-    gone: list[Segment] = []
+    count = _count_due(segments, keep_bytes, None if keep_days is None else clock() - int(keep_days * DAY))
+    due = segments[: min(count, _count_removable(segments))]
+    needed_seq, reason = (None, "") if force or not due else _first_needed(directory)
+    doomed: list[Segment] = []
     for segment, following in zip(due, segments[1:], strict=False):
-        if not segment.closed or (taken is not None and following.first_seq > taken):
+        if not segment.closed or (needed_seq is not None and following.first_seq > needed_seq):
             break
-        gone.append(segment)
-    _delete(directory, gone)
-    held = why if len(gone) < len(due) and due[len(gone)].closed else ""
-    if held and held != _held.get(directory):
-        warn(held)
-    _held[directory] = held
-    return [segment.name for segment in gone]
+        doomed.append(segment)
+    _delete(directory, doomed)
+    warning = reason if len(doomed) < len(due) and due[len(doomed)].closed else ""
+    if warning and warning != _last_warnings.get(directory):
+        warn(warning)
+    _last_warnings[directory] = warning
+    return [segment.name for segment in doomed]
 
 
-def _dispensable(segments: list[Segment]) -> int:
-    """How many of these segments are not needed to tell how far the journal has come, also after a power cut."""
+def _count_removable(segments: list[Segment]) -> int:
+    """Count the segments that are not needed to know the last row of the journal, even after a power cut."""
     for at in range(len(segments) - 1, 0, -1):
         try:
-            # Of a segment that was never synced a power cut may leave nothing, and the numbers would begin anew.
+            # A power cut may leave nothing of a segment that was never synced, and numbering would start again at 0.
             if last_sync(segments[at]):
                 return at
         except FileNotFoundError:
@@ -77,11 +87,14 @@ def _dispensable(segments: list[Segment]) -> int:
     return 0
 
 
-def _due(segments: list[Segment], keep_bytes: int | None, oldest: int | None) -> int:
-    """How many of these segments are more than may be kept, were they not needed."""
+def _count_due(segments: list[Segment], keep_bytes: int | None, oldest: int | None) -> int:
+    """Count the segments beyond the limits.
+
+    :param oldest: the earliest time that a row may have, in µs since the epoch.
+    """
     count = 0
     if oldest is not None:
-        # No row is later than the first of the segment that follows.
+        # No row of a segment is later than the first row of the next one.
         count = sum(following.first_time < oldest for following in segments[1:])
     if keep_bytes is not None:
         sizes = [_size(segment) for segment in segments]
@@ -96,7 +109,7 @@ def _due(segments: list[Segment], keep_bytes: int | None, oldest: int | None) ->
 
 def _size(segment: Segment) -> int:
     total = 0
-    for suffix in (ARROWS, INDEX, CLOSED):
+    for suffix in (ARROWS, INDEX, SUMMARY):
         try:
             total += os.stat(segment.path(suffix)).st_size
         except FileNotFoundError:
@@ -104,21 +117,23 @@ def _size(segment: Segment) -> int:
     return total
 
 
-def _taken(directory: str) -> tuple[int, str]:
-    """The first seq that somebody still needs, and what there is to say of it."""
+def _first_needed(directory: str) -> tuple[int, str]:
+    """Return the number of the first row that a consumer needs, and the warning if that keeps a segment."""
     known = consumers(directory)
-    more = "more is there than is to be kept, but"
+    exceeds = "the journal exceeds its limits, but"
     if not known:
         return 0, (
-            f"{directory}: {more} nothing is deleted, as no consumer has taken anything: archive it, or delete by force"
+            f"{directory}: {exceeds} nothing is deleted, as no consumer has taken anything: archive it, or delete by "
+            "force"
         )
     slowest = min(known, key=lambda name: known[name])
-    return known[slowest], f"{directory}: {more} the consumer {slowest!r} has not taken it yet: see whether that runs"
+    return known[slowest], (
+        f"{directory}: {exceeds} the consumer {slowest!r} has not taken the oldest segment yet: check that it runs"
+    )
 
 
 def _delete(directory: str, segments: list[Segment]) -> None:
-    # First what segments are known by, for good: an index must not go while a power cut could bring its rows back.
-    for suffixes in ((ARROWS,), (INDEX, CLOSED)):
+    for suffixes in ((ARROWS,), (INDEX, SUMMARY)):
         for segment in segments:
             for suffix in suffixes:
                 disk.remove(segment.path(suffix))

@@ -1,93 +1,236 @@
-"""What a row of a journal is, and how rows become bytes of an Arrow IPC stream and come back.
+"""What a row of a journal is: its columns, its kinds, the formats on disk, and how rows become bytes and come back.
 
-A segment begins with a *header*: the schema, the dictionaries and a batch without rows. As the dictionaries never
-change after it, the message of a batch can be written, moved and read by itself: all that it holds of a dictionary
-column are its indices.
+Columns
+    `COLUMNS` is the only list of the columns. Readers, the command line, Spark and the documentation take the names
+    and types from there.
+
+Bytes
+    A segment is an Arrow IPC stream. It begins with a *header*: the schema, the dictionaries of the columns ``journal``
+    and ``kind``, and a batch without rows. The dictionaries never change after the header, so the message of a batch
+    holds only their indices; it can be written, moved and decoded by itself, without the batches before it.
+
+Formats A journal and each of its segments name the format that they were written in. The newest format, `FORMAT`, is
+    the only one that is written; all those in `FORMATS` can be read. Rows of an older format pass through the
+    `Format.upcast` of that format and of each one after it, and arrive with the columns of today. So the code that
+    handles rows knows a single format, and the cost of an old one is paid only where it is read. A format that is newer
+    than this code is refused: its rows might mean something else.
+
+To change the columns: add the new `Format` to `FORMATS`, raise `FORMAT`, keep the columns of the old format as its
+`Format.columns`, and give the old format an `Format.upcast`. Commit a small journal of the old format beside
+``tests/unit/journal/data/format-1``, so that a test goes on reading it. The index (`sbus.journal.index`) and the
+summary (`sbus.journal.summary`) do not depend on the columns and are the same in all formats.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["END", "FORMAT", "GAPS", "KINDS", "Kind", "decode", "encode", "header", "read_header", "schema"]
+from sbus.errors import JournalError
 
-FORMAT = 1
-"""The version of the format that this package writes, and the only one that it reads."""
+__all__ = [
+    "COLUMNS",
+    "COLUMN_NAMES",
+    "END_OF_STREAM",
+    "FORMAT",
+    "FORMATS",
+    "GAPS",
+    "KINDS",
+    "Column",
+    "Format",
+    "Kind",
+    "decode",
+    "encode",
+    "find_format",
+    "header",
+    "read_header",
+    "schema",
+]
 
-END = b"\xff\xff\xff\xff\0\0\0\0"
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """The end-of-stream marker of Arrow's IPC streaming format."""
 
 
 class Kind(enum.StrEnum):
-    """What a row tells."""
+    """What a row stands for: a message, or a gap."""
 
-    MESSAGE = "message"  # came over the bus
-    START = "start"  # recording began
-    STOP = "stop"  # recording ended as it should
+    MESSAGE = "message"  # a message of the bus
+    START = "start"  # recording started
+    STOP = "stop"  # the recorder was stopped
     RECONNECT = "reconnect"  # the connection to the bus was lost, and is back
-    FULL = "full"  # nothing could be written for a time, for lack of space or another error of the disk
+    FULL = "full"  # the disk could not be written for a time: it was full, or failed
 
 
 KINDS = tuple(Kind)
-"""Every kind at the place that its index has in the dictionary."""
+"""Every kind, at the index that it has in the dictionary."""
 
 GAPS = frozenset(KINDS) - {Kind.MESSAGE}
-"""The kinds before whose rows messages may be missing."""
+"""The kinds of gaps: messages may be missing before such a row."""
 
 _NAMES = pa.dictionary(pa.int8(), pa.utf8())
 _TIME = pa.timestamp("us", tz="UTC")
 
-# The same columns with bare indices: what stands in the message of a batch.
-_STORED = pa.schema(
-    [
-        pa.field("journal", pa.int8(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
-        pa.field("time", _TIME, nullable=False),
-        pa.field("kind", pa.int8(), nullable=False),
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("payload", pa.binary(), nullable=False),
-    ]
+
+class Column(NamedTuple):
+    """One column of a journal; no column has nulls.
+
+    :ivar name: the name of the column.
+    :ivar type: the type that readers get.
+    :ivar stored: the type in the message of a batch: of a dictionary only the indices.
+    :ivar meaning: what the column holds, in words.
+    """
+
+    name: str
+    type: pa.DataType
+    stored: pa.DataType
+    meaning: str
+
+
+COLUMNS = (
+    Column("journal", _NAMES, pa.int8(), "the ID of the journal, 32 hexadecimal digits: the same in every row"),
+    Column("seq", pa.int64(), pa.int64(), "the number of the row in its journal: from 0, without holes, gaps included"),
+    Column(
+        "time",
+        _TIME,
+        _TIME,
+        "when the recorder received the message, or when the gap ended; if the clock was set back, the time of the row "
+        "before: the time never goes back",
+    ),
+    Column(
+        "kind", _NAMES, pa.int8(), "``message``, or the kind of a gap: ``start``, ``stop``, ``reconnect``, ``full``"
+    ),
+    Column("key", pa.binary(), pa.binary(), "the key of a message; empty for a gap"),
+    Column("payload", pa.binary(), pa.binary(), "the payload of a message; for a gap, a JSON object"),
 )
+"""The columns of a journal, in their order."""
+
+COLUMN_NAMES = tuple(column.name for column in COLUMNS)
+"""The names of the columns, in their order."""
+
+Upcast = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One version of the format on disk.
+
+    :ivar version: the number in ``journal.json`` and in the metadata of each segment's schema.
+    :ivar columns: the columns of a segment of this format.
+    :ivar kinds: the dictionary of the column ``kind``.
+    :ivar upcast: turns rows of this format into rows of the next one; None for the newest format.
+    """
+
+    version: int
+    columns: tuple[Column, ...]
+    kinds: tuple[str, ...]
+    upcast: Upcast | None = None
+
+    @cached_property
+    def stored_schema(self) -> pa.Schema:
+        """The schema of the messages of batches: indices in place of dictionaries."""
+        return pa.schema([pa.field(column.name, column.stored, nullable=False) for column in self.columns])
+
+    def schema(self, journal_id: str) -> pa.Schema:
+        """Return the schema of the segments of a journal; its metadata names the format and the journal."""
+        fields = [pa.field(column.name, column.type, nullable=False) for column in self.columns]
+        return pa.schema(fields, metadata={"sbus.format": str(self.version), "sbus.journal": journal_id})
+
+    def header(self, journal_id: str) -> bytes:
+        """Return the bytes that every segment of a journal begins with."""
+        empty = pa.RecordBatch.from_pylist([], schema=self.stored_schema)
+        sink = pa.BufferOutputStream()
+        writer = pa.ipc.new_stream(sink, self.schema(journal_id))
+        writer.write_batch(self._with_dictionaries(empty, journal_id))
+        length = sink.tell()
+        writer.close()
+        return bytes(sink.getvalue()[:length])
+
+    def decode(self, data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Decode the message of a batch; the rows keep this format. Nothing is copied.
+
+        :param columns: the names of the columns to return, in this order; None: all.
+        """
+        return self._with_dictionaries(pa.ipc.read_record_batch(data, self.stored_schema), journal_id, columns)
+
+    def _with_dictionaries(
+        self, stored: pa.RecordBatch, journal_id: str, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
+        whole = self.schema(journal_id)
+        wanted = (
+            whole if columns is None else pa.schema([whole.field(name) for name in columns], metadata=whole.metadata)
+        )
+        dictionaries = {"journal": pa.array([journal_id]), "kind": pa.array(self.kinds, pa.utf8())}
+        arrays = [
+            pa.DictionaryArray.from_arrays(stored.column(name), dictionaries[name], safe=False)
+            if name in dictionaries
+            else stored.column(name)
+            for name in wanted.names
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+FORMAT = 1
+"""The newest format, which this package writes."""
+
+FORMATS = {1: Format(1, COLUMNS, tuple(map(str, KINDS)))}
+"""Every format that this package can read, by its version."""
+
+
+def find_format(version: object, where: str) -> Format:
+    """Return the format with this version.
+
+    :param version: as found in a file.
+    :param where: the file or directory, for the error.
+    :raises JournalError: if this package cannot read that format, with the remedy.
+    """
+    if isinstance(version, int) and version in FORMATS:
+        return FORMATS[version]
+    if isinstance(version, int) and version > FORMAT:
+        raise JournalError(
+            f"{where}: written in format {version}, but this version of sbus reads formats up to {FORMAT}: "
+            "install a newer version of sbus"
+        )
+    raise JournalError(f"{where}: there is no journal format {version!r}: restore it from a copy")
 
 
 def schema(journal_id: str) -> pa.Schema:
-    """The schema of every segment of this journal; its metadata says of which format and journal it is."""
-    fields = [field.with_type(_NAMES) if field.type == pa.int8() else field for field in _STORED]
-    return pa.schema(fields, metadata={"sbus.format": str(FORMAT), "sbus.journal": journal_id})
-
-
-def _dictionaries(journal_id: str) -> dict[str, pa.Array]:
-    return {"journal": pa.array([journal_id]), "kind": pa.array(list(KINDS), pa.utf8())}
+    """Return the schema of the rows of a journal, as readers get them and new segments have it."""
+    return FORMATS[FORMAT].schema(journal_id)
 
 
 def header(journal_id: str) -> bytes:
-    """What a segment of this journal begins with."""
-    stored = _STORED.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], schema=_STORED)]
-    sink = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(sink, schema(journal_id))
-    writer.write_batch(_dressed(stored[0], schema(journal_id), _dictionaries(journal_id)))
-    length = sink.tell()
-    writer.close()
-    return bytes(sink.getvalue()[:length])
+    """Return the bytes that a new segment of a journal begins with."""
+    return FORMATS[FORMAT].header(journal_id)
 
 
-def read_header(data: pa.Buffer) -> pa.Schema:
-    """The schema that a segment's header tells.
+def read_header(data: pa.Buffer | bytes, where: str) -> tuple[Format, pa.Schema]:
+    """Return the format and the schema that the header of a segment states.
 
-    :raises pyarrow.ArrowInvalid: if it is no header.
+    :param where: the file, for errors.
+    :raises JournalError: if this package cannot read the format, or the bytes are no header.
     """
-    return pa.ipc.open_stream(data).schema
+    try:
+        stated = pa.ipc.open_stream(data).schema
+    except pa.ArrowInvalid as e:
+        raise JournalError(f"{where}: it does not begin with an Arrow schema ({e}): restore it from a copy") from None
+    version = (stated.metadata or {}).get(b"sbus.format", b"")
+    return find_format(int(version) if version.isdigit() else version.decode("ascii", "replace"), where), stated
 
 
 def encode(
     kind: Kind, first_seq: int, times: int | Sequence[int], keys: Sequence[bytes], payloads: Sequence[bytes]
 ) -> pa.Buffer:
-    """Rows of one kind as the message of a batch.
+    """Encode rows of one kind as the message of a batch.
 
-    :param times: µs since 1970, one for all rows or one for each.
+    :param first_seq: the number of the first row.
+    :param times: µs since the epoch: one time for all rows, or one for each.
+    :param keys: the key of each row.
+    :param payloads: the payload of each row.
     :raises ValueError: if the rows hold 2 GiB or more.
     """
     rows = len(keys)
@@ -101,31 +244,30 @@ def encode(
     ]
     if any(isinstance(column, pa.ChunkedArray) for column in columns):
         raise ValueError("a batch cannot hold 2 GiB: append fewer messages at a time")
-    return pa.RecordBatch.from_arrays(columns, schema=_STORED).serialize()
+    return pa.RecordBatch.from_arrays(columns, schema=FORMATS[FORMAT].stored_schema).serialize()
 
 
 def _constant(index: int, rows: int) -> pa.Array:
+    """Return an array of `rows` int8 values that are all `index`."""
     return pa.Array.from_buffers(pa.int8(), rows, [None, pa.py_buffer(bytes((index,)) * rows)])
 
 
-def decode(data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-    """The rows that `encode` has made a message of; nothing is copied.
+def decode(
+    data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None, format_: Format | None = None
+) -> pa.RecordBatch:
+    """Decode the message of a batch into rows of the newest format; of that format nothing is copied.
 
-    :param columns: the names of those that are wanted, in this order; all of them without it.
+    :param columns: the names of the columns to return, in this order; None: all.
+    :param format_: the format of the segment; None: the newest.
     """
-    stored = pa.ipc.read_record_batch(data, _STORED)
-    wanted = schema(journal_id)
+    newest = FORMATS[FORMAT]
+    if format_ is None or format_.version == FORMAT:
+        return newest.decode(data, journal_id, columns)
+    rows = format_.decode(data, journal_id)
+    while format_.upcast is not None:
+        rows = format_.upcast(rows)
+        format_ = FORMATS[format_.version + 1]
+    wanted = newest.schema(journal_id)
     if columns is not None:
         wanted = pa.schema([wanted.field(name) for name in columns], metadata=wanted.metadata)
-    return _dressed(stored, wanted, _dictionaries(journal_id))
-
-
-def _dressed(stored: pa.RecordBatch, wanted: pa.Schema, dictionaries: dict[str, pa.Array]) -> pa.RecordBatch:
-    """The columns that are wanted, with their dictionaries."""
-    arrays = [
-        pa.DictionaryArray.from_arrays(stored.column(name), dictionaries[name], safe=False)
-        if name in dictionaries
-        else stored.column(name)
-        for name in wanted.names
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    return pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)

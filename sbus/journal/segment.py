@@ -1,8 +1,25 @@
-"""The writing end of one segment: how batches are added, made safe, and what happens after a crash or a failed disk.
+"""The writing end of one segment: appends batches, syncs them, closes the segment, and repairs it after an accident.
 
-There is one way back from every accident, `SegmentWriter.reopen`: what was synced stays as it is; of what came after
-it, the batches whose record and bytes agree are written once more where they are (a kernel that failed to write a page
-takes it for written ever after), and the rest is cut off.
+A segment is two files that grow together (`sbus.journal.index` describes the second). What `SegmentWriter` guarantees:
+
+* A batch is visible to readers only after `SegmentWriter.sync`: first both files are synced, and with the first sync of
+  a segment its directory, so that the names of the files survive too; only then is the sync record written.
+* An `OSError` leaves the segment as it was before the call, or marks it `SegmentWriter.suspect`. A suspect segment
+  takes no more batches: its writer closes the files and calls `SegmentWriter.reopen`.
+* What was synced is never changed and never cut off, even if it is damaged.
+
+There is one way back from every accident, `SegmentWriter.reopen`. It serves for a segment that a crash left open, and
+for one whose disk has failed:
+
+1. Everything up to the last sync record stays. Its records are written again, byte for byte, because the last sync
+   record itself was not synced.
+2. Of what follows, each batch stays whose record and bytes agree. Both are written again in place. After a failed
+   fsync(2), a kernel takes pages that it could not write for clean: to sync again would report success without writing
+   them. Writing the same bytes makes the pages dirty again, and if this attempt fails in the middle, the next one finds
+   the same bytes.
+3. The rest is cut off.
+
+Nothing that `reopen` keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
 """
 
 from __future__ import annotations
@@ -14,25 +31,26 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.index import BATCH, HEAD, RECORD, SYNC, Record, parse
-from sbus.journal.layout import ARROWS, CLOSED, INDEX, Segment
-from sbus.journal.schema import END, Kind, decode, header
+from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, parse_records
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment
+from sbus.journal.schema import END_OF_STREAM, Format, Kind, decode, header, read_header
 from sbus.journal.summary import Summary, key_range
 
 __all__ = ["SegmentWriter", "remove_segment"]
 
 
 class SegmentWriter:
-    """Appends to one segment; `create` or `reopen` makes one.
+    """Appends to one segment; made by `create` or `reopen`.
 
-    :ivar segment: which one.
-    :ivar size: bytes that its ``.arrows`` holds.
-    :ivar next_seq: the seq that its next row gets.
-    :ivar last: the record of what was added last.
-    :ivar suspect: whether it is in doubt what the files hold: then it must be reopened.
-    :ivar torn: bytes that `reopen` has cut off.
-    :ivar damaged: whether `reopen` has found that something is missing of what was synced once.
+    :ivar segment: the segment.
+    :ivar size: the length of the ``.arrows`` file in bytes, as far as it is in use.
+    :ivar next_seq: the number that the next row gets.
+    :ivar last: the record that was added last.
+    :ivar suspect: whether the content of the files is in doubt. The segment must then be reopened.
+    :ivar torn: the bytes of incomplete batches that `reopen` cut off.
+    :ivar damaged: whether `reopen` found that a part of what was synced is missing or damaged.
     """
 
     def __init__(self, segment: Segment, journal_id: str, mode: int, arrows: int, index: int) -> None:
@@ -49,15 +67,16 @@ class SegmentWriter:
         self._index = index
         self._index_size = 0
         self._synced_seq = segment.first_seq
-        self._is_named = False  # whether its names are known to be on the disk
+        self._names_synced = False
 
     @classmethod
     def create(cls, segment: Segment, journal_id: str, mode: int) -> SegmentWriter:
         """Begin a segment.
 
-        :raises OSError: then it is not there.
+        :param mode: the permissions of the files.
+        :raises OSError: if that fails; there is then no such segment.
         """
-        remove_segment(segment)  # what is left of one that could not be begun nor removed
+        remove_segment(segment)  # an earlier attempt may have failed to begin it, and then to remove it
         index = disk.create(segment.path(INDEX), mode)
         try:
             arrows = disk.create(segment.path(ARROWS), mode)
@@ -74,9 +93,10 @@ class SegmentWriter:
 
     @classmethod
     def reopen(cls, segment: Segment, journal_id: str, mode: int) -> SegmentWriter:
-        """Take up a segment that was not closed, or that is suspect.
+        """Open and repair a segment that was not closed, or that is suspect.
 
-        :raises OSError: if that cannot be done now; it may be tried again.
+        :param mode: the permissions of files that have to be created.
+        :raises OSError: if that fails; it may be tried again.
         """
         arrows = os.open(segment.path(ARROWS), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -88,43 +108,48 @@ class SegmentWriter:
         try:
             writer._recover()
         except OSError:
-            writer.abandon()
+            writer.close_files()
             raise
         return writer
 
     def _recover(self) -> None:
         records = self._read_index()
-        safe = max((i + 1 for i, record in enumerate(records) if record and record.type == SYNC), default=0)
+        synced = max((i + 1 for i, record in enumerate(records) if record and record.type == SYNC), default=0)
         size = os.fstat(self._arrows).st_size
-        if safe and (sync := records[safe - 1]):
-            self._index_size = safe * RECORD
-            self._took(sync)
-            # The last sync record itself was not synced, and a failed one may have dropped it.
+        if synced and (sync := records[synced - 1]):
+            self._index_size = synced * RECORD_SIZE
+            self._advance_to(sync)
+            # The last sync record itself was not synced, and a sync that failed may have dropped its page.
             disk.write(self._index, os.pread(self._index, self._index_size, 0), 0)
             self._synced_seq = sync.next_seq
-            # What was promised is never cut, nor made up for: who reads it is told what is the matter.
-            self.damaged = size < self.size or None in records[:safe]
-        for record in records[safe:]:
+            # What was synced is never cut off nor replaced: reading the rows in question reports the damage.
+            self.damaged = size < self.size or None in records[:synced]
+        for record in records[synced:]:
             if not record or (record.start, record.first_seq) != (self.size, self.next_seq):
                 break
-            body = self._body(record)
+            body = self._read_body(record)
             if body is None:
                 break
-            # The very same bytes, so that a failure in the middle spoils nothing: the next attempt finds them too.
+            # The same bytes again: see step 2 of the module's docstring.
             disk.write(self._index, record.pack(), self._index_size)
             disk.write(self._arrows, body, self.size)
-            self._index_size += RECORD
-            self._took(record)
+            self._index_size += RECORD_SIZE
+            self._advance_to(record)
         disk.truncate(self._index, self._index_size)
         if size > self.size:
-            self.torn = size - self.size if os.pread(self._arrows, len(END) + 1, self.size) != END else 0
+            tail = os.pread(self._arrows, len(END_OF_STREAM) + 1, self.size)
+            self.torn = size - self.size if tail != END_OF_STREAM else 0
             disk.truncate(self._arrows, self.size)
 
     def add(self, kind: Kind, rows: int, data: pa.Buffer, min_time: int, max_time: int) -> None:
-        """Add a batch.
+        """Append a batch.
 
-        :param data: as `sbus.journal.schema.encode` makes it, from `next_seq` on.
-        :raises OSError: if it cannot be written; the segment is then as it was, or suspect.
+        :param kind: the kind of all its rows.
+        :param rows: the number of rows.
+        :param data: the batch, encoded by `sbus.journal.schema.encode` with `next_seq` as the first number.
+        :param min_time: the time of the first row, in µs since the epoch.
+        :param max_time: the time of the last row.
+        :raises OSError: if the batch cannot be written; the segment is then as it was, or suspect.
         """
         self._add(BATCH, kind, rows, data, min_time, max_time)
 
@@ -144,44 +169,44 @@ class SegmentWriter:
             except OSError:
                 self.suspect = True
             raise
-        self._index_size += RECORD
-        self._took(record)
+        self._index_size += RECORD_SIZE
+        self._advance_to(record)
 
-    def _took(self, record: Record) -> None:
+    def _advance_to(self, record: Record) -> None:
         self.size = record.end
         self.next_seq = record.next_seq
         self.last = record
 
     def sync(self) -> None:
-        """Get everything onto the disk, and then tell readers of it.
+        """Sync everything that was appended, and then make it visible to readers.
 
-        :raises OSError: if it is not known to be there; the segment may then be suspect.
+        :raises OSError: if that fails; it is unknown what is on the disk, and the segment may be suspect.
         """
         if self._synced_seq < self.next_seq:
             self._flush()
-            self._tell()
+            self._append_sync_record()
 
     def _flush(self) -> None:
         try:
             disk.sync(self._arrows)
             disk.sync(self._index)
-            if not self._is_named:
+            if not self._names_synced:
                 disk.sync_directory(self.segment.directory)
-                self._is_named = True
+                self._names_synced = True
         except OSError:
             self.suspect = True
             raise
 
-    def _tell(self) -> None:
+    def _append_sync_record(self) -> None:
         assert self.last is not None
         kind, time = self.last.kind, self.last.max_time
         self._append(Record(SYNC, kind, self.size, self.size, self.next_seq, 0, 0, time, time), b"")
         self._synced_seq = self.next_seq
 
     def finish(self) -> None:
-        """Close the segment for ever, and let go of it; one without rows is removed.
+        """Close the segment: sync it, write its summary, close its files. A segment without rows is removed.
 
-        :raises OSError: if that cannot be done; the segment is then suspect.
+        :raises OSError: if that fails; the segment is then suspect.
         """
         if self.next_seq == self.segment.first_seq:
             self._discard()
@@ -189,36 +214,37 @@ class SegmentWriter:
         self.suspect = True
         try:
             if os.fstat(self._arrows).st_size >= self.size:
-                disk.write(self._arrows, END, self.size)
+                disk.write(self._arrows, END_OF_STREAM, self.size)
             self._flush()
             if self._synced_seq < self.next_seq:
-                self._tell()
+                self._append_sync_record()
                 disk.sync(self._index)
-            disk.replace(self.segment.path(CLOSED), self._summary().pack(), self._mode)
+            disk.replace(self.segment.path(SUMMARY), self._summary().pack(), self._mode)
         finally:
-            self.abandon()
+            self.close_files()
         self.suspect = False
 
-    def abandon(self) -> None:
-        """Let go of the files as they are."""
+    def close_files(self) -> None:
+        """Close the descriptors, and leave the files as they are."""
         for fd in (self._arrows, self._index):
             if fd >= 0:
                 os.close(fd)
         self._arrows = self._index = -1
 
     def _discard(self) -> None:
-        self.abandon()
+        self.close_files()
         try:
             remove_segment(self.segment)
         except OSError:
-            pass  # it has no rows, so nobody sees it, and the next who opens the journal removes it
+            pass  # without rows it is invisible to readers, and the next writer removes it
 
     def _summary(self) -> Summary:
-        batches = [record for record in self._read_index() if record and record.type == BATCH]
+        records = [record for record in self._read_index() if record]
+        batches = [record for record in records if record.type == BATCH]
         kinds: Counter[str] = Counter()
         for batch in batches:
             kinds[batch.kind] += batch.rows
-        keys, least, greatest = key_range(self._keys(batches))
+        keys, least, greatest = key_range(self._keys(batches, self._read_format(records)))
         assert self.last is not None
         return Summary(
             first_seq=self.segment.first_seq,
@@ -232,24 +258,34 @@ class SegmentWriter:
             max_key=greatest,
         )
 
-    def _keys(self, batches: list[Record]) -> Iterator[pa.Array | None]:
-        if sum(batch.rows for batch in batches) != self.next_seq - self.segment.first_seq:
+    def _read_format(self, records: list[Record]) -> Format | None:
+        """Return the format of the segment: it may be older than this package. None if the header is damaged."""
+        if not records or records[0].type != HEAD or (body := self._read_body(records[0])) is None:
+            return None
+        try:
+            return read_header(body, self.segment.path())[0]
+        except JournalError:
+            return None
+
+    def _keys(self, batches: list[Record], format_: Format | None) -> Iterator[pa.Array | None]:
+        if format_ is None or sum(batch.rows for batch in batches) != self.next_seq - self.segment.first_seq:
             yield None
+            return
         for batch in batches:
             if batch.kind is Kind.MESSAGE:
-                body = self._body(batch)
-                yield body and decode(pa.py_buffer(body), self._journal_id, ["key"]).column(0)
+                body = self._read_body(batch)
+                yield body and decode(pa.py_buffer(body), self._journal_id, ["key"], format_).column(0)
 
-    def _body(self, record: Record) -> bytes | None:
-        """What a record stands for, or None if that is not there, or is something else."""
+    def _read_body(self, record: Record) -> bytes | None:
+        """Return the bytes that a record stands for, or None if they are missing or differ."""
         body = os.pread(self._arrows, record.end - record.start, record.start)
         return body if len(body) == record.end - record.start and zlib.crc32(body) == record.crc else None
 
     def _read_index(self) -> list[Record | None]:
-        return parse(os.pread(self._index, os.fstat(self._index).st_size, 0))
+        return parse_records(os.pread(self._index, os.fstat(self._index).st_size, 0))
 
 
 def remove_segment(segment: Segment) -> None:
-    """Remove the files of a segment, first the one that it is known by."""
-    for suffix in (ARROWS, INDEX, CLOSED):
+    """Remove the files of a segment; first the ``.arrows``, by which the segment is listed."""
+    for suffix in (ARROWS, INDEX, SUMMARY):
         disk.remove(segment.path(suffix))

@@ -1,4 +1,4 @@
-"""What is told of a closed segment in its ``.json``, so that nobody need open it to know that it can be skipped."""
+"""The summary of a closed segment, its ``.json``: what a reader needs to skip the segment without opening it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import pyarrow.compute as pc
 
 from sbus.errors import JournalError, UsageError
 from sbus.journal.keytext import as_text, from_text
-from sbus.journal.layout import CLOSED, Segment, read_object
+from sbus.journal.layout import SUMMARY, Segment, read_object
 
 __all__ = ["MAX_KEYS", "Summary", "key_range", "read_summary"]
 
 MAX_KEYS = 1000
-"""With more distinct keys in a segment, its summary has the least and the greatest only."""
+"""The most distinct keys that a summary lists; of a segment with more it has only the least and the greatest."""
 
 
 class Summary(NamedTuple):
-    """What is told of a closed segment.
+    """The summary of a closed segment.
 
-    :ivar first_seq: of its first row.
-    :ivar rows: how many it has; the last one's seq is `last_seq`.
-    :ivar min_time: µs since 1970; of the first row.
-    :ivar max_time: of the last row.
-    :ivar size: bytes of the ``.arrows`` file.
-    :ivar kinds: how many rows of each kind that occurs.
-    :ivar keys: the distinct keys of its messages, sorted; None if there are more than `MAX_KEYS`, or it is not known.
-    :ivar min_key: the least of them by bytes; None without messages, or if it is not known.
-    :ivar max_key: the greatest.
+    :ivar first_seq: the number of the first row.
+    :ivar rows: the number of rows.
+    :ivar min_time: the time of the first row, in µs since the epoch.
+    :ivar max_time: the time of the last row.
+    :ivar size: the size of the ``.arrows`` file in bytes.
+    :ivar kinds: the number of rows of each kind that occurs.
+    :ivar keys: the distinct keys of the messages, sorted; None if there are more than `MAX_KEYS` or they are unknown.
+    :ivar min_key: the least key by bytes; None without messages, or if the keys are unknown.
+    :ivar max_key: the greatest key, likewise.
     """
 
     first_seq: int
@@ -45,11 +45,12 @@ class Summary(NamedTuple):
 
     @property
     def last_seq(self) -> int:
+        """The number of the last row."""
         return self.first_seq + self.rows - 1
 
     def pack(self) -> bytes:
-        """The content of the file."""
-        told = {
+        """Return the content of the file."""
+        fields = {
             "first_seq": self.first_seq,
             "last_seq": self.last_seq,
             "rows": self.rows,
@@ -61,13 +62,13 @@ class Summary(NamedTuple):
             "min_key": None if self.min_key is None else as_text(self.min_key),
             "max_key": None if self.max_key is None else as_text(self.max_key),
         }
-        return json.dumps(told, indent=1).encode() + b"\n"
+        return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def key_range(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, bytes | None, bytes | None]:
-    """Which keys there are in arrays of keys: `keys`, `min_key` and `max_key` of a summary.
+    """Return `Summary.keys`, `Summary.min_key` and `Summary.max_key` for arrays of keys.
 
-    :param arrays: with None for one that cannot be read; then nothing is ruled out.
+    :param arrays: the keys, batch by batch; None for a batch that cannot be read, which makes all three unknown.
     """
     distinct: set[bytes] | None = set()
     ends: set[bytes] = set()
@@ -83,22 +84,22 @@ def key_range(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, by
 
 
 def read_summary(segment: Segment) -> Summary:
-    """What is told of a closed segment.
+    """Read the summary of a closed segment.
 
-    :raises FileNotFoundError: if it is not closed, or gone.
+    :raises FileNotFoundError: if the segment is not closed, or gone.
     :raises JournalError: if the file is damaged.
     """
-    path = segment.path(CLOSED)
-    told = read_object(path)
+    path = segment.path(SUMMARY)
+    fields = read_object(path)
     try:
-        keys, least, greatest = told["keys"], told["min_key"], told["max_key"]
+        keys, least, greatest = fields["keys"], fields["min_key"], fields["max_key"]
         return Summary(
-            first_seq=int(told["first_seq"]),
-            rows=int(told["rows"]),
-            min_time=int(told["min_time"]),
-            max_time=int(told["max_time"]),
-            size=int(told["bytes"]),
-            kinds=dict(told["kinds"]),
+            first_seq=int(fields["first_seq"]),
+            rows=int(fields["rows"]),
+            min_time=int(fields["min_time"]),
+            max_time=int(fields["max_time"]),
+            size=int(fields["bytes"]),
+            kinds=dict(fields["kinds"]),
             keys=None if keys is None else [from_text(key) for key in keys],
             min_key=None if least is None else from_text(least),
             max_key=None if greatest is None else from_text(greatest),

@@ -1,4 +1,8 @@
-"""Whether a journal is what it should be: every checksum, row number, time and summary."""
+"""Verification: checks every checksum, row number, time and summary of a journal.
+
+It reads everything that readers may see, takes no locks, and may run beside the writer and beside retention. What
+either of them does meanwhile is not reported as a problem.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,19 @@ import pyarrow.compute as pc
 from sbus.errors import JournalError
 from sbus.journal.consumers import consumers
 from sbus.journal.index import Index, read_index
-from sbus.journal.layout import ARROWS, INDEX, Segment, identity, list_segments
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
 from sbus.journal.reader import Slice, read
-from sbus.journal.schema import END, Kind
+from sbus.journal.schema import END_OF_STREAM, Kind
 from sbus.journal.summary import Summary, key_range, read_summary
 
 __all__ = ["Verified", "verify"]
 
 
 class Verified(NamedTuple):
-    """What was found in a segment.
+    """The result for one segment.
 
-    :ivar segment: which one.
-    :ivar rows: how many of its rows could be read.
+    :ivar segment: the segment.
+    :ivar rows: the number of rows that could be read.
     :ivar problems: what is wrong, a sentence each.
     """
 
@@ -36,34 +40,36 @@ class Verified(NamedTuple):
     problems: list[str]
 
 
-def verify(directory: str | os.PathLike[str], tell: Callable[[str], object]) -> Iterator[Verified]:
-    """Check a journal, segment by segment; somebody may write it meanwhile.
+def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -> Iterator[Verified]:
+    """Check a journal, segment by segment, and yield the result for each.
 
-    :param tell: is told, in a sentence each, what is wrong with the journal as a whole.
+    :param report: called with a sentence about each problem of the journal as a whole.
     :raises JournalError: if there is no journal.
     """
-    journal_id = identity(os.fspath(directory))
+    journal_id = read_identity(os.fspath(directory)).id
     try:
         consumers(directory)
     except JournalError as e:
-        tell(str(e))
+        report(str(e))
     segments = list_segments(os.fspath(directory))
     next_seq, time = None, 0
     for segment, after in zip_longest(segments, segments[1:]):
         if next_seq is not None and segment.first_seq != next_seq:
-            tell(f"{segment.path()}: it begins with row {segment.first_seq}, but row {next_seq} should follow")
+            report(f"{segment.path()}: it begins with row {segment.first_seq}, but row {next_seq} should follow")
         if segment.first_time < time:
-            tell(f"{segment.path()}: it begins before the end of the segment before it")
-        # One without rows, which its writer could not remove, is in nobody's way: the next begins with the same row.
+            report(f"{segment.path()}: it begins before the end of the segment before it")
+        # A segment without rows, which its writer failed to remove, does no harm: the next begins with the same row.
         if not segment.closed and after and after.first_seq != segment.first_seq:
-            tell(f"{segment.path()}: it is not closed, but another one follows: open the journal for writing once")
+            report(
+                f"{segment.path()}: it is not closed, but another one follows: start a recorder on this journal once"
+            )
         check = _Check(segment, journal_id)
         try:
             check()
         except FileNotFoundError as e:
-            # Retention deletes the .arrows first: while that is there, it was not retention.
+            # Retention removes the .arrows first. If it is there, something else removed the other file.
             if os.path.exists(segment.path()):
-                tell(f"{e.filename}: it is missing: restore it from a copy")
+                report(f"{e.filename}: it is missing: restore it from a copy")
             next_seq = None
             continue
         except JournalError as e:
@@ -98,25 +104,25 @@ class _Check:
                 rows=self.rows,
                 min_time=self._segment.first_time,
                 max_time=self.last_time,
-                size=index.sync.end + len(END),
+                size=index.sync.end + len(END_OF_STREAM),
                 kinds=dict(self._kinds),
                 keys=keys,
                 min_key=least,
                 max_key=greatest,
             )
-            for name, told, true in zip(Summary._fields, summary, found, strict=True):
-                if told != true:
-                    self._wrong(".json", f"its {name} is {told!r}, but should be {true!r}")
+            for name, stated, true in zip(Summary._fields, summary, found, strict=True):
+                if stated != true:
+                    self._problem(SUMMARY, f"its {name} is {stated!r}, but should be {true!r}")
 
-    def _wrong(self, suffix: str, what: str) -> None:
+    def _problem(self, suffix: str, what: str) -> None:
         self.problems.append(f"{self._segment.path(suffix)}: {what}")
 
     def _keys(self, index: Index) -> Iterator[pa.Array]:
-        """Read all rows; gives the keys of messages, batch by batch."""
+        """Check all rows; yield the keys of the messages, batch by batch."""
         seq = self._segment.first_seq
         for record in index.batches:
             if record.first_seq != seq:
-                self._wrong(INDEX, f"a batch begins with row {record.first_seq}, but row {seq} should follow")
+                self._problem(INDEX, f"a batch begins with row {record.first_seq}, but row {seq} should follow")
             seq = record.next_seq
             try:
                 part = Slice(self._segment, self._journal_id, record.first_seq, record.next_seq)
@@ -130,22 +136,22 @@ class _Check:
             self._kinds[record.kind] += batch.num_rows
             times = batch.column("time").cast(pa.int64())
             if (times[0].as_py(), times[-1].as_py()) != (record.min_time, record.max_time):
-                self._wrong(INDEX, f"the times of the rows from {record.first_seq} are not those of its record")
+                self._problem(INDEX, f"the times of the rows from {record.first_seq} are not those of its record")
             if record.min_time < self.last_time or _falls(times):
-                self._wrong(ARROWS, f"the time goes back in the rows from {record.first_seq}")
+                self._problem(ARROWS, f"the time goes back in the rows from {record.first_seq}")
             self.last_time = record.max_time
             if not batch.column("seq").equals(pa.arange(record.first_seq, record.next_seq)):
-                self._wrong(ARROWS, f"the rows from {record.first_seq} are not numbered one after the other")
+                self._problem(ARROWS, f"the rows from {record.first_seq} are not numbered one after the other")
             if batch.column("kind").unique().to_pylist() != [record.kind]:
-                self._wrong(ARROWS, f"the rows from {record.first_seq} are not of the kind {record.kind}")
+                self._problem(ARROWS, f"the rows from {record.first_seq} are not of the kind {record.kind}")
             if record.kind is Kind.MESSAGE:
                 yield batch.column("key")
 
     def _check_end(self, end: int) -> None:
         with open(self._segment.path(), "rb") as file:
             file.seek(end)
-            if file.read(len(END) + 1) != END:
-                self._wrong(ARROWS, "it does not end with the mark of a closed segment, right behind its last batch")
+            if file.read(len(END_OF_STREAM) + 1) != END_OF_STREAM:
+                self._problem(ARROWS, "it does not end with the end-of-stream marker, right behind the last batch")
 
 
 def _falls(times: pa.Array) -> bool:

@@ -1,7 +1,27 @@
-"""The one who writes a journal: appends rows, makes them safe, rolls segments, and puts things right after a crash.
+"""The writer of a journal: appends rows, syncs them, rolls segments, and repairs what a crash has left.
 
-Nothing that was synced is ever lost or changed, and no row is seen before it is synced. Whatever the disk refuses
-(`OSError`) leaves the journal as it was before the call, so that the same call can be made again.
+What it promises, after a crash of the process as well as after a power cut:
+
+* A row that was synced is never lost, changed or renumbered.
+* No reader sees a row before it is synced.
+* Numbers of rows have no holes, and no number is used twice. So a journal whose newest segment no longer states where
+  it ends is refused, and not continued with a guess.
+* Times never fall: if the clock was set back, rows get the time of the row before until the clock has caught up.
+* An `OSError` leaves the journal as it was before the call, and the same call may be made again. No call retries by
+  itself; the recorder does (`sbus.recorder.writer_thread`).
+
+What drives it: the caller appends, and calls `JournalWriter.sync` as often as it can afford; what was appended since
+the last sync is what a power cut costs. `append` and `sync` close a segment that is too long or too old. A crash of the
+process alone costs nothing that `append` has returned for, because the kernel has those bytes.
+
+Accidents are repaired in two places. `JournalWriter.open` closes each segment that the last writer left open. And when
+the disk has failed in a way that leaves the current segment in doubt (`SegmentWriter.suspect`), the next call reopens
+that segment, closes it, and goes on in a new one. If the disk has lost rows that were appended but not synced, a gap of
+the kind ``full`` states how many; until that row is written it is owed (`_pending_gap`), and comes before all others.
+
+One writer at a time holds the file ``lock`` with flock(2), which the kernel releases however the process ends. A
+journal of an older format keeps its segments; ``journal.json`` names the newest format before the first segment of that
+format is written, so that an older version of this package refuses the journal as a whole.
 """
 
 from __future__ import annotations
@@ -12,41 +32,47 @@ import json
 import logging
 import os
 import socket
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 from sbus.errors import JournalError, JournalLocked
 from sbus.journal import disk
+from sbus.journal.clock import SECOND, from_seconds, now, to_seconds
 from sbus.journal.index import last_sync
-from sbus.journal.layout import ARROWS, CLOSED, IDENTITY, INDEX, LOCK, Segment, identity, is_journal, list_segments
+from sbus.journal.layout import (
+    ARROWS,
+    IDENTITY,
+    INDEX,
+    LOCK,
+    SUMMARY,
+    Segment,
+    is_journal,
+    list_segments,
+    read_identity,
+)
 from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.summary import read_summary
 
-__all__ = ["JournalWriter", "now"]
+__all__ = ["JournalWriter"]
 
 _log = logging.getLogger("sbus.journal")
 
-_STEP = 1_000_000  # µs that the clock may go back before it is worth a word
-
-
-def now() -> int:
-    """The time, in µs since 1970."""
-    return time.time_ns() // 1000
+_CLOCK_TOLERANCE = 1 * SECOND
+"""How far the clock may go back without a warning, in µs."""
 
 
 class JournalWriter:
-    """A journal, open for writing; `open` makes one. To be used from one thread at a time.
+    """A journal that is open for writing; made by `open`. One thread at a time may use it.
 
-    :ivar directory: where it is.
-    :ivar id: what tells it from all other journals.
-    :ivar next_seq: the seq that the next row gets.
-    :ivar ended: how the last recording ended: ``"new"`` (there was none), ``"stop"`` or ``"crash"``.
-    :ivar unsynced_rows: how many rows were appended since the last `sync`.
-    :ivar closed: how many segments were closed since it was opened, those included that it was opened with.
+    :ivar directory: the absolute path of the journal.
+    :ivar id: the ID of the journal, 32 hexadecimal digits.
+    :ivar next_seq: the number that the next row gets.
+    :ivar ended: how the last recording ended: ``"stop"``, ``"crash"``, or ``"new"`` if there was none.
+    :ivar unsynced_rows: the number of rows appended since the last `sync`.
+    :ivar segments_closed: the number of segments closed since `open`, including those that `open` closed.
     """
 
     def __init__(
@@ -65,18 +91,18 @@ class JournalWriter:
         self.next_seq = 0
         self.ended = "new"
         self.unsynced_rows = 0
-        self.closed = 0
+        self.segments_closed = 0
         self._lock = lock
         self._segment_bytes = segment_bytes
-        self._segment_time = int(segment_seconds * 1_000_000)
+        self._max_age = from_seconds(segment_seconds)
         self._file_mode = file_mode
         self._clock = clock
         self._warn = warn
         self._last_time = 0
-        self._is_behind = False
+        self._clock_is_behind = False
         self._segment: SegmentWriter | None = None
-        self._begun = 0.0  # when that was made, on the clock that nobody sets
-        self._owed: dict[str, Any] | None = None  # of a gap that is still to be told of
+        self._segment_started = 0.0  # on the monotonic clock
+        self._pending_gap: _LostRows | None = None
 
     @classmethod
     def open(
@@ -90,17 +116,17 @@ class JournalWriter:
         clock: Callable[[], int] = now,
         warn: Callable[[str], object] = _log.warning,
     ) -> JournalWriter:
-        """Open a journal for writing, and make it if it is not there; what a crash has left is put right.
+        """Open a journal for writing. Create it if there is none; repair what a crash has left.
 
-        :param segment_bytes: a segment is closed before it gets longer (one batch may be longer by itself).
-        :param segment_seconds: a segment is closed when its first row is so old, also if the clock was set back since.
-        :param directory_mode: of a directory that is made.
-        :param file_mode: of all files that are made.
-        :param clock: tells the time in µs since 1970.
-        :param warn: is told, in a sentence, what somebody should know of: a torn tail, a clock that went back.
-        :raises JournalLocked: if somebody writes it already.
-        :raises JournalError: if it is damaged, or of another format.
-        :raises OSError: if it cannot be written; it may be tried again.
+        :param segment_bytes: the length in bytes at which a segment is closed; a single batch may be longer.
+        :param segment_seconds: the age of the first row at which a segment is closed, even if the clock was set back.
+        :param directory_mode: the permissions of the directory, if it is created.
+        :param file_mode: the permissions of the files that are created.
+        :param clock: returns the time, in µs since the epoch.
+        :param warn: called with a sentence about what the operator should know: a torn tail, a clock that went back.
+        :raises JournalLocked: if another writer has the journal open.
+        :raises JournalError: if the journal is damaged, or this package cannot read its format.
+        :raises OSError: if it cannot be written; the call may be repeated.
         """
         directory = os.path.abspath(directory)
         _make_directory(directory, directory_mode)
@@ -122,56 +148,66 @@ class JournalWriter:
         return journal
 
     def _recover(self) -> None:
-        """Find out how far the journal has come, and close what the last recording has left open."""
+        """Find the number of the next row, and close the segments that the last writer left open."""
         if not is_journal(self.directory):
             if list_segments(self.directory):
                 raise JournalError(f"{self.directory}: {IDENTITY} is missing: restore it from a copy")
-            told = {"format": FORMAT, "id": uuid.uuid4().hex, "created": self._clock(), "host": socket.gethostname()}
-            disk.replace(os.path.join(self.directory, IDENTITY), json.dumps(told).encode() + b"\n", self._file_mode)
-        self.id = identity(self.directory)
+            fields = {"format": FORMAT, "id": uuid.uuid4().hex, "created": self._clock(), "host": socket.gethostname()}
+            self._write_identity(fields)
+        identity = read_identity(self.directory)
+        self.id = identity.id
         self._remove_leftovers()
         newest: Segment | None = None
         for segment in list_segments(self.directory):
             if not segment.closed:
-                writer = self._reopened(segment)
+                writer = self._reopen(segment)
                 self._finish(writer)
                 if writer.next_seq == segment.first_seq:
-                    self._go_on_at(segment)
-                    continue  # without rows, it is removed; if that cannot be done now, the next who opens does it
+                    self._continue_at(segment)
+                    continue  # it has no rows and was removed; if that failed, the next `open` does it
             newest = segment
         if newest:
-            self._go_on_after(newest)
+            self._continue_after(newest)
+        if identity.format.version < FORMAT:
+            self._write_identity({**identity.fields, "format": FORMAT})
+
+    def _write_identity(self, fields: Mapping[str, object]) -> None:
+        disk.replace(os.path.join(self.directory, IDENTITY), json.dumps(fields).encode() + b"\n", self._file_mode)
 
     def _remove_leftovers(self) -> None:
-        """Remove what an interrupted deletion or creation has left: temporary files, and parts of no segment."""
+        """Remove what an interrupted deletion or creation has left: temporary files, and an index or summary alone."""
         names = set(os.listdir(self.directory))
         for name in names:
             base, suffix = os.path.splitext(name)
-            is_part = suffix in (INDEX, CLOSED) and Segment.named(self.directory, base, closed=True)
+            is_part = suffix in (INDEX, SUMMARY) and Segment.named(self.directory, base, closed=True)
             if suffix == ".tmp" or (is_part and base + ARROWS not in names):
                 disk.remove(os.path.join(self.directory, name))
 
-    def _go_on_at(self, segment: Segment) -> None:
-        """Go on where a segment without rows begins, unless there is one before it: no number is used twice."""
+    def _continue_at(self, segment: Segment) -> None:
+        """Continue at the first row of a segment without rows; a later `_continue_after` overrides this."""
         self.next_seq = segment.first_seq
         if segment.first_seq:
             self._last_time = segment.first_time
             self.ended = "crash"
 
-    def _go_on_after(self, segment: Segment) -> None:
+    def _continue_after(self, segment: Segment) -> None:
+        """Continue behind the last row of a segment.
+
+        :raises JournalError: if it cannot be known which row is the last one.
+        """
         try:
             sync = last_sync(segment)
         except FileNotFoundError:
             sync = None
         if sync is None:
             raise JournalError(
-                f"{segment.path(INDEX)}: it does not tell any more how far the journal has come: "
+                f"{segment.path(INDEX)}: it no longer states which row of the journal is the last one: "
                 "restore it from a copy, or record into another directory"
             )
-        # The last sync record that is whole need not be the last that there was.
+        # If the index lost its end, its last whole sync record is an earlier one; the summary shows that.
         if segment.closed and (end := read_summary(segment).last_seq + 1) != sync.next_seq:
             raise JournalError(
-                f"{segment.path(INDEX)}: it ends before row {sync.next_seq}, but {segment.path(CLOSED)} before row "
+                f"{segment.path(INDEX)}: it ends before row {sync.next_seq}, but {segment.path(SUMMARY)} before row "
                 f"{end}: restore it from a copy, or record into another directory"
             )
         self.next_seq = sync.next_seq
@@ -179,11 +215,11 @@ class JournalWriter:
         self.ended = "stop" if sync.kind is Kind.STOP else "crash"
 
     def append(self, messages: Sequence[tuple[bytes, bytes]], times: int | Sequence[int] | None = None) -> None:
-        """Append messages, in one batch.
+        """Append messages, as one batch.
 
-        :param messages: key and payload of each.
-        :param times: when they came, in µs since 1970: one time for all, or one for each; now without it. Times that
-            go back are raised to the one before.
+        :param messages: the key and the payload of each.
+        :param times: when they arrived, in µs since the epoch: one time for all, or one for each; None: now. A time
+            that is earlier than the one before it is raised to that.
         :raises OSError: if they cannot be written; the journal is then as it was before.
         :raises ValueError: if they hold 2 GiB or more.
         """
@@ -191,71 +227,75 @@ class JournalWriter:
             keys = [message[0] for message in messages]
             self._write(Kind.MESSAGE, keys, [message[1] for message in messages], times)
 
-    def append_gap(self, kind: Kind, details: Mapping[str, Any], time: int | None = None) -> None:
-        """Append a row that tells of a gap.
+    def append_gap(self, kind: Kind, details: Mapping[str, object], time: int | None = None) -> None:
+        """Append the row of a gap.
 
-        :param details: what is known of it, for a JSON object.
-        :param time: when it ended, in µs since 1970, as for `append`.
-        :raises OSError: if it cannot be written; the journal is then as it was before.
+        :param kind: the kind of the gap.
+        :param details: what is known about the gap; its payload, as a JSON object.
+        :param time: when the gap ended, in µs since the epoch; as for `append`.
+        :raises OSError: if the row cannot be written; the journal is then as it was before.
         """
         self._write(kind, [b""], [json.dumps(details).encode()], time)
 
     def _write(
         self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
     ) -> None:
-        self._repair()  # first, as it may write a row itself, and times must not go back behind that
-        stamps = self._stamps(times)
-        first, last = (stamps, stamps) if isinstance(stamps, int) else (stamps[0], stamps[-1])
-        data = encode(kind, self.next_seq, stamps, keys, payloads)
-        if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_old(first)):
+        self._repair()  # before the times are chosen: it may append a row, and no later row may have an earlier time
+        rising = self._rising(times)
+        first, last = (rising, rising) if isinstance(rising, int) else (rising[0], rising[-1])
+        data = encode(kind, self.next_seq, rising, keys, payloads)
+        if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_too_old(first)):
             self.roll()
         if not self._segment:
             segment = Segment(self.directory, self.next_seq, first, closed=False)
             self._segment = SegmentWriter.create(segment, self.id, self._file_mode)
-            self._begun = monotonic()
+            self._segment_started = monotonic()
         self._segment.add(kind, len(keys), data, first, last)
         self.next_seq = self._segment.next_seq
         self._last_time = last
         self.unsynced_rows += len(keys)
 
-    def _stamps(self, times: int | Sequence[int] | None) -> int | list[int]:
-        """Times that do not go back."""
+    def _rising(self, times: int | Sequence[int] | None) -> int | list[int]:
+        """Return the times with each one raised to the one before it."""
         if times is None:
             times = self._clock()
         first = times if isinstance(times, int) else times[0]
-        if first < self._last_time - _STEP and not self._is_behind:
-            behind = (self._last_time - first) / 1_000_000
-            self._warn(f"the clock went back by {behind:g} s: until it has caught up, rows have the last time")
-        self._is_behind = first < self._last_time - _STEP
+        is_behind = first < self._last_time - _CLOCK_TOLERANCE
+        if is_behind and not self._clock_is_behind:
+            behind = to_seconds(self._last_time - first)
+            self._warn(
+                f"the clock went back by {behind:g} s: until it has caught up, rows get the time of the row before"
+            )
+        self._clock_is_behind = is_behind
         if isinstance(times, int):
             return max(times, self._last_time)
         return list(itertools.accumulate(times, max, initial=self._last_time))[1:]
 
-    def _is_old(self, time: int) -> bool:
+    def _is_too_old(self, time: int) -> bool:
         if self._segment is None:
             return False
-        # The clock may have been ahead when the segment was begun: by it, that would not get old for as long.
-        age = max(time - self._segment.segment.first_time, (monotonic() - self._begun) * 1_000_000)
-        return age >= self._segment_time
+        # If the clock was set back after the segment was begun, only the monotonic clock shows the age.
+        age = max(time - self._segment.segment.first_time, from_seconds(monotonic() - self._segment_started))
+        return age >= self._max_age
 
     def sync(self) -> None:
-        """Get what was appended onto the disk for good, and let readers see it.
+        """Sync what was appended, and make it visible to readers. Close the segment if it is too old.
 
-        To be called now and then even without new rows, so that a segment of a silent bus is closed when it is old.
+        To be called at intervals even without new rows, so that a segment of a silent bus is closed too.
 
-        :raises OSError: if it is not known to be there; it is neither safe nor seen until a later call succeeds.
+        :raises OSError: if that fails; the rows are neither safe nor visible until a later call succeeds.
         """
         self._repair()
         if self._segment:
             self._segment.sync()
         self.unsynced_rows = 0
-        if self._is_old(self._clock()):
+        if self._is_too_old(self._clock()):
             self.roll()
 
     def roll(self) -> None:
-        """Close the segment; the next row begins a new one. What was appended is then safe and seen.
+        """Close the segment; the next row begins a new one. What was appended is then safe and visible.
 
-        :raises OSError: if that cannot be done; nothing is lost, and the next call of whatever method tries again.
+        :raises OSError: if that fails; nothing is lost, and the next call of any method tries again.
         """
         self._repair()
         if self._segment:
@@ -265,42 +305,42 @@ class JournalWriter:
         writer.finish()
         self._segment = None
         self.unsynced_rows = 0
-        self.closed += 1
+        self.segments_closed += 1
 
     def _repair(self) -> None:
-        """Take up again a segment that an error has left in doubt, and close it."""
+        """Reopen and close a segment that an error has left in doubt; append the gap of the rows that it has lost."""
         if self._segment and self._segment.suspect:
-            self._segment.abandon()
-            writer = self._reopened(self._segment.segment)
+            self._segment.close_files()
+            writer = self._reopen(self._segment.segment)
             self._segment = writer
             if lost := self.next_seq - writer.next_seq:
                 since = writer.last.max_time if writer.last else writer.segment.first_time
-                if self._owed:  # more was lost before that could be told, and it is what came just before
-                    since = min(since, self._owed["since"])
-                    lost += self._owed["lost"]
-                self._owed = {"since": since, "reason": "the disk has lost what was written to it", "lost": lost}
+                if self._pending_gap:  # its row was not written yet; the two gaps follow each other and become one
+                    since = min(since, self._pending_gap.since)
+                    lost += self._pending_gap.lost
+                self._pending_gap = _LostRows(since, lost)
                 self.next_seq = writer.next_seq
             self._finish(writer)
-        if self._owed:
-            owed, self._owed = self._owed, None
+        if self._pending_gap:
+            pending, self._pending_gap = self._pending_gap, None
             try:
-                self.append_gap(Kind.FULL, owed)
+                self.append_gap(Kind.FULL, pending.details())
             except OSError:
-                self._owed = owed
+                self._pending_gap = pending
                 raise
 
-    def _reopened(self, segment: Segment) -> SegmentWriter:
+    def _reopen(self, segment: Segment) -> SegmentWriter:
         writer = SegmentWriter.reopen(segment, self.id, self._file_mode)
         if writer.torn:
-            self._warn(f"{segment.path()}: {writer.torn} bytes of a batch that was not whole were cut off")
+            self._warn(f"{segment.path()}: cut off {writer.torn} bytes of an incomplete batch")
         if writer.damaged:
-            self._warn(f"{segment.path()}: it is damaged: see what 'sbus journal verify' says")
+            self._warn(f"{segment.path()}: it is damaged: run 'sbus journal verify' to see what is affected")
         return writer
 
     def close(self) -> None:
-        """Close the segment and let go of the journal, whatever happens.
+        """Close the segment, and release the journal in any case.
 
-        :raises OSError: if what was appended is not known to be safe; the next `open` keeps what it can.
+        :raises OSError: if what was appended may not be safe; the next `open` keeps what it can.
         """
         if self._lock < 0:
             return
@@ -308,7 +348,7 @@ class JournalWriter:
             self.roll()
         finally:
             if self._segment:
-                self._segment.abandon()
+                self._segment.close_files()
             os.close(self._lock)
             self._lock = -1
 
@@ -319,18 +359,35 @@ class JournalWriter:
         self.close()
 
 
+class _LostRows(NamedTuple):
+    """Rows that were appended, and that the disk has lost.
+
+    :ivar since: the time of the last row before them, in µs since the epoch.
+    :ivar lost: the number of rows.
+    """
+
+    since: int
+    lost: int
+
+    def details(self) -> dict[str, object]:
+        return {"since": self.since, "reason": "the disk has lost what was written to it", "lost": self.lost}
+
+
 def _make_directory(directory: str, mode: int) -> None:
     try:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         os.mkdir(directory, mode)
     except FileExistsError:
         return
-    os.chmod(directory, mode)  # whatever the umask is
+    os.chmod(directory, mode)  # mkdir(2) applies the umask
     disk.sync_directory(os.path.dirname(directory))
 
 
 def _lock(directory: str, mode: int) -> int:
-    """Become the one who writes; returns a descriptor that holds the lock until it is closed."""
+    """Lock a journal for writing; return a descriptor that holds the lock until it is closed.
+
+    :raises JournalLocked: if another process holds it.
+    """
     path = os.path.join(directory, LOCK)
     try:
         fd = disk.create(path, mode)
@@ -340,7 +397,7 @@ def _lock(directory: str, mode: int) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         disk.write(fd, b"%-10d\n" % os.getpid(), 0)
     except BlockingIOError:
-        holder = os.pread(fd, 10, 0).decode("ascii", "replace").strip() or "of unknown number"
+        holder = os.pread(fd, 10, 0).decode("ascii", "replace").strip() or "of unknown ID"
         os.close(fd)
         raise JournalLocked(
             f"{directory}: process {holder} writes this journal: stop it, or record into another directory"

@@ -43,9 +43,9 @@ class RetentionTrigger:
         if self._settings.keeps_all:
             return
         now = time.monotonic()
-        if not in_need and self._journal.closed == self._closed and now - self._looked < self._interval:
+        if not in_need and self._journal.segments_closed == self._closed and now - self._looked < self._interval:
             return
-        self._closed, self._looked = self._journal.closed, now
+        self._closed, self._looked = self._journal.segments_closed, now
         delete_old(self._journal.directory, self._settings)
 
 

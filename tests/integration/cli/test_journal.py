@@ -218,7 +218,7 @@ class TestVerify:
         [
             (".arrows", 100, b"\xaa", r"the bytes 0 to \d+ are damaged"),
             (".arrows", -40, b"\xaa", r"the bytes \d+ to \d+ are damaged \(2 rows from 3\): restore it from a copy"),
-            (".arrows", -8, b"\0", "it does not end with the mark of a closed segment"),
+            (".arrows", -8, b"\0", "it does not end with the end-of-stream marker"),
             (".idx", 70, b"\xaa", "a record in it is damaged"),
             (".json", 0, b"x", "it is damaged"),
             (".json", 16, b"7", "its first_seq is 7, but should be 0"),

@@ -34,9 +34,9 @@ def test_a_datetime_and_back_is_exact(micros: int) -> None:
     assert clock.from_datetime(clock.to_datetime(micros)) == micros
 
 
-@given(micros=st.integers(_NOON - 50 * 365 * clock.DAY, _NOON + 100 * 365 * clock.DAY))
+@given(micros=st.integers(_NOON - 50 * 365 * clock.DAY, _NOON + 74 * 365 * clock.DAY))
 def test_seconds_and_back_are_exact_in_our_days(micros: int) -> None:
-    """Every µs of the years 1976 to 2126 survives the way to seconds in a float and back."""
+    """Every µs of the years 1976 to 2099 survives the way to seconds in a float and back."""
     assert clock.from_seconds(clock.to_seconds(micros)) == micros
 
 

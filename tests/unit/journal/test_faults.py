@@ -309,7 +309,7 @@ def test_a_segment_without_rows_that_is_left_is_no_problem(tmp_path):
     clock, disk = Clock(), FaultyDisk()
     with JournalWriter.open(tmp_path, clock=clock) as journal:
         empty = Segment(journal.directory, 0, clock.time, closed=False)
-        SegmentWriter.create(empty, journal.id, 0o600).abandon()
+        SegmentWriter.create(empty, journal.id, 0o600).close_files()
     clock.time += 1_000_000
     with disk():
         disk.fail_from(0, 100, "unlink")

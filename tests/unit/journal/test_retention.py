@@ -136,7 +136,7 @@ class TestRetain:
         for _ in range(2):
             retain(journal.directory, keep_bytes=0, warn=told.append)
         assert len(told) == 2
-        assert "the consumer 'archive' has not taken it yet" in told[1]
+        assert "the consumer 'archive' has not taken the oldest segment yet" in told[1]
         advance(journal.directory, "archive", 50)
         retain(journal.directory, keep_bytes=0, warn=told.append)
         assert len(told) == 2

@@ -83,7 +83,7 @@ class TestWriting:
             clock.time = 1_700_000_000_000_000 + step
             journal.append(SOME[:1])
         journal.close()
-        assert told == ["the clock went back by 60 s: until it has caught up, rows have the last time"]
+        assert told == ["the clock went back by 60 s: until it has caught up, rows get the time of the row before"]
         assert [row["time"].microsecond for row in rows(tmp_path)] == [0, 0, 0, 0, 1]
 
     def test_clock_was_ahead(self, tmp_path, clock, monkeypatch):
@@ -96,14 +96,14 @@ class TestWriting:
         passed = 9.9
         journal.append([(b"k", b"")])
         journal.sync()
-        assert journal.closed == 0
+        assert journal.segments_closed == 0
         passed = 10.0
         journal.sync()
-        assert journal.closed == 1
+        assert journal.segments_closed == 1
         journal.append([(b"k", b"")])
         passed = 20.0
         journal.append([(b"k", b"")])
-        assert journal.closed == 2
+        assert journal.segments_closed == 2
         journal.close()
 
     def test_segments(self, tmp_path, clock):
@@ -311,7 +311,7 @@ class TestReading:
             return list_segments(path)
 
         monkeypatch.setattr("sbus.journal.reader.list_segments", noting)
-        monkeypatch.setattr("sbus.journal.reader._SETTLED", 10**12)
+        monkeypatch.setattr("sbus.journal.reader._MTIME_TICK", 10**12)
         reader = JournalReader(journal.directory)
         for count in range(1, 4):
             journal.append(SOME)
@@ -370,5 +370,7 @@ class TestReading:
         journal.close()
         with open(f"{journal.directory}/journal.json", "w") as file:
             file.write('{"format": 2}')
-        with pytest.raises(JournalError, match="a journal of format 2, but this version of sbus knows 1 only"):
+        with pytest.raises(
+            JournalError, match="written in format 2, but this version of sbus reads formats up to 1: install a newer"
+        ):
             messages(journal.directory)

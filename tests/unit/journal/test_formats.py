@@ -1,0 +1,200 @@
+"""Formats on disk: each one stays readable, older rows are lifted to today's columns, newer formats are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sbus.errors import JournalError
+from sbus.journal import schema
+from sbus.journal.clock import to_datetime
+from sbus.journal.consumers import consumers
+from sbus.journal.layout import list_segments, read_identity
+from sbus.journal.reader import JournalReader, Slice, read
+from sbus.journal.schema import COLUMN_NAMES, COLUMNS, FORMAT, FORMATS, KINDS, Column, Format, Kind
+from sbus.journal.summary import read_summary
+from sbus.journal.verify import verify
+from sbus.journal.writer import JournalWriter
+from tests.support.faults import let_go
+from tests.support.journals import messages, rows
+
+DATA = Path(__file__).parent / "data"
+ID = "0123456789abcdef0123456789abcdef"
+SECOND = 1_769_860_800  # 2026-01-31 12:00 UTC
+EXPECTED = [
+    (1.0, "start", b"", {"patterns": [""], "socket": "/run/sbus.sock", "version": "1.0", "ended": "new"}),
+    (1.5, "message", b"sensors/kitchen/temperature", b"21.5"),
+    (1.500001, "message", b"sensors/attic/temperature", b"14.25"),
+    (2.0, "message", b"raw/\xff\\key", bytes(range(8))),
+    (3.0, "reconnect", b"", {"since": 1_769_860_802_500_000, "reason": "the server closed the connection"}),
+    (4.0, "message", "räume/küche".encode(), "warm ☀".encode()),
+    (4.0, "message", b"sensors/attic/temperature", b""),
+    (5.0, "full", b"", {"since": 1_769_860_804_250_000, "reason": "No space left on device", "lost": 2}),
+    (6.0, "stop", b"", {}),
+]
+"""The rows of the committed journals: seconds after 12:00, kind, key, and payload or details."""
+
+
+def problems_of(directory: Any) -> list[str]:
+    problems: list[str] = []
+    for verified in verify(directory, problems.append):
+        problems += verified.problems
+    return problems
+
+
+@pytest.mark.parametrize("version", sorted(FORMATS))
+class TestCommitted:
+    """The journals that earlier versions of this package have written; one for each format."""
+
+    def test_rows(self, version: int) -> None:
+        """Every row is read with the columns of today and the content that was written."""
+        found = rows(DATA / f"format-{version}")
+        assert [tuple(row) for row in found] == [COLUMN_NAMES] * len(EXPECTED)
+        assert [(row["journal"], row["seq"]) for row in found] == [(ID, seq) for seq in range(len(EXPECTED))]
+        for row, (after, kind, key, content) in zip(found, EXPECTED, strict=True):
+            assert row["time"] == to_datetime(round((SECOND + after) * 1_000_000))
+            assert (row["kind"], row["key"]) == (kind, key)
+            assert (row["payload"] if kind == "message" else json.loads(row["payload"])) == content
+
+    def test_everything_else(self, version: int) -> None:
+        """The identity, summaries, consumers and checksums are those that were written."""
+        directory = DATA / f"format-{version}"
+        assert read_identity(str(directory))[:2] == (ID, FORMATS[version])
+        assert consumers(directory) == {"archive": 5}
+        first, second = map(read_summary, JournalReader(directory).segments())
+        assert (first.rows, first.kinds) == (5, {"start": 1, "message": 3, "reconnect": 1})
+        assert second.keys == ["räume/küche".encode(), b"sensors/attic/temperature"]
+        assert problems_of(directory) == []
+
+    def test_a_writer_continues(self, version: int, tmp_path: Path) -> None:
+        """A writer of today appends to it, and raises the format in ``journal.json`` to its own."""
+        directory = tmp_path / "journal"
+        shutil.copytree(DATA / f"format-{version}", directory)
+        with JournalWriter.open(directory) as journal:
+            assert (journal.id, journal.next_seq, journal.ended) == (ID, len(EXPECTED), "stop")
+            journal.append([(b"new", b"row")])
+        assert read_identity(str(directory)).format is FORMATS[FORMAT]
+        assert messages(directory)[-2:] == [(b"", b"{}"), (b"new", b"row")]
+        assert problems_of(directory) == []
+
+
+class TestNewer:
+    """A journal of a format that does not exist yet."""
+
+    REFUSED = rf"written in format {FORMAT + 1}, but this version of sbus reads formats up to {FORMAT}: install a newer"
+
+    def test_journal(self, tmp_path: Path) -> None:
+        """Readers and writers refuse a journal of a newer format, and name the remedy."""
+        with JournalWriter.open(tmp_path) as journal:
+            journal.append([(b"k", b"")])
+        fields = json.loads((tmp_path / "journal.json").read_text())
+        (tmp_path / "journal.json").write_text(json.dumps({**fields, "format": FORMAT + 1}))
+        for use in (JournalReader, JournalWriter.open):
+            with pytest.raises(JournalError, match=self.REFUSED):
+                use(tmp_path)
+
+    def test_segment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A segment of a newer format is refused by itself, whatever ``journal.json`` states."""
+        newer = Format(FORMAT + 1, COLUMNS, tuple(KINDS))
+        monkeypatch.setattr("sbus.journal.segment.header", newer.header)
+        with JournalWriter.open(tmp_path) as journal:
+            journal.append([(b"k", b"")])
+        with pytest.raises(JournalError, match=self.REFUSED):
+            rows(tmp_path)
+
+    @pytest.mark.parametrize("version", [None, "1", -1, 1.5])
+    def test_no_format(self, version: object, tmp_path: Path) -> None:
+        """A format that never existed is damage."""
+        JournalWriter.open(tmp_path).close()
+        (tmp_path / "journal.json").write_text(json.dumps({"format": version, "id": ID}))
+        with pytest.raises(JournalError, match=r"there is no journal format .*: restore it from a copy"):
+            JournalReader(tmp_path)
+
+
+def lift(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """From the format of the test to format 1: the column ``body`` is now ``payload``, and ``kind`` is new."""
+    kinds = pa.DictionaryArray.from_arrays(pa.array([0] * batch.num_rows, pa.int8()), pa.array(KINDS, pa.utf8()))
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    payload = columns.pop("body")
+    return pa.RecordBatch.from_pydict({**columns, "kind": kinds, "payload": payload})
+
+
+OLD = Format(0, (*COLUMNS[:3], COLUMNS[4], Column("body", pa.binary(), pa.binary(), "")), (), lift)
+
+
+class TestOlder:
+    """A format before the first one: other columns, in another order."""
+
+    @pytest.fixture(autouse=True)
+    def _with_an_older_format(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(FORMATS, 0, OLD)
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A journal of the older format; its second segment is open, as a crash leaves it."""
+
+        def encode(kind: Kind, first_seq: int, times: int, keys: Sequence[bytes], bodies: Sequence[bytes]) -> pa.Buffer:
+            indices, seqs = pa.array([0] * len(keys), pa.int8()), pa.arange(first_seq, first_seq + len(keys))
+            stamps = pa.array([times] * len(keys), COLUMNS[2].type)
+            columns = [indices, seqs, stamps, pa.array(keys, pa.binary()), pa.array(bodies, pa.binary())]
+            return pa.RecordBatch.from_arrays(columns, schema=OLD.stored_schema).serialize()
+
+        with monkeypatch.context() as patch:
+            patch.setattr("sbus.journal.writer.FORMAT", 0)
+            patch.setattr("sbus.journal.writer.encode", encode)
+            patch.setattr("sbus.journal.segment.header", OLD.header)
+            journal = JournalWriter.open(tmp_path / "journal", clock=lambda: SECOND * 1_000_000)
+            journal.append([(b"a", b"1"), (b"b", b"2")])
+            journal.roll()
+            journal.append([(b"c", b"3"), (b"d", b"4")])
+            journal.sync()
+            let_go(journal.directory)
+        return tmp_path / "journal"
+
+    def test_rows(self, directory: Path) -> None:
+        """Rows of the older format come with the columns of today."""
+        found = rows(directory)
+        assert [tuple(row) for row in found] == [COLUMN_NAMES] * 4
+        assert [(row["seq"], row["kind"], row["key"], row["payload"]) for row in found] == [
+            (seq, "message", bytes([97 + seq]), b"%d" % (1 + seq)) for seq in range(4)
+        ]
+        assert {row["time"] for row in found} == {to_datetime(SECOND * 1_000_000)}
+
+    def test_schema(self, directory: Path) -> None:
+        """A batch of the older format has the very schema of a new one, also if only some columns are read."""
+        reader = JournalReader(directory)
+        (part, _) = reader.plan(0, 4)
+        (batch,) = read(part)
+        assert batch.schema.equals(schema.schema(reader.id), check_metadata=True)
+        (batch,) = read(part, ["payload", "kind"])
+        assert batch.to_pydict() == {"payload": [b"1", b"2"], "kind": ["message"] * 2}
+
+    def test_a_part(self, directory: Path) -> None:
+        """A slice that begins within a batch of the older format gives the same rows as of today's."""
+        assert messages(directory, 1, 3) == [(b"b", b"2"), (b"c", b"3")]
+        assert JournalReader(directory).seq_at_time(SECOND * 1_000_000 + 1) == 4
+
+    def test_a_writer_continues(self, directory: Path) -> None:
+        """A writer of today closes the open segment, with its keys, and goes on in today's format."""
+        with JournalWriter.open(directory) as journal:
+            assert json.loads((directory / "journal.json").read_text())["format"] == FORMAT
+            journal.append([(b"e", b"5")])
+        assert messages(directory) == [(bytes([97 + seq]), b"%d" % (1 + seq)) for seq in range(5)]
+        assert [read_summary(segment).keys for segment in list_segments(str(directory))] == [
+            [b"a", b"b"],
+            [b"c", b"d"],
+            [b"e"],
+        ]
+        assert problems_of(directory) == []
+
+    def test_another_journal(self, directory: Path) -> None:
+        """A segment of the older format is refused in another journal, like one of today's."""
+        segment = list_segments(str(directory))[0]
+        with pytest.raises(JournalError, match="a segment of another schema or journal"):
+            list(read(Slice(segment, "f" * 32, 0, 2)))
