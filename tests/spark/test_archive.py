@@ -138,7 +138,7 @@ def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_
     journal.sync()
     put_away(spark, [journal.directory], lake, max_rows=20)
     checkpoint = Lake(lake).checkpoint
-    last = Checkpoint(checkpoint).done()
+    last = Checkpoint(checkpoint).last_done()
     (checkpoint / "commits" / str(last)).write_bytes(b"")
     (checkpoint / "offsets" / str(last)).write_bytes(b"v1\n{")
     (checkpoint / "commits" / str(last - 1)).unlink()
@@ -161,8 +161,8 @@ def test_commits_without_any_plan_are_removed(tmp_path):
     """Spark would take them for another job's that writes here."""
     logs(tmp_path, offsets={0: ""}, commits={0: "{}"})
     checkpoint = Checkpoint(tmp_path)
-    checkpoint.mend()
-    assert checkpoint.done() == -1
+    checkpoint.repair()
+    assert checkpoint.last_done() == -1
     assert list((tmp_path / "commits").iterdir()) == []
 
 
@@ -223,7 +223,7 @@ def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_pa
     left, gone = journals
     gone.close()
     shutil.rmtree(gone.directory)
-    with pytest.raises(JournalError, match=f"{gone.id}.* is gone: .*--allow-loss"):
+    with pytest.raises(JournalError, match=f"{gone.id} is gone; .*--allow-loss"):
         put_away(spark, [tmp_path / "*"], lake)
     left.append(messages(3))
     left.append(messages(2))
@@ -250,7 +250,7 @@ def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
             journal.roll()
     rows = spark.read.format("sbus").option("journal", str(tmp_path / "*")).load()
     lake = Lake(tmp_path / "lake")
-    with lake.writing():
+    with lake.locked():
         lake.write(rows, 0, writers=3)
     assert archived(lake.directory) == recorded(*(journal.directory for journal in journals))
     assert len(files(lake.directory)) == 3
@@ -273,5 +273,5 @@ def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_pat
     assert sorted(row.seq for row in rows.collect()) == [2, 3, 4, 5]
     assert ["hour=01" in name or "hour=02" in name for name in rows.inputFiles()] == [True, True]
     assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
-    with pytest.raises(LakeError, match="nothing in it yet"):
+    with pytest.raises(LakeError, match="it is empty: run sbus spark archive"):
         Lake(tmp_path / "nowhere").read(spark)

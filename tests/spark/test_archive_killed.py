@@ -69,7 +69,7 @@ def archive(journal: Path, lake: Path):
 def until_done(checkpoint: Checkpoint, batch: int, archiver: subprocess.Popen[bytes]) -> None:
     """Wait until the archive has done a batch."""
     deadline = time.monotonic() + TIMEOUT
-    while checkpoint.done() < batch:
+    while checkpoint.last_done() < batch:
         if archiver.poll() is not None:
             assert archiver.stderr is not None
             pytest.fail(f"it has ended: {archiver.stderr.read().decode()}")
@@ -96,11 +96,11 @@ def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
     for life in range(LIVES):
         with archive(journal, lake) as archiver:
             with recording(journal, began) as recorder:
-                until_done(checkpoint, checkpoint.done() + 1, archiver)
+                until_done(checkpoint, checkpoint.last_done() + 1, archiver)
                 time.sleep(chance.uniform(0, 0.3))
                 recorder.send_signal(signal.SIGKILL)
             with recording(journal, began):
-                until_done(checkpoint, checkpoint.done() + 1, archiver)
+                until_done(checkpoint, checkpoint.last_done() + 1, archiver)
                 time.sleep(chance.uniform(0, 0.5))
                 os.kill(archiver.pid if life % 2 else java_of(archiver), signal.SIGKILL)
             assert archiver.wait(TIMEOUT) in (-signal.SIGKILL, 1)

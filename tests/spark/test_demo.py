@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sbus.cli.spark.demo import demo
 from sbus.errors import SbusError, UsageError
 from sbus.journal.reader import JournalReader
-from sbus.spark.demo.plant import HOT, LIMIT, SILENT, SITES, Site
+from sbus.spark.demo.plant import HOT_KEY, LIMIT, SILENT_KEY, SITES, Site
 from sbus.spark.demo.processes import Process, python, running
 from sbus.spark.demo.show import run
 
@@ -44,7 +44,7 @@ def test_all_of_it(spark: Any, place: Path) -> None:
     said: list[tuple[str, str]] = []
     outcome = run(spark, place, seconds=20, say=lambda who, what: said.append((who, what)))
     assert _processes_in(place) == []
-    hot = HOT.split("/")
+    hot = HOT_KEY.split("/")
     assert outcome.alerts
     for message in outcome.alerts:
         assert message.key == f"alerts/{hot[1]}/{hot[2]}/bearing".encode()
@@ -58,7 +58,7 @@ def test_all_of_it(spark: Any, place: Path) -> None:
     assert changes is not None
     # Where the alert took its time, the report is about later days, on which the sensor was not heard at all.
     quiet = {silence.scope for silence in outcome.figures.silences} | {change.scope for change in changes.vanished}
-    assert SILENT in quiet
+    assert SILENT_KEY in quiet
     assert "alerts" in {change.scope.partition("/")[0] for change in changes.new}
     assert outcome.report is not None
     assert "A day of a plant" in outcome.report.read_text("utf-8")
@@ -120,9 +120,9 @@ def test_the_plant_lives_through_days() -> None:
             for key, payload in messages:
                 sent.setdefault(str(key), []).append((tick / 10, payload))
     hottest = {key: max(float(p) for _, p in some) for key, some in sent.items() if key.endswith("temperature")}
-    assert hottest.pop(HOT) > LIMIT + 5
+    assert hottest.pop(HOT_KEY) > LIMIT + 5
     assert max(hottest.values()) < LIMIT
-    assert 69 <= sent[SILENT][-1][0] <= 70
+    assert 69 <= sent[SILENT_KEY][-1][0] <= 70
     night = sum(1 for some in sent.values() for at, _ in some if at < 10)
     noon = sum(1 for some in sent.values() for at, _ in some if 18 <= at < 28)
     assert noon > 1.3 * night

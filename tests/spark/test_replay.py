@@ -17,7 +17,7 @@ from sbus.cli.main import cli
 from sbus.client.blocking import connect
 from sbus.errors import UsageError
 from sbus.journal.schema import Kind
-from sbus.spark.jobs.replay import _AT_ONCE, Replay, replay
+from sbus.spark.jobs.replay import _CHUNK_MESSAGES, Replay, replay
 from sbus.spark.jobs.tables import key_matches, load_rows
 from sbus.testing.servers import RunningBus, running_bus
 
@@ -125,7 +125,7 @@ def test_it_ends_early_in_order(spark: Any, bus: RunningBus) -> None:
     assert not done.is_complete
     assert done.messages == 1
     assert done.total == 1000
-    assert _AT_ONCE > 1
+    assert _CHUNK_MESSAGES > 1
 
 
 def test_nothing_to_replay_is_an_error(spark: Any, bus: RunningBus) -> None:

@@ -24,7 +24,7 @@ def test_conf():
 @pytest.mark.parametrize("pair", ["a", "=1", ""])
 def test_wrong_conf(pair: str):
     """What is no setting is refused."""
-    with pytest.raises(UsageError, match=r"--conf .*: say name=value"):
+    with pytest.raises(UsageError, match=r"--conf .*: use name=value"):
         parse_conf([pair])
 
 

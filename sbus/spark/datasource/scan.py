@@ -32,13 +32,14 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import StringType, StructType
 
 from sbus.errors import UsageError
 from sbus.journal.keytext import as_text_array
 from sbus.journal.layout import Segment
 from sbus.journal.reader import JournalReader, Slice, read
+from sbus.journal.schema import COLUMNS
 from sbus.spark.datasource.filters import RowFilter
 from sbus.spark.datasource.options import ReadOptions
 
@@ -60,17 +61,11 @@ _MAX_BATCH_JOURNALS = 127
 
 def schema(*, raw_keys: bool) -> StructType:
     """Return the columns of a journal in Spark's types."""
-    types: dict[str, DataType] = {
-        "journal": StringType(),
-        "seq": LongType(),
-        "time": TimestampType(),
-        "kind": StringType(),
-        "key": BinaryType() if raw_keys else StringType(),
-        "payload": BinaryType(),
-    }
     columns = StructType()
-    for name, kind in types.items():
-        columns = columns.add(name, kind)
+    for column in COLUMNS:
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        is_text = column.name == "key" and not raw_keys
+        columns = columns.add(column.name, StringType() if is_text else from_arrow_type(kind))
     return columns
 
 

@@ -24,12 +24,12 @@ SITES = {"berlin": 4, "lyon": 3, "turin": 3}
 """Each site, and how many machines it has."""
 LIMIT = 75.0
 """Degrees Celsius that a bearing should not be above; they are at 55 to 66."""
-HOT = "plant/berlin/press-2/bearing/temperature"
-SILENT = "plant/lyon/press-1/coolant/flow"
-_HOT_FROM, _SILENT_FROM = 0.58, 0.7
+HOT_KEY = "plant/berlin/press-2/bearing/temperature"
+SILENT_KEY = "plant/lyon/press-1/coolant/flow"
+_HOT_AT, _SILENT_AT = 0.58, 0.7
 """When the faults begin, as a part of the two days."""
-_TICK = 0.05
-_PER_SECOND = {
+_PUBLISH_INTERVAL = 0.05
+_RATES = {
     "bearing/temperature": 4.0,
     "bearing/vibration": 10.0,
     "motor/current": 8.0,
@@ -67,14 +67,14 @@ class Site:
         busy = self.activity(start)
         progress = start / self.seconds
         for machine in range(1, SITES[self.name] + 1):
-            for sensor, rate in _PER_SECOND.items():
+            for sensor, rate in _RATES.items():
                 key = f"plant/{self.name}/press-{machine}/{sensor}"
-                if key == SILENT and progress >= _SILENT_FROM:
+                if key == SILENT_KEY and progress >= _SILENT_AT:
                     continue
                 # A thermometer does not rest; what the machine does, it does by day.
                 rate *= 1.0 if sensor.startswith("bearing") else busy
                 for _ in range(self._due(key, rate * (end - start))):
-                    yield key, self._value(sensor, busy, progress if key == HOT else 0.0)
+                    yield key, self._value(sensor, busy, progress if key == HOT_KEY else 0.0)
         for _ in range(self._due("agv", 6 * busy * (end - start))):
             yield f"logistics/{self.name}/agv/position", json.dumps({
                 "agv": self._dice.randrange(1, 5), "x": round(self._dice.uniform(0, 80), 2),
@@ -96,7 +96,7 @@ class Site:
     def _value(self, sensor: str, busy: float, progress: float) -> bytes:
         noise = self._dice.gauss
         if sensor == "bearing/temperature":
-            heat = max(0.0, progress - _HOT_FROM) * 130
+            heat = max(0.0, progress - _HOT_AT) * 130
             return b"%.2f" % (55 + 11 * busy + min(heat, 45) + noise(0, 0.4))
         if sensor == "bearing/vibration":
             rms = abs(0.4 + 1.8 * busy + noise(0, 0.15))
@@ -121,7 +121,7 @@ def publish(bus: Bus, site: Site, start: float) -> None:
         if now > at:
             bus.publish_many(list(site.messages(at, now)))
             at = now
-        time.sleep(_TICK)
+        time.sleep(_PUBLISH_INTERVAL)
 
 
 def main() -> None:

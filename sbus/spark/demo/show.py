@@ -28,12 +28,12 @@ from sbus.spark.report import Report, measure, render
 
 __all__ = ["Outcome", "run"]
 
-_CRASH = 0.62
+_CRASH_AT = 0.62
 """When the recorder is killed, as a part of the two days."""
 _STEP_TIMEOUT = 60.0
 """Seconds that a slow machine may take for what should happen at once."""
 _POLL_INTERVAL = 0.05
-_SHOWN = 4
+_MAX_ALERTS_SHOWN = 4
 """Alerts that are told one by one."""
 
 Say = Callable[[str, str], None]
@@ -104,7 +104,7 @@ def run(
             if passed >= seconds / 2 and not told["day"]:
                 told["day"] = True
                 say("plant", f"the second day begins; {_rows(journal):,} rows are recorded")
-            if passed >= seconds * _CRASH and not told["crash"]:
+            if passed >= seconds * _CRASH_AT and not told["crash"]:
                 told["crash"] = True
                 recorder.kill()
                 say("recorder", "kill -9: what it had synced is safe, and nobody else notices")
@@ -192,9 +192,9 @@ def _subscribed(address: str, found: list[Message], say: Say) -> Iterator[None]:
                     return
                 for message in messages:
                     found.append(message)
-                    if len(found) <= _SHOWN:
-                        say("alert", _told(message))
-                    elif len(found) == _SHOWN + 1:
+                    if len(found) <= _MAX_ALERTS_SHOWN:
+                        say("alert", _format_alert(message))
+                    elif len(found) == _MAX_ALERTS_SHOWN + 1:
                         say("alert", "... and so on")
 
         thread = threading.Thread(target=show, name="alerts")
@@ -206,7 +206,7 @@ def _subscribed(address: str, found: list[Message], say: Say) -> Iterator[None]:
             thread.join()
 
 
-def _told(message: Message) -> str:
+def _format_alert(message: Message) -> str:
     alert = json.loads(message.payload)
     rise = alert.get("rise")
     rising = f", rising {rise:.1f} °C a second" if rise else ""

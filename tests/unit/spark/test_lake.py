@@ -115,9 +115,9 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
     kept = first[: len(first) - min(back, len(first))]
     for (number, batch), operations in zip([*enumerate(first), *enumerate(second, len(kept))], kills, strict=False):
         for count in operations:
-            with lake.writing(), suppress(Killed), killed_after(count):
+            with lake.locked(), suppress(Killed), killed_after(count):
                 put(lake, number, batch)
-        with lake.writing():
+        with lake.locked():
             put(lake, number, batch)
     assert content(lake) == expected(kept + second)
     assert not list((lake.directory / "_sbus/staging").iterdir())
@@ -130,7 +130,7 @@ def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
     new: Batch = {HOURS[1]: "new", HOURS[2]: "new"}
     for operations in range(100):
         lake = Lake(tmp_path / str(operations))
-        with lake.writing():
+        with lake.locked():
             put(lake, 0, {HOURS[0]: "before"})
             put(lake, 1, old)
             with killed_after(operations) as left, suppress(Killed):
@@ -146,7 +146,7 @@ def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
 def test_lists_of_files_do_not_pile_up(tmp_path):
     """What is remembered of old batches is removed, and the batches stay."""
     lake = Lake(tmp_path / "lake")
-    with lake.writing():
+    with lake.locked():
         for number in range(103):
             put(lake, number, {HOURS[0]: str(number)})
     assert len(list((lake.directory / "_sbus/batches").iterdir())) == 100
@@ -157,22 +157,22 @@ def test_two_jobs_cannot_write_one_lake(tmp_path):
     """The second is told; when the first has ended, another may."""
     lake = Lake(tmp_path / "lake")
     with (
-        lake.writing(),
-        pytest.raises(LakeError, match="another job writes this lake"),
-        Lake(tmp_path / "lake").writing(),
+        lake.locked(),
+        pytest.raises(LakeError, match="another job writes to this lake"),
+        Lake(tmp_path / "lake").locked(),
     ):
         pass
-    with lake.writing():
+    with lake.locked():
         pass
 
 
 def test_a_lake_without_its_state_is_not_written(tmp_path):
     """Its batches would begin with number 0 again, and take the places of those that are there."""
     lake = Lake(tmp_path / "lake")
-    with lake.writing():
+    with lake.locked():
         put(lake, 0, {HOURS[0]: "rows"})
     shutil.rmtree(lake.checkpoint)
-    with pytest.raises(LakeError, match=r"nothing says from where .*checkpoint is missing"), lake.writing():
+    with pytest.raises(LakeError, match=r"nothing says from where .*checkpoint is missing"), lake.locked():
         pass
 
 
@@ -180,7 +180,7 @@ def test_only_its_owner_may_look_into_a_lake(tmp_path):
     """Payloads are as private as in the journal, whatever the umask is."""
     before = os.umask(0)
     try:
-        with Lake(tmp_path / "lake").writing():
+        with Lake(tmp_path / "lake").locked():
             pass
     finally:
         os.umask(before)

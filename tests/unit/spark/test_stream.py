@@ -282,7 +282,7 @@ def test_a_directory_that_has_not_changed_is_not_listed_again(new_journal: NewJo
 
 def test_a_directory_that_has_just_changed_is_listed_again(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
     """What changes within a tick of the clock leaves no trace in the directory's time, so that is not relied on."""
-    monkeypatch.setattr("sbus.spark.datasource.snapshot._SETTLED", 10**12)
+    monkeypatch.setattr("sbus.spark.datasource.snapshot._SETTLE_NS", 10**12)
     journal = new_journal()
     record(journal, 1)
     first = Snapshot(journal.directory)
@@ -328,9 +328,9 @@ def test_a_journal_that_is_gone(new_journal: NewJournal, tmp_path: Path, caplog:
     offset, end = {gone.id: 2, stays.id: 0}, {gone.id: 5, stays.id: 1}
     gone.close()
     shutil.rmtree(tmp_path / "a")
-    with pytest.raises(JournalError, match=rf"the journal {gone.id}, which was read up to row 2, is gone: put"):
+    with pytest.raises(JournalError, match=rf"the journal {gone.id} is gone; it was read up to row 2: restore"):
         stream(glob).latestOffset(offset, ALL)
-    with pytest.raises(JournalError, match=rf"the journal {gone.id}, whose rows 2 to 4 are to be read, is gone"):
+    with pytest.raises(JournalError, match=rf"the journal {gone.id} is gone; its rows 2 to 4 were not read"):
         stream(glob).partitions(offset, end)
     lenient = stream(glob, failOnDataLoss="false")
     for _ in range(3):

@@ -16,8 +16,8 @@ from sbus.spark.report.analysis.figures import KeyTraffic, Sizes, Traffic
 from sbus.spark.report.analysis.spans import Span
 
 __all__ = [
-    "DEEPEST",
-    "LABELS",
+    "MAX_DEPTH",
+    "MAX_LABELS",
     "Windows",
     "count_keys",
     "find_depth",
@@ -30,10 +30,10 @@ __all__ = [
     "with_shape",
 ]
 
-LABELS = 7
+MAX_LABELS = 7
 """Prefixes that get a colour of their own; more are not told apart."""
-_SHAPE = 60
-DEEPEST = 4
+_MAX_SHAPE_COUNTS = 60
+MAX_DEPTH = 4
 """Segments of the longest prefix that is looked at."""
 
 
@@ -90,7 +90,7 @@ def find_depth(keys: DataFrame) -> int:
     """
     each = keys.select(
         "n", F.explode(F.array(*[F.struct(F.lit(d).alias("depth"), prefix("key", d).alias("p"))
-                                 for d in range(1, DEEPEST + 1)])).alias("at")
+                                 for d in range(1, MAX_DEPTH + 1)])).alias("at")
     )  # fmt: skip
     by_prefix = each.groupBy("at.depth", "at.p").agg(F.sum("n").alias("n"))
     by_depth = by_prefix.groupBy("depth").agg(F.count("*").alias("prefixes"), (F.max("n") / F.sum("n")).alias("share"))
@@ -149,7 +149,7 @@ def find_top(keys: DataFrame, order: str, top: int) -> list[tuple[str, int, int]
 
 def with_shape(found: tuple[str, int, int], counts: list[int]) -> KeyTraffic:
     """A key's traffic, given its messages per window."""
-    bundle = max(1, -(-len(counts) // _SHAPE))
+    bundle = max(1, -(-len(counts) // _MAX_SHAPE_COUNTS))
     shape = [sum(counts[at : at + bundle]) for at in range(0, len(counts), bundle)]
     if shorter := len(counts) % bundle:
         shape[-1] = round(shape[-1] * bundle / shorter)

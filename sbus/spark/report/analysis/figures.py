@@ -151,7 +151,7 @@ class Report:
 
     :ivar pattern: what was looked at, in text form; empty for everything.
     :ivar before: the period before, or None if nothing was recorded then.
-    :ivar gaps: of both periods, in order; at most `measure.MOST_GAPS`.
+    :ivar gaps: of both periods, in order; at most `measure.MAX_GAPS`.
     :ivar histogram: (lower bound, upper bound, number of messages) of payload sizes.
     """
 

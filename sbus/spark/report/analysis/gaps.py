@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 from sbus.spark.report.analysis.figures import Gap
 from sbus.spark.report.analysis.spans import Span, merged, without
 
-__all__ = ["MOST_GAPS", "Journal", "find_gaps", "find_journals", "lost", "recorded"]
+__all__ = ["MAX_GAPS", "Journal", "find_gaps", "find_journals", "lost", "recorded"]
 
-MOST_GAPS = 2000
+MAX_GAPS = 2000
 """How many gaps are looked at; should there be more, the newest."""
 
 
@@ -43,7 +43,7 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
     :param tail: µs without any row at the end from which on the journal counts as not being written.
     """
     marks = rows.where("kind <> 'message'").select("journal", "seq", "us", "kind", F.col("payload").cast("string"))
-    newest = marks.orderBy(F.col("us").desc()).limit(MOST_GAPS).toDF("journal", "seq", "us", "kind", "details")
+    newest = marks.orderBy(F.col("us").desc()).limit(MAX_GAPS).toDF("journal", "seq", "us", "kind", "details")
     found = sorted(newest.collect(), key=lambda row: (row.us, row.seq))
     above = rows.where(F.col("seq").isin([row.seq - 1 for row in found])).select("journal", "seq", "us")
     before = {(journal, seq + 1): us for journal, seq, us in above.collect()} if found else {}

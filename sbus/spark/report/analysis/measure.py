@@ -21,8 +21,8 @@ from sbus.spark.report.analysis.spans import Span, length, nice_width
 
 __all__ = ["measure"]
 
-_WINDOWS = 300
-_EARLIEST = -62_135_596_800_000_000
+_MAX_WINDOWS = 300
+_MIN_TIME = -62_135_596_800_000_000
 """When the year 1 begins, µs: Python knows no earlier time."""
 
 
@@ -57,7 +57,7 @@ def measure(
     """
     progress("period")
     period = _period(rows, start, end, last)
-    windows = cubes.Windows(period, nice_width(period.end - period.start, _WINDOWS))
+    windows = cubes.Windows(period, nice_width(period.end - period.start, _MAX_WINDOWS))
     whole = windows.both
     us = F.unix_micros("time")
     within = rows.where(
@@ -93,7 +93,7 @@ def measure(
         if depth is None:
             depth = cubes.find_depth(keys.where("n > 0"))
         by_prefix = keys.where("n > 0").groupBy(cubes.prefix("key", depth).alias("p")).agg(F.sum("n").alias("n"))
-        labels = [row.p for row in by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.LABELS).collect()]
+        labels = [row.p for row in by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.MAX_LABELS).collect()]
         traffic = cubes.find_traffic(cube, windows, depth, labels, has_before=has_before)
         progress("top keys")
         top_messages = cubes.find_top(keys, "n", top)
@@ -144,7 +144,7 @@ def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most:
             first = max(row[0], last - from_seconds(most.total_seconds()))
     if last <= first:
         raise UsageError("the period ends before it begins: nothing was recorded in it, or its two ends are swapped")
-    if 2 * first - last < _EARLIEST:
+    if 2 * first - last < _MIN_TIME:
         raise UsageError(
             "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
         )

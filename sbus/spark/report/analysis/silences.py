@@ -4,10 +4,10 @@ A pause longer than a window lies between two windows in which the key was heard
 `sbus.spark.report.analysis.cube` holds every such pause exactly; shorter ones are not looked for. A pause counts as a
 silence if, without the time in which nothing was recorded, it is
 
-* many times (`FACTOR`) as long as nine in ten of the key's pauses, and
+* many times (`MIN_PAUSE_RATIO`) as long as nine in ten of the key's pauses, and
 * as much longer than those around it: what speaks less at night has longer pauses then;
-* many times (`RARE`) as long as its third longest: what comes in bursts pauses often; and
-* clearly longer (`BEYOND`) than its longest in the period before: what rests every night is not silent.
+* many times (`MIN_RATIO_TO_THIRD`) as long as its third longest: what comes in bursts pauses often; and
+* clearly longer (`MIN_RATIO_TO_BEFORE`) than its longest in the period before: what rests every night is not silent.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from sbus.spark.report.analysis.cube import DEEPEST, Windows
+from sbus.spark.report.analysis.cube import MAX_DEPTH, Windows
 from sbus.spark.report.analysis.figures import Silence
 from sbus.spark.report.analysis.spans import Span
 
 __all__ = ["find_silences"]
 
-FACTOR = 5
-BEYOND = 1.5
-RARE = 3
-_ENOUGH = 10
+MIN_PAUSE_RATIO = 5
+MIN_RATIO_TO_BEFORE = 1.5
+MIN_RATIO_TO_THIRD = 3
+_MIN_SAMPLES = 10
 """Pauses that make a rhythm."""
-_CANDIDATES = 500
-_KNOWN = 4
+_MAX_CANDIDATES = 500
+_MAX_RATIO_TO_KNOWN = 4
 """Times that a pause may be longer than all that is known of a key: one that came once, and left, had no rhythm."""
-_AROUND = 8
+_NEIGHBOURS = 8
 """Pauses on either side that one is compared with."""
 
 
@@ -48,7 +48,7 @@ def find_silences(
     :param heard: for each journal, until when it says anything (µs).
     """
     rows = _candidates(_pauses(cube, windows, lost, heard), windows).collect()
-    found = _together([_silence(row, windows) for row in rows])
+    found = _merge_prefixes([_silence(row, windows) for row in rows])
     found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
     return found[:top], len(found)
 
@@ -57,7 +57,7 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
     """Every pause between windows, and the last one, that has not ended."""
     segments = F.size(F.split("key", "/"))
     prefixes = [F.when(segments > d, _scope(F.concat(F.substring_index("key", "/", d), F.lit("/")), is_prefix=True))
-                for d in range(1, DEEPEST + 1)]  # fmt: skip
+                for d in range(1, MAX_DEPTH + 1)]  # fmt: skip
     scopes = F.explode(F.array_compact(F.array(*prefixes, _scope(F.col("key"), is_prefix=False)))).alias("scope")
     each = cube.select("journal", scopes, "now", "window", "n", "first", "last")
     spoken = each.groupBy("journal", "scope", "now", "window").agg(
@@ -87,7 +87,7 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
             ),
         ),
     ).otherwise(0)
-    around = order.rowsBetween(-_AROUND, _AROUND)
+    around = order.rowsBetween(-_NEIGHBOURS, _NEIGHBOURS)
     ended = F.when(F.col("end").isNotNull(), F.col("net")).otherwise(0)
     return (
         pauses.withColumn("unrecorded", unrecorded)
@@ -122,19 +122,19 @@ def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
         (F.max(F.coalesce("end", "start")) - F.min("start")).alias("known"),
     )
     usual = F.greatest(
-        F.col("usual")[1] * FACTOR,
-        F.col("around") * FACTOR,
-        F.col("third") * RARE,
-        F.col("longest_before") * BEYOND,
+        F.col("usual")[1] * MIN_PAUSE_RATIO,
+        F.col("around") * MIN_PAUSE_RATIO,
+        F.col("third") * MIN_RATIO_TO_THIRD,
+        F.col("longest_before") * MIN_RATIO_TO_BEFORE,
     )
     return (
         pauses.where((F.col("net") >= windows.width) & (F.col("until") > windows.period.start))
-        .join(rhythm.where(F.col("samples") >= _ENOUGH), ["journal", "scope"])
-        .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _KNOWN))
+        .join(rhythm.where(F.col("samples") >= _MIN_SAMPLES), ["journal", "scope"])
+        .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _MAX_RATIO_TO_KNOWN))
         # Who was not heard in the period at all has vanished: that is told elsewhere.
         .where(ended | (F.col("start") >= windows.period.start))
         .orderBy(ended, F.col("net").desc(), F.length("scope.text"), "scope")
-        .limit(_CANDIDATES)
+        .limit(_MAX_CANDIDATES)
     )
 
 
@@ -154,7 +154,7 @@ def _silence(row: object, windows: Windows) -> Silence:
     )
 
 
-def _together(silences: list[Silence]) -> list[Silence]:
+def _merge_prefixes(silences: list[Silence]) -> list[Silence]:
     """Leave out keys of which a prefix tells, and prefixes of which a single key tells."""
     found: list[Silence] = []
     taken: set[int] = set()
