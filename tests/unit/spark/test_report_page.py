@@ -72,7 +72,7 @@ def test_figures_of_the_page() -> None:
     assert page.count("<svg ") == 2 + 1 + 3  # the charts, a silence, the top keys
     # Twelve messages a minute for an hour and a half, then six.
     [data, _] = map(json.loads, PageStructure(page).scripts[:2])
-    assert data["rows"][0] == {"name": "together", "swatch": "none", "values": ["12"] * 90 + ["6"] * 30}
+    assert data["rows"][0] == {"name": "total", "swatch": "none", "values": ["12"] * 90 + ["6"] * 30}
     assert len(data["times"]) == 120
 
 
@@ -89,7 +89,7 @@ def test_a_page_without_a_period_before() -> None:
     text = PageStructure(page_of(calm_report())).text
     assert "Nothing was recorded before this period" in text
     assert "compared with" not in text
-    assert "Only what plant/ matches." in text
+    assert "Only keys that plant/ matches." in text
 
 
 def test_a_long_key_is_shortened() -> None:

@@ -1,13 +1,15 @@
-"""Keys and prefixes that fell silent against their usual rhythm.
+"""Find keys and prefixes that fell silent against their usual rhythm.
 
-A pause longer than a window lies between two windows in which the key was heard, so the table of
-`sbus.spark.report.analysis.cube` holds every such pause exactly; shorter ones are not looked for. A pause counts as a
-silence if, without the time in which nothing was recorded, it is
+A pause longer than a window lies between two windows with messages of the key, so the cube
+(`sbus.spark.report.analysis.cube`) has every such pause exactly; shorter pauses are not searched. A pause counts as a
+silence if, without the time in which nothing was recorded, it is longer than each of these:
 
-* many times (`MIN_PAUSE_RATIO`) as long as nine in ten of the key's pauses, and
-* as much longer than those around it: what speaks less at night has longer pauses then;
-* many times (`MIN_RATIO_TO_THIRD`) as long as its third longest: what comes in bursts pauses often; and
-* clearly longer (`MIN_RATIO_TO_BEFORE`) than its longest in the period before: what rests every night is not silent.
+* `MIN_PAUSE_RATIO` times the 90th percentile of the pauses of the key;
+* `MIN_PAUSE_RATIO` times the mean of the pauses around it, because a key with less traffic at night has longer pauses
+  then;
+* `MIN_RATIO_TO_THIRD` times its third longest pause, because a key that comes in bursts pauses often; and
+* `MIN_RATIO_TO_BEFORE` times its longest pause in the period before, because a key that rests every night is not
+  silent.
 """
 
 from __future__ import annotations
@@ -28,24 +30,25 @@ MIN_PAUSE_RATIO = 5
 MIN_RATIO_TO_BEFORE = 1.5
 MIN_RATIO_TO_THIRD = 3
 _MIN_SAMPLES = 10
-"""Pauses that make a rhythm."""
+"""Pauses and intervals that a rhythm needs."""
 _MAX_CANDIDATES = 500
+"""Pauses that are brought to the driver, the longest first."""
 _MAX_RATIO_TO_KNOWN = 4
-"""Times that a pause may be longer than all that is known of a key: one that came once, and left, had no rhythm."""
+"""The largest ratio of a pause to the whole known time of a key: a key that came once and left has no rhythm."""
 _NEIGHBOURS = 8
-"""Pauses on either side that one is compared with."""
+"""Pauses on either side that a pause is compared with."""
 
 
 def find_silences(
     cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int], top: int
 ) -> tuple[list[Silence], int]:
-    """The silences of the period, those that last first, then the longest; and how many there are.
+    """Return the silences of the period, those that are not over first, then the longest; and their number.
 
-    Their activity is left out. Keys that fell silent together are told as their prefix, if nothing else under it was
-    heard.
+    Their activity is not filled in. Keys that fell silent together are reported as their prefix, if no other key under
+    it had messages.
 
-    :param lost: for each journal, when messages may be missing from it.
-    :param heard: for each journal, until when it says anything (µs).
+    :param lost: for each journal, the time in which messages may be missing.
+    :param heard: for each journal, the end of its rows in the period (µs).
     """
     rows = _candidates(_pauses(cube, windows, lost, heard), windows).collect()
     found = _merge_prefixes([_silence(row, windows) for row in rows])
@@ -54,7 +57,7 @@ def find_silences(
 
 
 def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int]) -> DataFrame:
-    """Every pause between windows, and the last one, that has not ended."""
+    """Return every pause between windows, and the last one, which has not ended."""
     segments = F.size(F.split("key", "/"))
     prefixes = [F.when(segments > d, _scope(F.concat(F.substring_index("key", "/", d), F.lit("/")), is_prefix=True))
                 for d in range(1, MAX_DEPTH + 1)]  # fmt: skip
@@ -97,15 +100,15 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
 
 
 def _scope(text: Column, *, is_prefix: bool) -> Column:
-    """A key or a prefix; a key that ends with ``/`` is not the prefix that looks the same."""
+    """Return a key or a prefix as a struct; a key that ends with ``/`` differs from the prefix of the same text."""
     return F.struct(text.alias("text"), F.lit(is_prefix).alias("is_prefix"))
 
 
 def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
-    """The pauses that are silences, at most so many."""
+    """Return the pauses that are silences, at most `_MAX_CANDIDATES`."""
     ended = F.col("end").isNotNull()
     earlier = ended & (F.col("end") < windows.period.start)
-    # A key that says much in each window is known by its mean interval there, the pauses between the windows apart.
+    # A busy key is known by its mean interval in each window, and by the pauses between windows.
     inner = F.struct(F.col("inner").alias("value"), F.lit(False).alias("is_pause"))
     pause = F.struct(F.when(ended, F.col("net").cast("double")).alias("value"), F.lit(True).alias("is_pause"))
     samples = pauses.select(
@@ -131,7 +134,7 @@ def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
         pauses.where((F.col("net") >= windows.width) & (F.col("until") > windows.period.start))
         .join(rhythm.where(F.col("samples") >= _MIN_SAMPLES), ["journal", "scope"])
         .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _MAX_RATIO_TO_KNOWN))
-        # Who was not heard in the period at all has vanished: that is told elsewhere.
+        # A key without messages in the period has vanished, which the changes report.
         .where(ended | (F.col("start") >= windows.period.start))
         .orderBy(ended, F.col("net").desc(), F.length("scope.text"), "scope")
         .limit(_MAX_CANDIDATES)
@@ -155,7 +158,7 @@ def _silence(row: object, windows: Windows) -> Silence:
 
 
 def _merge_prefixes(silences: list[Silence]) -> list[Silence]:
-    """Leave out keys of which a prefix tells, and prefixes of which a single key tells."""
+    """Leave out keys whose prefix is reported, and prefixes with a single key."""
     found: list[Silence] = []
     taken: set[int] = set()
     by_depth = sorted(range(len(silences)), key=lambda i: (silences[i].scope.count("/"), -silences[i].length))
@@ -184,6 +187,6 @@ def _merge_prefixes(silences: list[Silence]) -> list[Silence]:
 
 
 def _same(prefix: Silence, key: Silence) -> bool:
-    """Whether a key's silence is that of its prefix: it holds all of it, and little else."""
+    """Return whether the silence of a key is that of its prefix: it covers all of it, and little else."""
     end = prefix.end is None if key.end is None else prefix.end is not None and key.end >= prefix.end
     return end and key.start <= prefix.start and key.length <= 2 * prefix.length

@@ -29,7 +29,7 @@ class Highlight(NamedTuple):
 
 
 def cause(gap: Gap) -> str:
-    """Why there is a gap, in words."""
+    """Return why there is a gap, in words."""
     if gap.kind == "start":
         return {
             "stop": "the recorder was stopped",
@@ -39,7 +39,7 @@ def cause(gap: Gap) -> str:
     if gap.kind == "stop":
         return "the recorder is stopped"
     if gap.kind == "end":
-        return "no rows since: is the recorder running, and is the archive up to date?"
+        return "no rows since then: check that the recorder runs and the archive is up to date"
     causes = {"reconnect": "the connection to the bus was lost", "full": "the journal could not be written"}
     known = causes.get(gap.kind, printable_key(gap.kind))
     return f"{known}: {printable_key(gap.reason)}" if gap.reason else known
@@ -50,16 +50,14 @@ def highlights(report: Report) -> list[Highlight]:
     found = [*_silences(report.silences, report.silence_count, report.period.start), *_losses(report)]
     if report.changes is not None:
         changes = report.changes
-        vanished = ("has not been heard at all", "have not been heard at all")
+        vanished = ("has no messages any more", "have no messages any more")
         found += _appeared("gone", changes.vanished, changes.vanished_count, vanished)
         found += _appeared("new", changes.new, changes.new_count, ("is new", "are new"))
         found += [_moved(c) for c in [*changes.up[:2], *changes.down[:2]]]
     if not found:
-        calm = "Nothing stands out: no unusual silence, nothing lost, and no key came, went or changed its rate."
+        calm = "Nothing stands out: no unusual silence, no gap, and no key appeared, disappeared or changed its rate."
         if report.changes is None:
-            calm = (
-                "Nothing stands out: no unusual silence and nothing lost. There is no earlier period to compare with."
-            )
+            calm = "Nothing stands out: no unusual silence and no gap. There is no earlier period to compare with."
         found.append(Highlight("calm", "all calm", None, calm))
     return found
 
@@ -70,15 +68,15 @@ def _silences(silences: Sequence[Silence], count: int, near: int) -> list[Highli
         many = f" ({s.keys} keys)" if s.keys > 1 else ""
         how = "fell silent at" if s.end is None else "was silent from"
         till = "" if s.end is None else f" to {moment_near(s.end, near)}"
-        still = " and is so still" if s.end is None else ""
+        still = " and still is" if s.end is None else ""
         text = (
             f"{many} {how} {moment_near(s.start, near)}{till}{still}: "
-            f"{duration(s.length)}, where a message every {duration(s.interval)} is usual."
+            f"{duration(s.length)}; a message every {duration(s.interval)} is usual."
         )
         found.append(Highlight("silence", "silent", s.scope, text))
     if count > _MAX_SENTENCES:
         found.append(
-            Highlight("silence", "silent", None, f"{count - _MAX_SENTENCES} more unusual silences: see below.")
+            Highlight("silence", "silent", None, f"{count - _MAX_SENTENCES} more unusual silences are listed below.")
         )
     return found
 
@@ -93,7 +91,7 @@ def _losses(report: Report) -> list[Highlight]:
     times = "once" if len(losses) == 1 else f"{len(losses)} times"
     text = f"The recording was interrupted {times}"
     if len(losses) > 1:
-        text += f", for {duration(missing)} together; the longest" if missing else "; the longest"
+        text += f", for {duration(missing)} in total; the longest time was" if missing else "; the longest time was"
     else:
         text += ":"
     text += f" from {moment_near(start, report.period.start)} for {duration(longest.end - start)} ({cause(longest)})."
@@ -110,7 +108,7 @@ def _appeared(kind: str, changes: Sequence[Change], count: int, verbs: tuple[str
         found.append(Highlight(kind, kind, c.scope, f"{many} {verbs[c.keys > 1]}: {sent}."))
     if count > named:
         noun = "key" if count - named == 1 else "keys"
-        found.append(Highlight(kind, kind, None, f"{number(count - named)} more {noun}: see below."))
+        found.append(Highlight(kind, kind, None, f"{number(count - named)} more {noun}, listed below."))
     return found
 
 

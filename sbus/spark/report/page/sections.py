@@ -1,4 +1,4 @@
-"""The sections of a report's page: one function for each gives the texts and shapes that its template shows."""
+"""The sections of the page: for each, a function that returns the texts and shapes for its template."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Header:
 
 
 def header(report: Report) -> Header:
-    """What the page says first."""
+    """Return the period in words and the tiles."""
     period = report.period
     span = duration(period.end - period.start)
     compared = f", compared with the {span} before" if report.before else ""
@@ -112,10 +112,10 @@ def _tiles(report: Report) -> list[Tile]:
         Tile("Messages", number(now.messages), than(now.messages, before.messages if before else None)),
         Tile("Payload", amount(now.bytes), than(now.bytes, before.bytes if before else None)),
         Tile("Keys", number(now.keys), keys_than),
-        Tile("Busiest", f"{number(peak)}/s" if peak >= 100 else f"{peak:.3g}/s", f"within {duration(traffic.width)}"),
-        Tile("Silences", number(report.silence_count), f"{sum(s.end is None for s in report.silences)} not over"
-             if report.silence_count else "none unusual"),
-        Tile("Recorded", f"{exact}\N{NARROW NO-BREAK SPACE}%", interrupted if losses else "without a gap"),
+        Tile("Peak", f"{number(peak)}/s" if peak >= 100 else f"{peak:.3g}/s", f"within {duration(traffic.width)}"),
+        Tile("Silences", number(report.silence_count), f"{sum(s.end is None for s in report.silences)} still silent"
+             if report.silence_count else "no unusual ones"),
+        Tile("Recorded", f"{exact}\N{NARROW NO-BREAK SPACE}%", interrupted if losses else "without gaps"),
     ]  # fmt: skip
 
 
@@ -174,12 +174,12 @@ class TrafficSection:
 
 
 def traffic(report: Report) -> TrafficSection:
-    """Messages and bytes over time, by prefix."""
+    """Return messages and bytes over time, by prefix."""
     data = report.traffic
     whole = _windows(report)
     gaps = _gap_bands(report)
     if not data.messages:
-        return TrafficSection("There was no message in this period.", [], False, False, [], [], gaps, None)
+        return TrafficSection("There were no messages in this period.", [], False, False, [], [], gaps, None)
     # The first and the last window may be in the period only in part.
     edges = range(whole.start, whole.end, data.width)
     within = [overlap(report.period, [Span(at, at + data.width)]) for at in edges]
@@ -225,7 +225,7 @@ def _hover(
         f"{moment(at)} + {duration(data.width)}"
         for at in range(data.origin, data.origin + data.width * len(layers[0]), data.width)
     ]
-    rows = [HoverRow("together", "none", [text(sum(values)) for values in zip(*layers, strict=True)])]
+    rows = [HoverRow("total", "none", [text(sum(values)) for values in zip(*layers, strict=True)])]
     for i, (label, layer) in reversed(list(enumerate(zip(data.labels, layers, strict=True)))):
         shown = "all other keys" if label is None else printable_key(label, 60)
         rows.append(HoverRow(shown, f"n{i}", [text(v) if v else "" for v in layer]))
@@ -248,7 +248,7 @@ def _traffic_table(report: Report) -> TrafficTable:
             amount(sum(sum(layer[here]) for layer in data.bytes)),
         ])  # fmt: skip
     prefixes = [printable_key(name, 40) if name else "other keys" for name in data.labels]
-    return TrafficTable(f"Messages in every {duration(bundle * data.width)}", prefixes, rows)
+    return TrafficTable(f"Messages per {duration(bundle * data.width)}", prefixes, rows)
 
 
 # --- silences and gaps -----------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def _traffic_table(report: Report) -> TrafficTable:
 
 @dataclass(frozen=True, slots=True)
 class SilenceItem:
-    """One silence: whose, when, what is usual, and a picture of the rhythm with marks over it."""
+    """One silence: the key, the time, the usual rhythm, and a picture with the pause and gaps marked."""
 
     scope: str
     qualifier: str
@@ -279,7 +279,7 @@ class SilenceSection:
 
 
 def silences(report: Report) -> SilenceSection:
-    """Keys and prefixes that fell silent against their usual rhythm."""
+    """Return the keys and prefixes that fell silent against their usual rhythm."""
     more = report.silence_count - len(report.silences)
     return SilenceSection(
         items=[_silence(s, report) for s in report.silences],
@@ -294,9 +294,9 @@ def _silence(s: Silence, report: Report) -> SilenceItem:
     when = f"{duration(s.length)}, from {moment_near(s.start, start)} {till}"
     usual = f"usually a message every {duration(s.interval)}"
     if s.longest_before:
-        usual += f", and no pause above {duration(s.longest_before)} in the period before"
+        usual += f"; the longest pause in the period before was {duration(s.longest_before)}"
     if s.unrecorded:
-        usual += f"; {duration(s.unrecorded)} of it were not recorded"
+        usual += f"; {duration(s.unrecorded)} of the pause were not recorded"
     many = f" ({s.keys} keys together)" if s.keys > 1 else ""
     whose = f" in journal {s.journal[:8]}" if len(report.journals) > 1 else ""
     pause = band(
@@ -334,7 +334,7 @@ class RecordingSection:
 
 
 def recording(report: Report) -> RecordingSection:
-    """When nothing was recorded."""
+    """Return the gaps of the recording."""
     start = report.period.start
     gaps = [g for g in report.gaps if g.end > start]
     longest = sorted(gaps, key=lambda g: g.start - g.end)[:_TABLE_ROWS]
@@ -390,7 +390,7 @@ class ChangesSection:
 
 
 def changes(report: Report) -> ChangesSection | None:
-    """What is different from the period before; None if nothing was recorded then."""
+    """Return the changes against the period before; None if nothing was recorded then."""
     found = report.changes
     if found is None:
         return None
@@ -451,7 +451,7 @@ class TopSection:
 
 
 def top_keys(report: Report) -> TopSection:
-    """The busiest keys."""
+    """Return the busiest keys."""
     totals = report.totals
     seconds = max(to_seconds(totals.recorded), 1e-6)
 
@@ -462,7 +462,7 @@ def top_keys(report: Report) -> TopSection:
             amount(k.bytes) if by_bytes else number(k.messages),
             _share(k.bytes, totals.bytes) if by_bytes else _share(k.messages, totals.messages),
             amount(k.bytes / k.messages) if by_bytes else rate(k.messages / seconds),
-            _bar(k.bytes if by_bytes else k.messages, largest, "its part of the largest"),
+            _bar(k.bytes if by_bytes else k.messages, largest, "relative to the largest"),
         )
 
     most_messages = max([k.messages for k in report.top_messages], default=1)
@@ -529,7 +529,7 @@ class SizeSection:
 
 
 def sizes(report: Report) -> SizeSection | None:
-    """The sizes of payloads; None if there was no message."""
+    """Return the sizes of payloads; None if there were no messages."""
     if not report.histogram:
         return None
     # Octaves on a logarithmic axis; 0 has a place of its own to the left of 1.
@@ -561,7 +561,7 @@ def sizes(report: Report) -> SizeSection | None:
         for i, power in enumerate(range(low, high + 1, max(1, -(-span // 11))))
     ]
     description = (
-        f"Distribution of {number(overall.messages)} payload sizes: half have at most {amount(overall.p50)}, "
+        f"Distribution of {number(overall.messages)} payload sizes: half are at most {amount(overall.p50)}, "
         f"95 % at most {amount(overall.p95)}, 99 % at most {amount(overall.p99)}; "
         f"the largest is {amount(overall.largest)}."
     )
