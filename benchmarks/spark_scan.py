@@ -114,7 +114,7 @@ def plan(directory: str, rounds: int) -> Iterator[str]:
     for name, work in {
         "all": batch(),
         "the last hour": batch(since=format_utc(last - HOUR)),
-        "a pattern (looks at what is told of each segment)": batch(pattern="hosts/042"),
+        "a pattern (reads the summary of each segment)": batch(pattern="hosts/042"),
         "the next batch of a stream, 10 segments": stream,
     }.items():
         times = []

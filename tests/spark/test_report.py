@@ -1,4 +1,4 @@
-"""The report: its figures are what was recorded, and its page is safe, whole and shown by a browser."""
+"""The report on real Spark: its figures are those of the rows, and the page shows them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _JOURNAL = "ab" * 16
 
 
 def _rows() -> Iterator[tuple[int, str, str, bytes]]:
-    """Four hours: two that are reported on, and the two before; a message of each key every 10 s."""
+    """Four hours of rows, the last two of them for the report; most keys have a message every 10 s."""
 
     def every(key: str, *parts: tuple[float, float], step: float = 10, size: int = 8) -> None:
-        """Between these hours, the period's start being 0."""
+        """Messages between pairs of hours, counted from the start of the period."""
         for start, end in parts:
             at = _START + round(start * _HOUR)
             while at < _START + end * _HOUR:
@@ -92,16 +92,16 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class _Made(NamedTuple):
-    """What the command has made, and said."""
+    """The result of the command."""
 
     figures: Report
     path: Path
-    told: str
+    output: str
 
 
 @pytest.fixture(scope="module")
 def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Made:
-    """``sbus spark report`` on the lake, once for all tests, as it takes seconds."""
+    """``sbus spark report`` on the lake, once for all tests, because it takes seconds."""
     found: list[Report] = []
 
     def remember(*args: Any, **settings: Any) -> Report:
@@ -113,9 +113,9 @@ def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Ma
         patch.setattr(type(spark), "stop", lambda self: None)  # it is everybody's
         patch.setattr(report_package, "measure", remember)
         arguments = ["--lake", str(lake), "--since=2026-03-01T12:00", "--until=2026-03-01T14:00", "--output", str(path)]
-        told = CliRunner().invoke(report, arguments, catch_exceptions=False)
-    assert told.exit_code == 0
-    return _Made(found[0], path, told.output)
+        result = CliRunner().invoke(report, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return _Made(found[0], path, result.output)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_traffic_has_every_message_once(figures: Report) -> None:
 
 
 def test_top_keys_are_in_order(figures: Report) -> None:
-    """The key with most messages, and the one with most bytes, come first, with how they went on."""
+    """The keys with the most messages and the most bytes come first, each with its shape."""
     counts = [k.messages for k in figures.top_messages]
     assert counts == sorted(counts, reverse=True)
     assert figures.top_messages[0].key == "plant/steady"
@@ -162,7 +162,7 @@ def test_top_keys_are_in_order(figures: Report) -> None:
 
 
 def test_sizes_are_exact(figures: Report) -> None:
-    """Percentiles and the histogram are those of the payloads."""
+    """The percentiles and the histogram match the payloads."""
     overall = figures.sizes[0]
     assert (overall.label, overall.p50, overall.p99, overall.largest) == (None, 8, 1000, 1000)
     assert overall.messages == figures.totals.messages
@@ -172,8 +172,8 @@ def test_sizes_are_exact(figures: Report) -> None:
     assert large[0] <= 1000 <= large[1]
 
 
-def test_silences_are_told_from_loss_and_from_habit(figures: Report) -> None:
-    """Who stops, or pauses unusually long, is silent; what was not recorded, rests always, or came once, is not."""
+def test_silences_differ_from_loss_and_habit(figures: Report) -> None:
+    """A key that stops or pauses unusually long is silent; one that rests regularly or came once is not."""
     found = {s.scope: s for s in figures.silences}
     assert found.keys() == {"plant/stops", "plant/pauses", "hall/"}
     assert figures.silence_count == 3
@@ -189,7 +189,7 @@ def test_silences_are_told_from_loss_and_from_habit(figures: Report) -> None:
 
 
 def test_a_key_may_end_as_a_prefix_does(spark: Any, new_journal: NewJournal) -> None:
-    """It is counted without the keys that begin like it, and is silent where they are not."""
+    """A key that ends with a slash is counted apart from the keys below it, and can be silent alone."""
     journal = new_journal()
     for at in range(0, 7200, 10):
         keys = [b"a/", b"a/b"] if at < 4000 else [b"a/b"]
@@ -204,7 +204,7 @@ def test_a_key_may_end_as_a_prefix_does(spark: Any, new_journal: NewJournal) -> 
 
 
 def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Report) -> None:
-    """The time that was not recorded is known, with its reason, and taken off the recorded time."""
+    """A gap has its time and reason, and is subtracted from the recorded time."""
     [gap] = [g for g in figures.gaps if g.is_loss]
     assert (gap.start, gap.end) == (_START + 66 * _MINUTE - 10 * _SECOND, _START + 72 * _MINUTE)
     assert (gap.kind, gap.reason) == ("reconnect", "its <queue> was full")
@@ -213,7 +213,7 @@ def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Report) -
 
 
 def test_changes_are_by_recorded_time(figures: Report) -> None:
-    """New and vanished keys are found, by prefix where all of it is; a loss of messages is no lower rate."""
+    """New and vanished keys are reported, by prefix if the whole prefix is new or gone; a gap does not lower a rate."""
     changes = figures.changes
     assert changes is not None
     # The last one has slashes in it.
@@ -230,7 +230,7 @@ def test_changes_are_by_recorded_time(figures: Report) -> None:
 
 
 def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None:
-    """Without any row, and with ends that are swapped, it is said what is wrong."""
+    """A period without rows, with swapped ends or without a time zone is an error that names the remedy."""
     now = datetime(2026, 3, 1, tzinfo=UTC)
     rows = load_rows(spark, lake=str(lake))
     with pytest.raises(UsageError, match="no rows"):
@@ -248,7 +248,7 @@ def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None
 
 
 def test_patterns_match_as_the_bus_does(spark: Any) -> None:
-    """The condition on text finds the same keys as the bus's rules on bytes."""
+    """The condition on text matches the same keys as the rules of the bus on bytes."""
     keys = [b"", b"a", b"a/", b"a/b", b"a/bc", b"a/b/c", b"a/b/c/", b"a/b/c/d", b"a/\n/c", b"x.y", b"a\\b/c", b"\xff/b",
             "é/b".encode(), b"a*", b"a/*", b"axx", b"/", b"/a", b"\\E/b", b"a//c"]  # fmt: skip
     patterns = [b"", b"a", b"a/", b"*", b"*/", b"a*", b"a/*", b"a/b*", b"a/*/c", b"a/*/c/", b"a/*b", b"x.*", b"a\\*/c",
@@ -267,7 +267,7 @@ def test_patterns_match_as_the_bus_does(spark: Any) -> None:
 
 
 def test_page_is_well_formed_and_refers_to_nothing(page: str) -> None:
-    """All elements are closed in order, nothing is loaded, and nothing but the page's own script may run."""
+    """Elements nest, nothing is loaded, and only the page's own script is allowed to run."""
     structure = PageStructure(page)
     assert structure.references == []
     assert "http" not in page.replace("http-equiv", "")
@@ -281,7 +281,7 @@ def test_page_is_well_formed_and_refers_to_nothing(page: str) -> None:
 
 
 def test_page_escapes_keys(page: str) -> None:
-    """A key is text wherever it stands: no tag of it comes to be, and what cannot be seen is made visible."""
+    """A key stays text everywhere on the page, and unprintable characters are made visible."""
     structure = PageStructure(page)
     assert "img" not in structure.tags
     assert "\x1b" not in page
@@ -294,7 +294,7 @@ def test_page_escapes_keys(page: str) -> None:
 
 
 def test_page_tells_what_stands_out(figures: Report, page: str) -> None:
-    """The findings name the silences, the loss, and what is new and gone."""
+    """The highlights name the silences, the gap, and new and vanished keys."""
     assert {one.tag for one in highlights(figures)} >= {"silent", "gap", "gone", "new", "rate up"}
     text = PageStructure(page).text
     for part in ("plant/stops fell silent at 13:29:50", "hall/ (2 keys) fell silent", "gone/ (2 keys) have no"):
@@ -302,20 +302,20 @@ def test_page_tells_what_stands_out(figures: Report, page: str) -> None:
 
 
 def test_command_writes_the_page(made: _Made) -> None:
-    """It is a file for its owner alone, put there when it is complete; what was found is said."""
-    assert f"{made.figures.totals.messages:,} messages of {made.figures.totals.keys} keys" in made.told
+    """The command writes a complete file that only its owner can read, and prints a summary."""
+    assert f"{made.figures.totals.messages:,} messages of {made.figures.totals.keys} keys" in made.output
     assert made.path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(made.path.parent) == [made.path.name]
     assert "plant/stops fell silent" in PageStructure(made.path.read_text("utf-8")).text
-    told = CliRunner().invoke(report, ["--since=2026-01-01", "--last=1h"])
-    assert isinstance(told.exception, UsageError)
+    result = CliRunner().invoke(report, ["--since=2026-01-01", "--last=1h"])
+    assert isinstance(result.exception, UsageError)
 
 
 @pytest.mark.parametrize(
     "period", [["--since=0001-01-01", "--until=2027-01-01"], ["--until=2027-01-01", "--last=1000000d"]]
 )
 def test_a_period_that_no_calendar_holds_is_refused(period: list[str]) -> None:
-    """In a line, before Spark is started."""
-    told = CliRunner().invoke(cli, ["spark", "report", "--lake=x", *period])
-    assert (told.exit_code, told.output.count("\n")) == (2, 1)
-    assert "before the year 1" in told.output
+    """A period outside of the calendar is refused in one line, before Spark starts."""
+    result = CliRunner().invoke(cli, ["spark", "report", "--lake=x", *period])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert "before the year 1" in result.output

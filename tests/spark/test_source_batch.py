@@ -1,4 +1,4 @@
-"""Journals as tables, on real Spark: every row and column, filters that skip segments, and what errors say."""
+"""Journals as tables on real Spark: every row and column, skipped segments, and errors."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ HOUR = 3_600_000_000
 
 
 def table(spark: SparkSession, *journals: Any, columns: str | None = None, **options: str) -> DataFrame:
-    """The table that these journals are."""
+    """The table of some journals."""
     paths = ",".join(getattr(journal, "directory", str(journal)) for journal in journals)
     reader = spark.read.format("sbus").option("journal", paths).options(**options)
     return (reader.schema(columns) if columns else reader).load()
 
 
 def seqs(frame: DataFrame) -> list[int]:
-    """The numbers of the rows."""
+    """The sequence numbers of the rows, sorted."""
     return sorted(row.seq for row in frame.select("seq").collect())
 
 
 def stored(journal: JournalWriter) -> list[dict[str, Any]]:
-    """What stands in a journal, read without Spark."""
+    """The rows of a journal, read without Spark."""
     reader = JournalReader(journal.directory)
     parts = reader.plan(reader.start(), reader.end())
     return [row for part in parts for batch in read(part) for row in batch.to_pylist()]
@@ -59,12 +59,12 @@ def fill(journal: JournalWriter) -> JournalWriter:
 
 @pytest.fixture(scope="module")
 def clock() -> Callable[[], int]:
-    """A clock that stands still, so that rows which are not stamped by a test come before those that are."""
+    """A clock that stands still, so rows without a time of their own come first."""
     return lambda: 0
 
 
 def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal, clock: Callable[[], int]):
-    """Each row of a journal is there once, with all that it holds; keys are text, or bytes if that is wanted."""
+    """Each row of a journal is there once with all columns; keys are text, or bytes with rawKeys."""
     journal = fill(new_journal(clock=clock))
     journal.append([(b"not", b"synced")])
     expected = stored(journal)
@@ -76,7 +76,7 @@ def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal, cloc
 
 
 def test_some_columns(spark: SparkSession, new_journal: NewJournal):
-    """A schema with some columns in any order gives those; a filter may be on others of the journal's."""
+    """A schema with some columns, in any order, reads those; a pattern still works without the key column."""
     journal = new_journal()
     journal.append([(b"a", b"1"), (b"b", b"2")])
     journal.sync()
@@ -97,7 +97,7 @@ def five(tmp_path_factory: pytest.TempPathFactory, clock: Callable[[], int]) -> 
 
 
 def spoil(source: str, target: Path, touched: set[int]) -> None:
-    """Copy a journal, with rubbish in the place of the segments that should not be touched."""
+    """Copy a journal, and overwrite the segments that a query must not touch."""
     shutil.copytree(source, target)
     for i, segment in enumerate(list_segments(str(target))):
         if i not in touched:
@@ -162,7 +162,7 @@ def test_conditions_of_a_query(spark: SparkSession, five: JournalWriter):
 
 
 def test_filters_of_queries_on_one_table(spark: SparkSession, five: JournalWriter):
-    """What one query wants is not what the next one gets, nor another part of the same query."""
+    """Two queries on one DataFrame, or two parts of one query, do not affect each other."""
     frame = table(spark, five)
     everything = [row["seq"] for row in stored(five)]
     few = frame.where("seq < 10")
@@ -172,7 +172,7 @@ def test_filters_of_queries_on_one_table(spark: SparkSession, five: JournalWrite
 
 
 def test_a_span_of_time(spark: SparkSession, five: JournalWriter, tmp_path: Path):
-    """The options since and until leave out exactly what is beyond them; segments that are beyond may be rubbish."""
+    """The options since and until leave out exactly the rows beyond them, and do not open segments beyond them."""
     rows = stored(five)
     since, until = (rows[at]["time"].replace(tzinfo=UTC) for at in (30, 50))
     options = {"since": since.isoformat(), "until": until.isoformat()}
@@ -184,7 +184,7 @@ def test_a_span_of_time(spark: SparkSession, five: JournalWriter, tmp_path: Path
 
 
 def test_damage_is_told(spark: SparkSession, five: JournalWriter, tmp_path: Path):
-    """A segment that is needed and is damaged fails the query, with its name and the remedy."""
+    """A damaged segment fails a query that needs it, with its name and the remedy."""
     spoil(five.directory, tmp_path / "spoiled", {0})
     with pytest.raises(
         PySparkException, match=r"sbus\.errors\.JournalError: .*0000000000000022-.*restore it from a copy"
@@ -193,7 +193,7 @@ def test_damage_is_told(spark: SparkSession, five: JournalWriter, tmp_path: Path
 
 
 def test_patterns(spark: SparkSession, five: JournalWriter, tmp_path: Path):
-    """A pattern means what it means to the bus, and it too skips segments."""
+    """A pattern selects what the bus would deliver, and skips segments."""
     keys = table(spark, five, pattern="hosts/*/load").groupBy("key").count().orderBy("key").collect()
     assert [tuple(row) for row in keys] == [("hosts/a/load", 15), ("hosts/b/load", 15)]
     assert table(spark, five, pattern=r"\xff\x5c/", gaps="true").count() == 20
@@ -202,7 +202,7 @@ def test_patterns(spark: SparkSession, five: JournalWriter, tmp_path: Path):
 
 
 def test_several_journals(spark: SparkSession, new_journal: NewJournal, tmp_path: Path):
-    """Paths and globs may be mixed; a journal that is found twice is read once."""
+    """Paths and globs can be mixed; a journal that both name is read once."""
     for name in ("a/x", "b/x", "c/y"):
         journal = new_journal(name)
         journal.append([(name.encode(), b"")])
@@ -213,7 +213,7 @@ def test_several_journals(spark: SparkSession, new_journal: NewJournal, tmp_path
 
 
 def test_the_size_of_tasks(spark: SparkSession, new_journal: NewJournal):
-    """Small segments are read by one task; a large one is shared by several, and each row is read once."""
+    """One task reads several small segments, several tasks divide a large one, and each row is read once."""
     journal = new_journal()
     for _ in range(20):
         journal.append([(b"k", b"p" * 1000)] * 100)
@@ -233,7 +233,7 @@ def test_nothing_recorded(spark: SparkSession, new_journal: NewJournal):
 
 
 def test_sql(spark: SparkSession, five: JournalWriter):
-    """A journal is a view in SQL, with all columns or those that are named."""
+    """In SQL, a journal is a view with all columns or those that are named."""
     spark.sql(f"CREATE TEMPORARY VIEW some (key STRING) USING sbus OPTIONS (journal '{five.directory}')")
     try:
         rows = spark.sql(
@@ -245,7 +245,7 @@ def test_sql(spark: SparkSession, five: JournalWriter):
 
 
 def test_wrong_options(spark: SparkSession, five: JournalWriter):
-    """What is wrong with a read is said when it is loaded, in batches and in streams."""
+    """A wrong option or a missing journal fails at load(), for tables and streams."""
     with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*did you mean pattern"):
         spark.read.format("sbus").options(journal=five.directory, patern="a").load()
     with pytest.raises(PySparkException, match=r"sbus\.errors\.JournalError: /none: this is no journal"):
@@ -253,7 +253,7 @@ def test_wrong_options(spark: SparkSession, five: JournalWriter):
 
 
 def test_a_segment_of_another_journal(spark: SparkSession, new_journal: NewJournal):
-    """A segment that does not belong to its journal is named."""
+    """A segment that belongs to another journal fails the query, with its name."""
     one, other = new_journal("one"), new_journal("other")
     for journal in (one, other):
         journal.append([(b"k", b"")], 0)

@@ -63,7 +63,7 @@ def run(
     directory: Path,
     *,
     seconds: float = 80.0,
-    say: Say = lambda who, what: None,
+    say: Say = lambda part, text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run the demo.

@@ -54,6 +54,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, IntegerType
 
 from sbus.errors import LakeError
 from sbus.journal import disk
@@ -224,7 +225,7 @@ class Lake:
             and (first is None or name >= first)
             and (last is None or name <= last)
         ]
-        columns = schema(raw_keys=False).add("date", "date").add("hour", "int")
+        columns = schema(raw_keys=False).add("date", DateType()).add("hour", IntegerType())
         reader = spark.read.schema(columns).option("basePath", str(self.directory))
         # Spark needs a path: if no hour is between the times, the conditions below leave no row of the first one.
         rows = reader.parquet(*map(str, between or hours[:1]))

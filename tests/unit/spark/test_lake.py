@@ -1,4 +1,4 @@
-"""The lake's commit step: whatever it is interrupted at and however it goes on, each batch is there exactly once."""
+"""The commit of the lake: wherever it is interrupted, each batch is in the lake exactly once in the end."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from sbus.spark.jobs.lake import Lake
 HOURS = [f"date=2026-01-{day:02}/hour={hour:02}" for day in (30, 31) for hour in (0, 23)]
 
 Batch = dict[str, str]
-"""The content of a batch: what there is of each hour."""
+"""The content of a batch, by hour."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """A killed process loses nothing that it has written, synced or not; so that time can be saved."""
+    """Do not sync: a killed process loses no written data, so the tests need not wait for the disk."""
     with mock.patch.object(os, "fsync", return_value=None):
         yield
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
+    """Stands for SIGKILL: no code of the package catches it."""
 
 
 @contextmanager
 def killed_after(operations: int) -> Iterator[list[int]]:
-    """Let so many file operations succeed and none after that; yields a list with how many were left in the end."""
+    """Let a number of file operations succeed and none after that; yield a list with the number that is left."""
     left = [operations]
 
     def counting(operation):
@@ -80,7 +80,7 @@ def put(lake: Lake, number: int, batch: Batch) -> None:
 
 
 def content(lake: Lake) -> dict[str, str]:
-    """What readers of the lake see."""
+    """The content of the lake as readers see it."""
     return {
         str(path.relative_to(lake.directory)): path.read_text()
         for path in lake.directory.rglob("*")
@@ -107,7 +107,7 @@ batches = st.lists(
 )
 @settings(max_examples=40)
 def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, back):
-    """Batches are killed at any file operation, some of them again and again. Then what Spark knew of the last ones is
+    """Batches are killed at any file operation, some of them repeatedly. Then what Spark knew of the last ones is
     lost, so that other rows get their numbers: in the end, the lake has what was committed last, and nothing else.
     """
     directory = tempfile.mkdtemp()
@@ -125,7 +125,7 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
 
 
 def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
-    """A batch that replaces one with other hours is killed before each of its file operations in turn."""
+    """A batch that replaces one with other hours survives a kill before each of its file operations."""
     old: Batch = {HOURS[0]: "old", HOURS[1]: "old"}
     new: Batch = {HOURS[1]: "new", HOURS[2]: "new"}
     for operations in range(100):
@@ -144,7 +144,7 @@ def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
 
 
 def test_lists_of_files_do_not_pile_up(tmp_path):
-    """What is remembered of old batches is removed, and the batches stay."""
+    """The manifests of old batches are removed, and their files stay."""
     lake = Lake(tmp_path / "lake")
     with lake.locked():
         for number in range(103):
@@ -154,7 +154,7 @@ def test_lists_of_files_do_not_pile_up(tmp_path):
 
 
 def test_two_jobs_cannot_write_one_lake(tmp_path):
-    """The second is told; when the first has ended, another may."""
+    """A second job is refused; after the first has ended, another one can write."""
     lake = Lake(tmp_path / "lake")
     with (
         lake.locked(),
@@ -167,7 +167,7 @@ def test_two_jobs_cannot_write_one_lake(tmp_path):
 
 
 def test_a_lake_without_its_state_is_not_written(tmp_path):
-    """Its batches would begin with number 0 again, and take the places of those that are there."""
+    """A lake without a checkpoint is refused, because new batches would replace the files that it has."""
     lake = Lake(tmp_path / "lake")
     with lake.locked():
         put(lake, 0, {HOURS[0]: "rows"})
@@ -177,7 +177,7 @@ def test_a_lake_without_its_state_is_not_written(tmp_path):
 
 
 def test_only_its_owner_may_look_into_a_lake(tmp_path):
-    """Payloads are as private as in the journal, whatever the umask is."""
+    """The files of a lake are as private as the journal, whatever the umask."""
     before = os.umask(0)
     try:
         with Lake(tmp_path / "lake").locked():
@@ -188,6 +188,6 @@ def test_only_its_owner_may_look_into_a_lake(tmp_path):
 
 
 def test_a_url_is_no_lake():
-    """Renaming is not what it is on a disk in an object store; the error says what to do."""
+    """A URL is refused with the remedy, because an object store has no atomic rename."""
     with pytest.raises(LakeError, match="mount it"):
         Lake("s3a://bucket/lake")

@@ -1,4 +1,4 @@
-"""What stands out in a period, in sentences for a reader who has ten seconds."""
+"""What stands out in a period, in sentences for a reader with ten seconds."""
 
 from __future__ import annotations
 
