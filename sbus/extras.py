@@ -9,7 +9,7 @@ from sbus.errors import UsageError
 
 __all__ = ["needs"]
 
-_BROUGHT = {"pyarrow", "pyspark", "py4j"}
+_BROUGHT = {"jinja2", "pyarrow", "pyspark", "py4j"}
 
 
 @contextmanager

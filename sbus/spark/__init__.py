@@ -1,4 +1,4 @@
-"""Apache Spark on the bus: journals as tables and streams, tables and streams published, and the jobs over them.
+"""Apache Spark beside the bus: journals as tables and streams, DataFrames published to a bus, and jobs on both.
 
 ::
 
@@ -7,8 +7,8 @@
     spark = get_session()
     spark.read.format("sbus").option("journal", "/var/lib/sbus/journal").load()
 
-A program that has a session of its own calls `register` with it instead. Nothing is imported before it is
-used, as Spark is an extra.
+A program with a session of its own calls `register` with it instead. Spark is an extra, so nothing of it is imported
+before it is used.
 """
 
 from __future__ import annotations

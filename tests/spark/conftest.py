@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, as it takes seconds to start."""
+"""One Spark session for all tests here, because it takes seconds to start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on this machine with two cores; without Java, the tests fail, and say what to install."""
+    """A session on this machine with two cores; without Java the tests fail with an error that names the remedy."""
     from sbus.spark import get_session
 
     session = get_session(

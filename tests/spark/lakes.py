@@ -1,4 +1,4 @@
-"""What a lake holds, read without Spark and without the code that has written it."""
+"""The content of a lake, read without Spark and without the code that wrote it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["archived", "files", "recorded"]
 
 
 def files(lake: Path) -> list[Path]:
-    """Its Parquet files, sorted."""
+    """The Parquet files of a lake, sorted."""
     return sorted(lake.glob("date=*/hour=*/*.parquet"))
 
 
 def archived(lake: Path) -> list[dict[str, Any]]:
-    """Its rows, by journal and seq, as often as they are there; each is in the directory of its hour."""
+    """The rows of a lake, by journal and seq, with duplicates; each must be in the directory of its hour."""
     found = []
     for path in files(lake):
         for row in pq.read_table(path, partitioning=None).to_pylist():
@@ -29,6 +29,6 @@ def archived(lake: Path) -> list[dict[str, Any]]:
 
 
 def recorded(*journals: Path) -> list[dict[str, Any]]:
-    """The rows of journals, as they are to be in the lake."""
+    """The rows of journals in the form that they have in a lake."""
     found = [row | {"key": as_text(row["key"])} for journal in journals for row in rows_of_journal(journal)]
     return sorted(found, key=lambda row: (row["journal"], row["seq"]))

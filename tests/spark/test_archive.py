@@ -1,4 +1,4 @@
-"""The archive job on Spark: what is in the journals gets into the lake, in its hour, once, whatever fails."""
+"""The archive job on Spark: each row of the journals gets into the lake once, in its hour, whatever fails."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ HOUR = 3_600_000_000
 
 
 def messages(count: int) -> list[tuple[bytes, bytes]]:
-    """Some that differ, with keys and payloads that are no text."""
+    """Different messages, with keys and payloads that are not text."""
     return [(b"a/\xff/%d" % number, bytes((number % 256,)) * (number % 7)) for number in range(count)]
 
 
 def put_away(spark, journals, lake: Path, **how) -> Archive:
-    """Archive what is there."""
+    """Archive the rows that are there now."""
     with Archive(spark, [str(journal) for journal in journals], Lake(lake), **how) as archive:
         while not archive.wait(30):
             pass
@@ -41,7 +41,7 @@ def put_away(spark, journals, lake: Path, **how) -> Archive:
 
 
 def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_path):
-    """Gaps as well as messages; the last microsecond of a day is in another hour than the first of the next."""
+    """Messages and gaps are archived; the last microsecond of a day is in another hour than the next one."""
     clock = Clock(MIDNIGHT - HOUR)
     journal = new_journal(clock=clock)
     journal.append_gap(Kind.START, {"patterns": [""]})
@@ -60,8 +60,8 @@ def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_p
 
 @pytest.mark.slow
 def test_a_later_run_takes_what_is_new(spark, new_journal, tmp_path):
-    """Of journals that it knows and of one that it does not; each batch makes one file an hour. The journals are
-    told what is safe. Rows that are gone before they were archived are an error.
+    """A restarted job archives the new rows of known and new journals, with one file for each batch and hour. It
+    reports to the journals what is safe. Rows that were deleted before they were archived are an error.
     """
     one, two = new_journal("one", clock=Clock(MIDNIGHT)), new_journal("two", clock=Clock(MIDNIGHT + HOUR // 2))
     one.append(messages(10))
@@ -87,7 +87,7 @@ def test_a_later_run_takes_what_is_new(spark, new_journal, tmp_path):
 
 
 def failing(operations: Iterator[int]):
-    """Let every commit fail at the file operation whose number comes next, until there are no more."""
+    """Let each commit fail at the next of the given file operations, until there are no more."""
     from sbus.spark.jobs import lake as module
 
     real = {name: getattr(module, name) for name in ("_move", "_sync")}
@@ -108,7 +108,7 @@ def failing(operations: Iterator[int]):
 
 @pytest.mark.slow
 def test_a_batch_that_failed_half_way_is_done_again(spark, new_journal, tmp_path):
-    """Some of its files are in the lake already, and are replaced; the error is told in a line."""
+    """The files of the failed batch that are in the lake are replaced, and the error is one line."""
     journal = new_journal(clock=(clock := Clock(MIDNIGHT)))
     for _ in range(3):
         journal.append(messages(10))
@@ -131,14 +131,14 @@ def test_a_batch_that_failed_half_way_is_done_again(spark, new_journal, tmp_path
 
 @pytest.mark.slow
 def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_journal, tmp_path):
-    """The newest files of Spark's are empty, or there without the others: no row is lost, and none there twice."""
+    """If Spark's newest files are empty or incomplete after a power cut, no row is lost, and none is there twice."""
     journal = new_journal()
     lake = tmp_path / "lake"
     journal.append(messages(60))
     journal.sync()
     put_away(spark, [journal.directory], lake, max_rows=20)
     checkpoint = Lake(lake).checkpoint
-    last = Checkpoint(checkpoint).done()
+    last = Checkpoint(checkpoint).last_done()
     (checkpoint / "commits" / str(last)).write_bytes(b"")
     (checkpoint / "offsets" / str(last)).write_bytes(b"v1\n{")
     (checkpoint / "commits" / str(last - 1)).unlink()
@@ -149,7 +149,7 @@ def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_
 
 
 def logs(checkpoint: Path, **batches: dict[int, str]) -> None:
-    """Write what Spark would: for each log the lines of its batches."""
+    """Write the files that Spark would write: for each log, a file for each batch."""
     for log, lines in batches.items():
         (checkpoint / log).mkdir(parents=True)
         for batch, line in lines.items():
@@ -158,16 +158,16 @@ def logs(checkpoint: Path, **batches: dict[int, str]) -> None:
 
 
 def test_commits_without_any_plan_are_removed(tmp_path):
-    """Spark would take them for another job's that writes here."""
+    """Checksums and commits without their files are removed, because Spark would report a second writer."""
     logs(tmp_path, offsets={0: ""}, commits={0: "{}"})
     checkpoint = Checkpoint(tmp_path)
-    checkpoint.mend()
-    assert checkpoint.done() == -1
+    checkpoint.repair()
+    assert checkpoint.last_done() == -1
     assert list((tmp_path / "commits").iterdir()) == []
 
 
 def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_path):
-    """Spark has not asked for that: rows could be deleted that a power cut makes it plan once more."""
+    """The last batch that is done is synced before it is reported to the journals."""
     journal = new_journal()
     journal.append(messages(3))
     journal.sync()
@@ -177,7 +177,7 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
     spark = mock.Mock()
     spark.readStream.format.side_effect = SparkError("far enough")
     with (
-        mock.patch.object(Checkpoint, "keep", lambda _, batch: happened.append(batch)),
+        mock.patch.object(Checkpoint, "sync", lambda _, batch: happened.append(batch)),
         mock.patch("sbus.spark.jobs.archive.advance", lambda _, consumer, seq: happened.append((consumer, seq))),
         pytest.raises(SparkError, match="far enough"),
     ):
@@ -186,18 +186,18 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
 
 
 def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog):
-    """It is a copy of another machine's, perhaps; that its retention does not learn of it is said."""
+    """A journal that cannot be written is archived, with a warning that its retention keeps the rows."""
     journal = new_journal()
     journal.append(messages(10))
     journal.sync()
     (Path(journal.directory) / "consumers").write_text("in the way")
     put_away(spark, [journal.directory], tmp_path / "lake")
     assert archived(tmp_path / "lake") == recorded(journal.directory)
-    assert "its retention does not learn of it" in caplog.text
+    assert "so retention keeps the rows" in caplog.text
 
 
-def test_a_journal_that_could_not_be_written_is_told_when_it_can_be(spark, new_journal, tmp_path, caplog, monkeypatch):
-    """Also if nothing was recorded since; that it could not be is said once."""
+def test_a_journal_gets_its_report_when_it_can_be_written_again(spark, new_journal, tmp_path, caplog, monkeypatch):
+    """The report is repeated until it succeeds, even without new rows; the warning is logged once."""
     monkeypatch.setattr("sbus.spark.jobs.archive._RETRY_INTERVAL", 0.0)
     journal = new_journal()
     journal.append(messages(10))
@@ -206,14 +206,14 @@ def test_a_journal_that_could_not_be_written_is_told_when_it_can_be(spark, new_j
     with Archive(spark, [journal.directory], Lake(tmp_path / "lake"), every=0.1) as archive:
         while not archive.rows:
             assert not archive.wait(0.05)
-        assert caplog.text.count("its retention does not learn of it") == 1
+        assert caplog.text.count("so retention keeps the rows") == 1
         (Path(journal.directory) / "consumers").unlink()
         archive.wait(0.05)
         assert consumers(journal.directory) == {"archive": 10}
 
 
 def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_path):
-    """A journal of a host that is no more, and rows that were deleted by force; the error names the option."""
+    """For a missing journal or deleted rows, the job ends with an error that names the option to go on."""
     lake = tmp_path / "lake"
     journals = [new_journal(name, segment_bytes=1) for name in ("one", "two")]
     for journal in journals:
@@ -223,7 +223,7 @@ def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_pa
     left, gone = journals
     gone.close()
     shutil.rmtree(gone.directory)
-    with pytest.raises(JournalError, match=f"{gone.id}.* is gone: .*--allow-loss"):
+    with pytest.raises(JournalError, match=f"{gone.id} is gone; .*--allow-loss"):
         put_away(spark, [tmp_path / "*"], lake)
     left.append(messages(3))
     left.append(messages(2))
@@ -242,7 +242,7 @@ def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_pa
 
 
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
-    """With more than one task the rows of an hour meet in one of them, and are in order."""
+    """With several tasks, all rows of an hour are in one file, in order."""
     journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]
     for hour in range(3):
         for journal in journals:
@@ -250,7 +250,7 @@ def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
             journal.roll()
     rows = spark.read.format("sbus").option("journal", str(tmp_path / "*")).load()
     lake = Lake(tmp_path / "lake")
-    with lake.writing():
+    with lake.locked():
         lake.write(rows, 0, writers=3)
     assert archived(lake.directory) == recorded(*(journal.directory for journal in journals))
     assert len(files(lake.directory)) == 3
@@ -260,7 +260,7 @@ def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
 
 
 def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_path):
-    """Files of other hours are not even listed; the rows have the columns of a journal."""
+    """Spark does not open the files of other hours; the rows have the columns of a journal."""
     journal = new_journal(clock=Clock(MIDNIGHT))
     for hour in range(4):
         journal.append(messages(2), MIDNIGHT + hour * HOUR)
@@ -273,5 +273,5 @@ def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_pat
     assert sorted(row.seq for row in rows.collect()) == [2, 3, 4, 5]
     assert ["hour=01" in name or "hour=02" in name for name in rows.inputFiles()] == [True, True]
     assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
-    with pytest.raises(LakeError, match="nothing in it yet"):
+    with pytest.raises(LakeError, match="it is empty: run sbus spark archive"):
         Lake(tmp_path / "nowhere").read(spark)

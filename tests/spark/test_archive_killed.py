@@ -1,4 +1,4 @@
-"""The archive and whoever writes the journal are killed while both run: nothing is lost, and nothing is there twice."""
+"""Kill the archive and the writer of the journal while both run: no row is lost, and none is in the lake twice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.spark.lakes import archived, files, recorded
 
 SEED = int(os.environ.get("SBUS_KILLS_SEED", "1"))
 LIVES = int(os.environ.get("SBUS_KILLS", "2"))
-"""How often each is killed; more for a soak by hand."""
+"""The number of kills of each; raise it for a long run by hand."""
 TIMEOUT = 240.0
 
 # It writes without end, in small batches and segments, with clocks that make an hour pass every few seconds.
@@ -47,7 +47,7 @@ for number in itertools.count():
 
 @contextmanager
 def running(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, which does not outlive the block."""
+    """A process that ends with the block."""
     with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         try:
             yield process
@@ -67,9 +67,9 @@ def archive(journal: Path, lake: Path):
 
 
 def until_done(checkpoint: Checkpoint, batch: int, archiver: subprocess.Popen[bytes]) -> None:
-    """Wait until the archive has done a batch."""
+    """Wait until a batch of the archive is done."""
     deadline = time.monotonic() + TIMEOUT
-    while checkpoint.done() < batch:
+    while checkpoint.last_done() < batch:
         if archiver.poll() is not None:
             assert archiver.stderr is not None
             pytest.fail(f"it has ended: {archiver.stderr.read().decode()}")
@@ -78,7 +78,7 @@ def until_done(checkpoint: Checkpoint, batch: int, archiver: subprocess.Popen[by
 
 
 def java_of(process: subprocess.Popen[bytes]) -> int:
-    """The pid of the JVM that a driver has started."""
+    """The process ID of the JVM of a driver."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return next(int(pid) for pid in children if "java" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0])
 
@@ -96,11 +96,11 @@ def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
     for life in range(LIVES):
         with archive(journal, lake) as archiver:
             with recording(journal, began) as recorder:
-                until_done(checkpoint, checkpoint.done() + 1, archiver)
+                until_done(checkpoint, checkpoint.last_done() + 1, archiver)
                 time.sleep(chance.uniform(0, 0.3))
                 recorder.send_signal(signal.SIGKILL)
             with recording(journal, began):
-                until_done(checkpoint, checkpoint.done() + 1, archiver)
+                until_done(checkpoint, checkpoint.last_done() + 1, archiver)
                 time.sleep(chance.uniform(0, 0.5))
                 os.kill(archiver.pid if life % 2 else java_of(archiver), signal.SIGKILL)
             assert archiver.wait(TIMEOUT) in (-signal.SIGKILL, 1)
@@ -114,7 +114,7 @@ def test_whatever_is_killed_every_row_is_archived_once(spark, tmp_path):
 
 
 def test_a_signal_ends_it_behind_the_batch_in_hand():
-    """Also where the next one begins at once; and without one, at once."""
+    """A job that is asked to end finishes the running batch, and ends immediately between batches."""
     with stop_on_signals() as stop:
         assert not stop.is_due(is_busy=False, done=0)
         assert not stop.is_due(is_busy=True, done=3)
@@ -125,7 +125,7 @@ def test_a_signal_ends_it_behind_the_batch_in_hand():
 
 
 def test_a_signal_ends_an_archive_that_never_rests(monkeypatch, tmp_path):
-    """It has more to archive than it can; the batch in hand is the last."""
+    """With a backlog, the batch that runs when the signal comes is the last one."""
     JournalWriter.open(tmp_path / "journal").close()
     running = NeverAtRest()
     monkeypatch.setattr(Job, "session", lambda *_: nullcontext())
@@ -135,7 +135,7 @@ def test_a_signal_ends_an_archive_that_never_rests(monkeypatch, tmp_path):
 
 
 class NeverAtRest:
-    """An archive whose batches each take two looks; the signal comes in the middle of the third."""
+    """An archive with a batch for every two polls; the signal comes in the middle of the third."""
 
     rows = 0
     is_busy = True

@@ -1,4 +1,4 @@
-"""The jobs on a real cluster: a master and two workers on loopback, whose Python has never heard of this package."""
+"""The jobs on a real cluster: a master and two workers on loopback, whose Python does not have this package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BROUGHT = (
 
 
 class Cluster(NamedTuple):
-    """Where it is, and how its executors are to run Python."""
+    """The address of a cluster, and the Python of its executors."""
 
     master: str
     python: Path
@@ -43,7 +43,7 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with what Spark and Arrow need, and without this package."""
+    """An interpreter with Spark and Arrow, and without this package."""
     home = tmp_path_factory.mktemp("python")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     theirs = next((home / "lib").glob("python*/site-packages"))
@@ -84,16 +84,16 @@ def cluster(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
         master, log = start("Master")
         ends.callback(end, master)
-        url = told(master, log, r"Starting Spark master at (spark://\S+)")
+        url = wait_for_log(master, log, r"Starting Spark master at (spark://\S+)")
         for _ in range(2):
             worker, log = start("Worker", "--cores", "1", "--memory", "600m", "--work-dir", str(home / "work"), url)
             ends.callback(end, worker)
-            told(worker, log, r"Successfully registered with (master)")
+            wait_for_log(worker, log, r"Successfully registered with (master)")
         yield Cluster(url, python)
 
 
-def told(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
-    """Wait until a process has logged something; returns the part of it that is asked for."""
+def wait_for_log(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
+    """Wait until a process has logged a line that matches; return the group of the pattern."""
     deadline = time.monotonic() + TIMEOUT
     while not (found := re.search(pattern, log.read_text())):
         assert process.poll() is None, log.read_text()
@@ -123,7 +123,7 @@ for row in traffic(recorded(spark, lake=lake), window=86400, depth=2).collect():
 
 @pytest.mark.slow
 def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path):
-    """Two journals are archived, and measured in the lake, on executors whose Python lacks the package."""
+    """Executors without the package archive two journals and measure the lake."""
     journals = [new_journal(name, segment_bytes=20_000) for name in ("one", "two")]
     for journal in journals:
         for number in range(10):

@@ -1,4 +1,4 @@
-"""The demo: all of it, in a shortened form, with real processes."""
+"""The whole demo, shortened, with real processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from sbus.cli.spark.demo import demo
 from sbus.errors import SbusError, UsageError
 from sbus.journal.reader import JournalReader
-from sbus.spark.demo.plant import HOT, LIMIT, SILENT, SITES, Site
+from sbus.spark.demo.plant import HOT_KEY, LIMIT, SILENT_KEY, SITES, Site
 from sbus.spark.demo.processes import Process, python, running
 from sbus.spark.demo.show import run
 
 
 def _processes_in(directory: Path) -> list[str]:
-    """The command lines of processes that have to do with a directory."""
+    """The command lines of processes that name a directory."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -40,16 +40,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_all_of_it(spark: Any, place: Path) -> None:
-    """The fault is found and told over the bus, the recorder survives a kill, and the report has the silent sensor."""
+    """The query publishes the fault, the recording survives a kill, and the report lists the silent sensor."""
     said: list[tuple[str, str]] = []
-    outcome = run(spark, place, seconds=20, say=lambda who, what: said.append((who, what)))
+    outcome = run(spark, place, seconds=20, say=lambda part, text: said.append((part, text)))
     assert _processes_in(place) == []
-    hot = HOT.split("/")
+    hot = HOT_KEY.split("/")
     assert outcome.alerts
     for message in outcome.alerts:
         assert message.key == f"alerts/{hot[1]}/{hot[2]}/bearing".encode()
         assert json.loads(message.payload)["degrees"] > LIMIT
-    assert [what for who, what in said if who == "alert"]
+    assert [text for part, text in said if part == "alert"]
     # The lake has exactly what the journal has.
     assert outcome.archived == JournalReader(os.fspath(place / "journal")).end()
     assert outcome.figures is not None
@@ -58,7 +58,7 @@ def test_all_of_it(spark: Any, place: Path) -> None:
     assert changes is not None
     # Where the alert took its time, the report is about later days, on which the sensor was not heard at all.
     quiet = {silence.scope for silence in outcome.figures.silences} | {change.scope for change in changes.vanished}
-    assert SILENT in quiet
+    assert SILENT_KEY in quiet
     assert "alerts" in {change.scope.partition("/")[0] for change in changes.new}
     assert outcome.report is not None
     assert "A day of a plant" in outcome.report.read_text("utf-8")
@@ -66,11 +66,11 @@ def test_all_of_it(spark: Any, place: Path) -> None:
 
 @pytest.mark.slow
 def test_it_ends_early_in_order(spark: Any, tmp_path: Path) -> None:
-    """Whoever stops it while the plant works gets no report, and no process is left."""
+    """After a stop while the plant runs, there is no report, and no process is left."""
     over = threading.Event()
 
-    def say(who: str, what: str) -> None:
-        if who == "plant":
+    def say(part: str, text: str) -> None:
+        if part == "plant":
             over.set()
 
     outcome = run(spark, tmp_path, seconds=60, say=say, stop=over.is_set)
@@ -81,17 +81,17 @@ def test_it_ends_early_in_order(spark: Any, tmp_path: Path) -> None:
 
 
 def test_command_needs_a_directory_of_its_own(tmp_path: Path) -> None:
-    """What is there is never written into, and a lake cannot be given."""
+    """The demo refuses a directory that is not empty, and has no option for a lake."""
     (tmp_path / "file").touch()
-    told = CliRunner().invoke(demo, ["--directory", str(tmp_path)])
-    assert isinstance(told.exception, UsageError)
-    assert "not empty" in str(told.exception)
-    told = CliRunner().invoke(demo, ["--lake", str(tmp_path)])
-    assert isinstance(told.exception, UsageError)
+    result = CliRunner().invoke(demo, ["--directory", str(tmp_path)])
+    assert isinstance(result.exception, UsageError)
+    assert "not empty" in str(result.exception)
+    result = CliRunner().invoke(demo, ["--lake", str(tmp_path)])
+    assert isinstance(result.exception, UsageError)
 
 
 def test_a_process_that_ends_is_noticed(tmp_path: Path) -> None:
-    """What a part of the demo has said last is told, and the rest is ended."""
+    """The error has the end of the log of the part that failed, and the other parts are ended."""
     command = python("-c", "import sys; sys.exit('it broke')")
     with running("part", command, tmp_path / "log") as process:
         process._process.wait()
@@ -100,7 +100,7 @@ def test_a_process_that_ends_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_process_is_ended(tmp_path: Path) -> None:
-    """At the end of the block the process is gone."""
+    """The process ends with the block."""
     with running("part", python("-c", "import time; time.sleep(60)"), tmp_path / "log") as process:
         assert isinstance(process, Process)
         process.check()
@@ -109,7 +109,7 @@ def test_a_process_is_ended(tmp_path: Path) -> None:
 
 
 def test_the_plant_lives_through_days() -> None:
-    """It is busier by day, only one bearing grows hot, one sensor falls silent, and the same seed sends the same."""
+    """A site is busier by day, one bearing grows hot, one sensor falls silent, and a seed repeats all messages."""
     seconds = 100.0
     sent: dict[str, list[tuple[float, bytes]]] = {}
     for name in SITES:
@@ -120,9 +120,9 @@ def test_the_plant_lives_through_days() -> None:
             for key, payload in messages:
                 sent.setdefault(str(key), []).append((tick / 10, payload))
     hottest = {key: max(float(p) for _, p in some) for key, some in sent.items() if key.endswith("temperature")}
-    assert hottest.pop(HOT) > LIMIT + 5
+    assert hottest.pop(HOT_KEY) > LIMIT + 5
     assert max(hottest.values()) < LIMIT
-    assert 69 <= sent[SILENT][-1][0] <= 70
+    assert 69 <= sent[SILENT_KEY][-1][0] <= 70
     night = sum(1 for some in sent.values() for at, _ in some if at < 10)
     noon = sum(1 for some in sent.values() for at, _ in some if 18 <= at < 28)
     assert noon > 1.3 * night

@@ -1,4 +1,4 @@
-"""Replaying: every message once more, byte for byte, in order and in time."""
+"""Replay publishes every message again: byte for byte, in order and in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sbus.cli.main import cli
 from sbus.client.blocking import connect
 from sbus.errors import UsageError
 from sbus.journal.schema import Kind
-from sbus.spark.jobs.replay import _AT_ONCE, Replay, replay
+from sbus.spark.jobs.replay import _CHUNK_MESSAGES, Replay, replay
 from sbus.spark.jobs.tables import key_matches, load_rows
 from sbus.testing.servers import RunningBus, running_bus
 
@@ -25,7 +25,7 @@ _KEYS = [b"a/b", b"a/\xff\\", "ключ".encode(), b"b\n/c", b"a"]
 
 
 class _Clock:
-    """A time that its owner moves, for the journal's stamps (µs)."""
+    """A clock that a test sets, for the times of a journal (µs)."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000_000_000
@@ -41,7 +41,7 @@ def bus() -> Iterator[RunningBus]:
 
 
 def _received(bus: RunningBus, expected: int) -> tuple[list[tuple[bytes, bytes]], threading.Thread]:
-    """Receive as many messages, in a thread that is subscribed when this returns."""
+    """Receive a number of messages in a thread, which is subscribed when this returns."""
     found: list[tuple[bytes, bytes]] = []
     ready = threading.Event()
 
@@ -61,7 +61,7 @@ def _received(bus: RunningBus, expected: int) -> tuple[list[tuple[bytes, bytes]]
 
 
 def test_all_messages_in_order_byte_for_byte(spark: Any, bus: RunningBus, new_journal: Any, tmp_path: Any) -> None:
-    """Two journals come back as one sequence by time, in several parts, with the very bytes of keys and payloads."""
+    """Two journals are replayed as one sequence by time, in several parts, with the same bytes."""
     dice = random.Random(6)
     clock = _Clock()
     sent: list[tuple[int, str, int, bytes, bytes]] = []
@@ -90,7 +90,7 @@ def test_all_messages_in_order_byte_for_byte(spark: Any, bus: RunningBus, new_jo
 
 
 def test_rhythm_and_pattern(spark: Any, bus: RunningBus, new_journal: Any, tmp_path: Any) -> None:
-    """Only what matches is published; nothing before it is due, and no delay adds up."""
+    """Only matching messages are published, none before it is due, and delays do not add up."""
     clock = _Clock()
     journal = new_journal(clock=clock)
     for number in range(40):
@@ -99,9 +99,9 @@ def test_rhythm_and_pattern(spark: Any, bus: RunningBus, new_journal: Any, tmp_p
     journal.close()
     rows = load_rows(spark, journals=[str(tmp_path / "journal")]).where(key_matches("a/"))
     found, thread = _received(bus, 40)
-    told: list[int] = []
+    progress: list[int] = []
     with bus.connect() as mine:
-        done = replay(rows, mine, speed=4.0, prefix=b"again/", progress=lambda state: told.append(state.messages))
+        done = replay(rows, mine, speed=4.0, prefix=b"again/", progress=lambda state: progress.append(state.messages))
     thread.join()
     assert found == [(b"again/a/b", b"%d" % number) for number in range(40)]
     assert done.span == 39 * 100_000
@@ -109,12 +109,12 @@ def test_rhythm_and_pattern(spark: Any, bus: RunningBus, new_journal: Any, tmp_p
     # Were waits added up, 40 of them would each make it later; the last one is due 975 ms after the first.
     assert done.late_sum >= 0
     assert done.late < 5
-    assert told == sorted(told)
-    assert len(told) >= 2
+    assert progress == sorted(progress)
+    assert len(progress) >= 2
 
 
 def test_it_ends_early_in_order(spark: Any, bus: RunningBus) -> None:
-    """Whoever asks for the end gets it soon, and what was published is known."""
+    """A replay that is stopped ends soon, and counts what it has published."""
     rows = spark.sql(
         "SELECT timestamp_micros(id * 1000000000) AS time, 'j' AS journal, id AS seq, 'message' AS kind, "
         "'a' AS key, X'00' AS payload FROM range(1000)"
@@ -125,11 +125,11 @@ def test_it_ends_early_in_order(spark: Any, bus: RunningBus) -> None:
     assert not done.is_complete
     assert done.messages == 1
     assert done.total == 1000
-    assert _AT_ONCE > 1
+    assert _CHUNK_MESSAGES > 1
 
 
 def test_nothing_to_replay_is_an_error(spark: Any, bus: RunningBus) -> None:
-    """No message at all, and a speed that is none, are refused."""
+    """A replay without messages, or with a speed that is not positive, is an error."""
     rows = spark.sql(
         "SELECT timestamp_micros(0) AS time, 'j' AS journal, 0L AS seq, 'start' AS kind, '' AS key, X'' AS payload"
     )
@@ -143,7 +143,7 @@ def test_nothing_to_replay_is_an_error(spark: Any, bus: RunningBus) -> None:
 def test_ctrl_c_ends_the_command(
     spark: Any, bus: RunningBus, new_journal: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``sbus spark replay`` waits for what is due in an hour; Ctrl-C ends it, with a summary."""
+    """While ``sbus spark replay`` waits for a message that is due in an hour, Ctrl-C ends it with a summary."""
 
     clock = _Clock()
     journal = new_journal(clock=clock)
@@ -162,16 +162,16 @@ def test_ctrl_c_ends_the_command(
     interrupter.start()
     monkeypatch.setattr("sbus.cli.main._end_by", lambda number: sys.exit(128 + number))  # not these tests
     arguments = ["--socket", bus.address, "spark", "replay", "--journal", str(tmp_path / "journal"), "--pattern=*"]
-    told = CliRunner().invoke(cli, arguments)
+    result = CliRunner().invoke(cli, arguments)
     interrupter.join()
-    assert told.exit_code == 128 + signal.SIGINT
-    assert "published 1 of 2 messages" in told.output
+    assert result.exit_code == 128 + signal.SIGINT
+    assert "published 1 of 2 messages" in result.output
     assert found == [(b"first", b"")]
 
 
 @pytest.mark.parametrize("speed", ["0", "0.0", "-1", "nan", "inf", "fast"])
 def test_a_speed_that_is_none_is_refused(speed):
-    """Only ``max`` is as fast as possible."""
-    told = CliRunner().invoke(cli, ["spark", "replay", "--lake=x", f"--speed={speed}"])
-    assert told.exit_code == 2
-    assert "is not a speed" in told.output
+    """A speed is a positive number or ``max``."""
+    result = CliRunner().invoke(cli, ["spark", "replay", "--lake=x", f"--speed={speed}"])
+    assert result.exit_code == 2
+    assert "is not a speed" in result.output

@@ -1,4 +1,4 @@
-"""What the page on the data source shows and promises, run on a journal and a bus."""
+"""The examples and tables of the page on the data source, run on a journal and a bus."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = page("pipeline/4-datasource.rst")
 
 @pytest.fixture
 def journal(new_journal: NewJournal) -> JournalWriter:
-    """A journal with the loads of two hosts, and a gap."""
+    """A journal with the loads of two hosts and a gap."""
     journal = new_journal(clock=lambda: SIX - 1)
     journal.append_gap(Kind.START, {"how": "new"})
     for minute in range(10):
@@ -39,7 +39,7 @@ def journal(new_journal: NewJournal) -> JournalWriter:
 
 
 def tables(printed: str) -> list[list[list[str]]]:
-    """The cells of all tables that Spark has printed, with the heads."""
+    """The cells of all tables that Spark has printed, with their headings."""
     found: list[list[list[str]]] = []
     for block in re.findall(r"\+-[+-]+\n((?:.*\|\n|\+-[+-]+\n)+)", printed):
         lines = [line for line in block.splitlines() if line.startswith("|")]
@@ -55,7 +55,7 @@ def test_python(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ):
-    """The examples in Python print and publish what the page says they do."""
+    """The examples in Python print and publish what the page says."""
     arguments = ["datasource.py", journal.directory, sbus_bus.address, str(tmp_path)]
     monkeypatch.setattr("sys.argv", arguments)
     with sbus_bus.connect() as bus:
@@ -79,7 +79,7 @@ def test_python(
 
 
 def test_sql(spark: SparkSession, journal: JournalWriter):
-    """The examples in SQL give what they should."""
+    """The examples in SQL return the expected rows."""
     text = (EXAMPLES / "pipeline" / "datasource.sql").read_text()
     assert "/var/lib/sbus/journal" in text
     statements = text.replace("/var/lib/sbus/journal", journal.directory).split(";")
@@ -92,7 +92,7 @@ def test_sql(spark: SparkSession, journal: JournalWriter):
 
 
 def test_columns():
-    """The table of columns has each with its type."""
+    """The table of columns lists each column with its type."""
     described = {literals(row[0])[0]: literals(row[1])[0] for row in rows(PAGE, "list-table:: Columns")[1:]}
     assert described == {field.name: field.dataType.simpleString().upper() for field in schema(raw_keys=False)}
 
@@ -107,7 +107,7 @@ def test_columns():
     ids=["read", "stream", "write"],
 )
 def test_options(headings: list[str], kind: type, extra: dict[str, str]):
-    """The tables have exactly the options that there are, and the defaults that they have."""
+    """The tables list exactly the options that exist, with their defaults."""
     table = [row for heading in headings for row in rows(PAGE, heading)[1:]]
     described = {literals(row[0])[0]: literals(row[1]) for row in table}
     with pytest.raises(Exception, match="there are: ") as error:

@@ -1,4 +1,4 @@
-"""Streaming queries on real Spark: restarts with a checkpoint, journals that come and roll; and publishing to a bus."""
+"""Streaming queries on real Spark: restarts with a checkpoint, new journals and segments; and publishing to a bus."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Query:
         self.batches[number] = [row.payload.decode() for row in batch.collect()]
 
     def run(self, keep: Callable[[DataFrame, int], Any] | None = None) -> list[list[str]]:
-        """Read all that is there; returns the batches with rows of this run."""
+        """Read everything that is there; return the batches of this run that have rows."""
         self.batches.clear()
         assert self.writer(keep).trigger(availableNow=True).start().awaitTermination(TIMEOUT)
         return [rows for _, rows in sorted(self.batches.items()) if rows]
@@ -57,7 +57,7 @@ class Query:
 
 @pytest.fixture
 def new_query(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Query]]:
-    """Make a `Query` with these options, and one checkpoint for all of the test."""
+    """Make a `Query` with these options; all queries of a test share a checkpoint."""
     mine: list[Query] = []
 
     def make(**options: str) -> Query:
@@ -75,7 +75,7 @@ def record(journal: JournalWriter, *payloads: str) -> None:
 
 
 def test_what_was_missed(new_journal: NewJournal, new_query: Callable[..., Query]):
-    """A query that is started again reads exactly what has come since, through rolls and a change of the recorder."""
+    """A restarted query reads exactly the rows since then, across new segments and a restart of the recorder."""
     journal = new_journal()
     record(journal, "a", "b")
     journal.append([(b"k", b"c")])  # not safe yet, so not seen
@@ -91,7 +91,7 @@ def test_what_was_missed(new_journal: NewJournal, new_query: Callable[..., Query
 
 
 def test_a_batch_that_failed_is_read_again(new_journal: NewJournal, new_query: Callable[..., Query]):
-    """A batch whose work failed comes again, with the same number and rows, though more has come."""
+    """A batch that failed comes again with the same number and rows, although there are new rows."""
     journal = new_journal()
     record(journal, "a", "b")
     query = new_query(journal=journal.directory)
@@ -110,7 +110,7 @@ def test_a_batch_that_failed_is_read_again(new_journal: NewJournal, new_query: C
 
 
 def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp_path: Path):
-    """A query that runs sees what is recorded meanwhile, also into new segments and into journals that appear."""
+    """A running query sees new rows, also in new segments and new journals."""
     first = new_journal("a/journal", segment_bytes=1000)
     record(first, "before")
     query = new_query(journal=f"{tmp_path}/*/journal", startingOffsets="latest")
@@ -136,7 +136,7 @@ def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp
 
 
 def test_there_and_back(spark: SparkSession, new_journal: NewJournal, sbus_bus: RunningBus):
-    """What was recorded can be published again as it was: all keys and payloads, in order."""
+    """Recorded messages can be published again unchanged: all keys and payloads, in order."""
     journal = new_journal()
     messages = [(key, b"%d" % i) for i, key in enumerate([b"a", b"\xff\\", "ä".encode(), b""] * 50)]
     journal.append(messages)
@@ -150,13 +150,13 @@ def test_there_and_back(spark: SparkSession, new_journal: NewJournal, sbus_bus: 
 
 
 def test_what_cannot_be_published(spark: SparkSession, sbus_bus: RunningBus):
-    """Whatever goes wrong fails the query, with the reason: a NULL, a wrong column, an option, no bus."""
+    """A NULL, a wrong column, a wrong option or a missing bus fails the query with the reason."""
     frame = spark.sql("SELECT CAST(NULL AS STRING) AS key, 'x' AS payload")
     good = spark.sql("SELECT 'k' AS key, 'x' AS payload")
     wrong = [
         (frame, {"socket": sbus_bus.address}, "append", r"UsageError: .*column key is NULL in 1 of 1 rows"),
         (good.selectExpr("key"), {}, "append", r"UsageError: .*there is no column payload"),
-        (good, {"sockt": "/x"}, "append", r"UsageError: .*no option 'sockt'.*socket is meant"),
+        (good, {"sockt": "/x"}, "append", r"UsageError: .*no option 'sockt'.*did you mean socket"),
         (good, {}, "overwrite", r"UsageError: .*use mode\('append'\)"),
         (good, {"socket": "/nowhere"}, "append", r"ConnectError: no bus at /nowhere"),
     ]

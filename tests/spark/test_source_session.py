@@ -1,4 +1,4 @@
-"""A session's defaults, and the package that is sent along to a cluster."""
+"""The defaults of a session, and the package that is sent to a cluster."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from sbus.spark.runtime.shipping import is_local, pack
 
 
 def test_conf():
-    """Settings are given as name=value; a value may hold further equals signs, and the last one counts."""
+    """Settings are name=value; a value can have equals signs, and the last setting of a name counts."""
     assert parse_conf(["a=1", "b=x=y", "a = 2"]) == {"a": " 2", "b": "x=y"}
 
 
 @pytest.mark.parametrize("pair", ["a", "=1", ""])
 def test_wrong_conf(pair: str):
-    """What is no setting is refused."""
-    with pytest.raises(UsageError, match=r"--conf .*: say name=value"):
+    """A setting in another form is an error with the remedy."""
+    with pytest.raises(UsageError, match=r"--conf .*: use name=value"):
         parse_conf([pair])
 
 
 def test_which_masters_are_local():
-    """Only masters that do the work in this process count as local."""
+    """Only masters that run in this process count as local."""
     assert [m for m in ("local", "local[*]", "local[2,3]", "local-cluster[2,1,512]", "spark://h:1") if is_local(m)] == [
         "local",
         "local[*]",
@@ -47,7 +47,7 @@ def test_shuffle_partitions():
 
 
 def test_settings_go_before_defaults():
-    """What is set holds; options for Java are added to ours, unless they say how to log."""
+    """Settings of the caller take precedence; Java options are added to ours unless they configure logging."""
     java = "spark.driver.extraJavaOptions"
     conf = with_defaults("local[2]", {"spark.ui.enabled": "true", java: "-Xss2m"})
     assert conf["spark.ui.enabled"] == "true"
@@ -59,7 +59,7 @@ def test_settings_go_before_defaults():
 
 
 def test_the_package_works_from_a_zip(tmp_path: Path):
-    """The zip file for executors has what they need: the data source works from it, without compiled parts."""
+    """The data source works from the zip file for executors, without compiled parts."""
     path = pack(str(tmp_path))
     with zipfile.ZipFile(path) as file:
         assert all(name.startswith("sbus/") and name.endswith(".py") for name in file.namelist())
@@ -78,8 +78,7 @@ def test_the_package_works_from_a_zip(tmp_path: Path):
 
 
 def test_a_session(spark: SparkSession):
-    """A session filters in the source, is in UTC and has no web page; workers run this very interpreter."""
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    """A session is in UTC and has no web page; workers run this interpreter."""
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
@@ -88,7 +87,7 @@ def test_a_session(spark: SparkSession):
 
 
 def test_the_session_that_is_there(spark: SparkSession):
-    """Who asks for a session again gets the same one, with the settings that can still change."""
+    """A second call returns the same session, with the settings that can still change."""
     name = "spark.sql.files.maxRecordsPerFile"
     assert get_session("another", master="local[7]", conf={name: "17"}).sparkContext is spark.sparkContext
     assert spark.conf.get(name) == "17"

@@ -1,4 +1,4 @@
-"""Traffic by window and prefix: what Spark measures is what plain Python counts, in a batch and live."""
+"""Traffic by window and prefix: Spark measures what plain Python counts, in a table and live."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Row = tuple[int, str, str, int]
 
 
 def by_hand(rows: list[Row], window: float, depth: int) -> dict[tuple[int, str | None], dict[str, Any]]:
-    """What is to come out, by the beginning of the window (µs after noon) and the prefix."""
+    """The expected rows, by the beginning of the window (µs after noon) and the prefix."""
     length = round(window * SECOND)
     sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
     keys = defaultdict(set)
@@ -78,7 +78,7 @@ def as_frame(spark, rows: list[Row]):
 
 
 def test_windows_and_prefixes_are_counted(spark):
-    """A key that is shorter than the prefix is its own; windows begin at whole multiples of their length (UTC)."""
+    """A key with too few segments is its own prefix; windows begin at whole multiples of their length."""
     rows: list[Row] = [
         (0, "message", "a/b/c", 3),
         (59 * SECOND + 999_999, "message", "a/b/d", 5),
@@ -103,7 +103,7 @@ def test_windows_and_prefixes_are_counted(spark):
 
 
 def test_a_window_that_cannot_be_is_refused(spark):
-    """The error says which can."""
+    """The error for a window or depth out of range names the range."""
     frame = as_frame(spark, [(0, "message", "a", 1)])
     with pytest.raises(UsageError, match="1 ms to 366 days"):
         traffic(frame, window=0)
@@ -113,18 +113,18 @@ def test_a_window_that_cannot_be_is_refused(spark):
 
 @pytest.mark.slow
 def test_a_stream_tells_a_window_once_it_is_over(spark, new_journal, tmp_path):
-    """What is told live is what the same rows give in a batch; a window that may still grow is not told."""
+    """A live query gives the same rows as a table, and leaves out windows that can still grow."""
     rows: list[Row] = [(n * SECOND // 10, "message", f"k{n % 3}/x", n % 9) for n in range(600)]
     journal = new_journal(clock=lambda: NOON)
     journal.append([(key.encode(), bytes(size)) for _, _, key, size in rows], [NOON + time for time, *_ in rows])
     journal.sync()
-    told: list[Any] = []
+    emitted: list[Any] = []
     stream = (
         spark.readStream.format("sbus").option("journal", journal.directory).option("maxRowsPerTrigger", 300).load()
     )
     query = (
         traffic(stream, window=10.0, watermark=5.0)
-        .writeStream.foreachBatch(lambda frame, _: told.append(collected(frame)))
+        .writeStream.foreachBatch(lambda frame, _: emitted.append(collected(frame)))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
@@ -132,14 +132,14 @@ def test_a_stream_tells_a_window_once_it_is_over(spark, new_journal, tmp_path):
     query.awaitTermination()
     expected = by_hand(rows, 10.0, 1)
     # The last row is of second 59.9, so what ended by second 54.9 is over.
-    assert {place: values for batch in told for place, values in batch.items()} == {
+    assert {place: values for batch in emitted for place, values in batch.items()} == {
         place: values for place, values in expected.items() if place[0] < 50 * SECOND
     }
-    assert sum(map(len, told)) == 15
+    assert sum(map(len, emitted)) == 15
 
 
-def test_the_command_is_told_what_is_missing():
-    """Before Spark is started; with status 2, and 1 for a journal that is not there."""
+def test_the_command_is_emitted_what_is_missing():
+    """Wrong usage ends before Spark starts: with status 2, or 1 for a missing journal."""
     run = CliRunner().invoke
     assert "--lake=DIR, or --journal=DIR" in run(cli, ["spark", "traffic"]).output
     assert run(cli, ["spark", "traffic"]).exit_code == 2
@@ -169,7 +169,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def test_a_table_harms_no_terminal(capsys):
-    """Control characters of keys are shown as text; numbers stand under each other."""
+    """The table shows control characters of keys as text, and aligns numbers."""
     with open_writer(None) as writer:
         assert writer.write(ROWS) == 2
     lines = capsys.readouterr().out.splitlines()
@@ -180,7 +180,7 @@ def test_a_table_harms_no_terminal(capsys):
 
 
 def test_files_hold_what_was_measured(tmp_path):
-    """As text, a time says that it is in UTC; in Parquet it is one."""
+    """In text formats a time ends with Z; in Parquet it is a timestamp in UTC."""
     import pyarrow.parquet as pq
 
     for name in ("t.csv", "t.json", "t.parquet"):
@@ -195,7 +195,7 @@ def test_files_hold_what_was_measured(tmp_path):
 
 
 def test_a_parquet_file_has_its_columns_whatever_the_rows_are(tmp_path):
-    """Without any row, and where a whole part of them has gaps only and thus neither prefixes nor percentiles."""
+    """A Parquet file can have no rows, or a part with gaps only, without prefixes and percentiles."""
     import pyarrow.parquet as pq
 
     gap = {"time": ROWS[0]["time"], "prefix": None, "messages": 0, "bytes": 0, "rate": 0.0, "keys": 0}
@@ -212,8 +212,8 @@ def test_a_parquet_file_has_its_columns_whatever_the_rows_are(tmp_path):
     assert gaps.slice(65_535).to_pylist() == [gap, full]
 
 
-def test_what_keeps_a_file_from_being_made_is_told(tmp_path, monkeypatch):
-    """That there is nothing to clean up then does not hide it."""
+def test_what_keeps_a_file_from_being_made_is_emitted(tmp_path, monkeypatch):
+    """If the file cannot be made, the error is that one, and not a failed clean-up."""
 
     def refuse(*_):
         raise PermissionError("not yours")
@@ -224,7 +224,7 @@ def test_what_keeps_a_file_from_being_made_is_told(tmp_path, monkeypatch):
 
 
 def test_a_file_is_there_when_it_is_complete(tmp_path):
-    """What fails half-way leaves an older file as it was; what is live is added to one."""
+    """A failed job leaves an older file unchanged; a live job appends to it."""
     path = tmp_path / "t.csv"
     path.write_text("old\n")
     with pytest.raises(ZeroDivisionError), open_writer(str(path)) as writer:

@@ -1,4 +1,4 @@
-"""The tutorial, typed in by nobody: its commands in their order, in real shells, from a bus to a replay."""
+"""The commands of the tutorial, run in order in real shells, from a bus to a replay."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sbus.journal.reader import JournalReader
 from tests.integration.docs.test_docs import page
 
 TIMEOUT = 120
-"""Seconds that a command may take on a busy machine."""
+"""Seconds for a command on a busy machine."""
 MESSAGES = 200
-"""How many the tutorial publishes."""
+"""Messages that the tutorial publishes."""
 
 
 def blocks() -> Iterator[str]:
-    """What the page says to type, from where it starts a bus on."""
+    """The commands of the page, from the start of the bus on."""
     text = page("pipeline/1-tutorial.rst")
     text = text[text.index("\nRecord\n") :]
     for found in re.finditer(r"(?:::|\.\. code-block:: \w+)\n\n((?:    .*\n|\n)+)", text):
@@ -32,7 +32,7 @@ def blocks() -> Iterator[str]:
 
 
 class Shell:
-    """Runs commands as somebody would, in a directory that stands for /tmp."""
+    """Runs commands as a reader would, in a directory in place of /tmp."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -55,7 +55,7 @@ class Shell:
         )
 
     def run(self, *command: str, text: str = "") -> str:
-        """What a command prints; it must succeed."""
+        """Return the output of a command, which must succeed."""
         running = self.start(*command, stdin=subprocess.PIPE)
         output, _ = running.communicate(text.replace("/tmp/", f"{self._directory}/"), TIMEOUT)
         assert running.returncode == 0, output
@@ -64,7 +64,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell; the bus that is started in it is ended."""
+    """A shell; a bus that was started in it ends with the test."""
     yield Shell(tmp_path)
     with (tmp_path / "twistd.pid").open() as file:
         os.kill(int(file.read()), signal.SIGTERM)
@@ -72,7 +72,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what other processes do."""
+    """Wait for a condition that other processes bring about."""
     deadline = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < deadline
@@ -88,7 +88,7 @@ def has_rows(journal: Path, number: int) -> bool:
 
 @pytest.mark.slow
 def test_all_commands(shell: Shell, tmp_path: Path) -> None:
-    """Each does what the page says it does."""
+    """Each command does what the page says."""
     bus, publish, look, ask, archive, traffic, report, replay = blocks()
     shell.run("bash", "-e", text=bus)
     assert (tmp_path / "tutorial.sock").is_socket()

@@ -1,1 +1,1 @@
-"""The Spark data source ``sbus``: journals as tables and streams, and a sink that publishes."""
+"""The Spark data source ``sbus``: journals as tables and streams, and DataFrames published to a bus."""

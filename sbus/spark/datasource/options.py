@@ -1,6 +1,6 @@
-"""The options of the data source, checked as soon as they are seen: a misspelt one must not be ignored.
+"""The options of the data source, checked as soon as Spark hands them over, so that a misspelt one is an error.
 
-Spark tells nobody which options a source knows, and hands over all of them in lower case.
+Spark does not know the options of a source, and hands over their names in lower case.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NoReturn
 
 from sbus.client.connecting import find_address
 from sbus.client.core import find_dialect
 from sbus.errors import UsageError, Violation
+from sbus.journal.clock import from_datetime, parse
 from sbus.journal.keytext import from_text
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
@@ -24,26 +24,25 @@ EARLIEST = "earliest"
 LATEST = "latest"
 
 _READ = ("journal", "pattern", "gaps", "rawKeys", "dialect", "partitionBytes")
-_BATCH = ("since", "until", "pushFilters")
+_BATCH = ("since", "until")
 _STREAM = ("startingOffsets", "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
 _WRITE = ("socket", "dialect", "maxPacket")
-_FOREIGN = frozenset({"checkpointlocation"})
-"""Options that Spark takes for itself and hands on."""
+_SPARK_OPTIONS = frozenset({"checkpointlocation"})
+"""Options that Spark uses itself and hands on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is read, in a batch or a stream.
+    """The rows that a table or a stream reads, and the form they come in.
 
     :ivar journals: paths and globs.
-    :ivar pattern: messages whose keys it does not match are left out; None: none are.
-    :ivar gaps: whether rows that are not messages are read.
+    :ivar pattern: read only the messages whose keys it matches; None: all messages.
+    :ivar gaps: whether to read the rows that are not messages.
     :ivar raw_keys: whether keys come as bytes instead of text.
-    :ivar dialect: whose rules of matching hold.
-    :ivar partition_bytes: about how much of a journal one task reads; None: by what there is to do.
-    :ivar since: rows before it are left out (µs since 1970, UTC); None: none are.
-    :ivar until: this one, and what comes after it, is left out; None: nothing is.
-    :ivar push_filters: whether the conditions of queries are applied here; see docs/pipeline/4-datasource.rst.
+    :ivar dialect: the rules by which the pattern matches.
+    :ivar partition_bytes: about how many bytes of journals one task reads; None: the scan decides.
+    :ivar since: leave out the rows before this time (µs since the epoch); None: no limit.
+    :ivar until: leave out the rows at or after this time (µs since the epoch); None: no limit.
     """
 
     journals: tuple[str, ...]
@@ -54,37 +53,38 @@ class ReadOptions:
     partition_bytes: int | None = None
     since: int | None = None
     until: int | None = None
-    push_filters: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """From the options of a read that is no stream.
+        """Check the options of a table.
 
-        :raises sbus.errors.UsageError: for one that is wrong or unknown; it says what is right.
+        :raises sbus.errors.UsageError: if an option is wrong or unknown; the text names the remedy.
         """
-        given = _Given(options, "read", _READ + _BATCH)
+        given = _OptionReader(options, "read", _READ + _BATCH)
         for name in _STREAM:
             if name.lower() in given.options:
-                given.refuse(name, "this is for streams (readStream); here, there are since and until")
-        given.end()
+                given.refuse(name, "this is for streams (readStream); for a table use since and until")
+        given.refuse_unknown()
         return cls._of(given)
 
     @classmethod
     def parse_any(cls, options: Mapping[str, str]) -> ReadOptions:
-        """From the options of a read of which it is not known yet whether it is a stream.
+        """Check the options of a read that may become a table or a stream.
 
-        :raises sbus.errors.UsageError: for one that is wrong or unknown; it says what is right.
+        :raises sbus.errors.UsageError: if an option is wrong or unknown; the text names the remedy.
         """
-        given = _Given(options, "read", _READ + _BATCH + _STREAM)
-        given.end()
+        given = _OptionReader(options, "read", _READ + _BATCH + _STREAM)
+        given.refuse_unknown()
         return cls._of(given)
 
     @classmethod
-    def _of(cls, given: _Given) -> ReadOptions:
+    def _of(cls, given: _OptionReader) -> ReadOptions:
         parts = given.options.get("journal", "").replace("\n", ",").split(",")
         journals = tuple(path for path in map(str.strip, parts) if path)
         if not journals:
-            given.refuse("journal", "name the directory that the recorder writes to, several with commas, or a glob")
+            given.refuse(
+                "journal", "name the directory that the recorder writes to, several separated by commas, or a glob"
+            )
         dialect = given.dialect()
         pattern = given.pattern("pattern", dialect)
         return cls(
@@ -96,20 +96,19 @@ class ReadOptions:
             partition_bytes=given.number("partitionBytes"),
             since=given.time("since"),
             until=given.time("until"),
-            push_filters=given.flag("pushFilters", False),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How a stream reads.
+    """What a stream reads, from where on, and how much at a time.
 
-    :ivar read: what.
-    :ivar start: where it starts in a journal that it has not read from yet: `EARLIEST`, `LATEST` or a time
-        (µs since 1970, UTC).
-    :ivar max_rows: at most so many rows a trigger.
-    :ivar max_bytes: about so many bytes of the journals a trigger.
-    :ivar fail_on_data_loss: whether rows that are gone before they were read are an error.
+    :ivar read: the rows and their form.
+    :ivar start: where to start in a journal that the checkpoint does not know: `EARLIEST`, `LATEST`, or a time in µs
+        since the epoch.
+    :ivar max_rows: the largest number of rows in a batch; None: no limit.
+    :ivar max_bytes: about the largest number of bytes of journals in a batch; None: no limit.
+    :ivar fail_on_data_loss: whether it is an error if rows were deleted before the stream has read them.
     """
 
     read: ReadOptions
@@ -120,12 +119,12 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
-        """From the options of a stream.
+        """Check the options of a stream.
 
-        :raises sbus.errors.UsageError: for one that is wrong or unknown; it says what is right.
+        :raises sbus.errors.UsageError: if an option is wrong or unknown; the text names the remedy.
         """
-        given = _Given(options, "stream", _READ + _STREAM)
-        given.end()
+        given = _OptionReader(options, "stream", _READ + _STREAM)
+        given.refuse_unknown()
         return cls(
             read=ReadOptions._of(given),
             start=given.start("startingOffsets"),
@@ -137,11 +136,11 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Which bus is published to.
+    """The bus to publish to.
 
-    :ivar address: where it is.
+    :ivar address: where it listens.
     :ivar dialect: the revision of the protocol that it speaks.
-    :ivar max_packet: bytes in the longest packet that it takes.
+    :ivar max_packet: the bytes in the longest packet that it accepts.
     """
 
     address: str
@@ -150,12 +149,12 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """From the options of a write.
+        """Check the options of a write.
 
-        :raises sbus.errors.UsageError: for one that is wrong or unknown; it says what is right.
+        :raises sbus.errors.UsageError: if an option is wrong or unknown; the text names the remedy.
         """
-        given = _Given(options, "write", _WRITE)
-        given.end()
+        given = _OptionReader(options, "write", _WRITE)
+        given.refuse_unknown()
         return cls(
             address=find_address(given.options.get("socket")),
             dialect=given.dialect().name,
@@ -163,11 +162,11 @@ class WriteOptions:
         )
 
 
-class _Given:
-    """The options as they were given, and what to say of those that are wrong.
+class _OptionReader:
+    """The options of one call, read by name and type; a wrong one raises an error with the remedy.
 
-    :param purpose: what they are for, to be told.
-    :param names: the options that there are.
+    :param purpose: what the options are for, a verb for the error text.
+    :param names: the options that exist, as they are documented.
     """
 
     def __init__(self, options: Mapping[str, str], purpose: str, names: tuple[str, ...]) -> None:
@@ -177,19 +176,19 @@ class _Given:
 
     def refuse(self, name: str, advice: str) -> NoReturn:
         value = self.options.get(name.lower())
-        shown = f"the option {name}" + ("" if value is None else f"={value!r}")
-        raise UsageError(f"format('sbus'): {shown}: {advice}")
+        option = f"the option {name}" + ("" if value is None else f"={value!r}")
+        raise UsageError(f"format('sbus'): {option}: {advice}")
 
-    def end(self) -> None:
-        """Refuse what is unknown."""
-        for name in sorted(self.options.keys() - self.names.keys() - _FOREIGN):
+    def refuse_unknown(self) -> None:
+        """Raise an error for an option that does not exist."""
+        for name in sorted(self.options.keys() - self.names.keys() - _SPARK_OPTIONS):
             close = difflib.get_close_matches(name, self.names, 1)
-            meant = f"; {self.names[close[0]]} is meant, perhaps" if close else ""
+            hint = f"; did you mean {self.names[close[0]]}?" if close else ""
             if name in ("path", "paths"):
-                meant = "; use .option('journal', …).load() instead of load(path)" if "journal" in self.names else ""
+                hint = "; use .option('journal', …).load() instead of load(path)" if "journal" in self.names else ""
             known = ", ".join(self.names.values())
             raise UsageError(
-                f"format('sbus'): there is no option {name!r} to {self.purpose} with{meant}; there are: {known}"
+                f"format('sbus'): there is no option {name!r} to {self.purpose} with{hint}; the options are: {known}"
             )
 
     def flag(self, name: str, default: bool) -> bool:
@@ -197,7 +196,7 @@ class _Given:
         if value is None:
             return default
         if value.lower() not in ("true", "false"):
-            self.refuse(name, "say true or false")
+            self.refuse(name, "use true or false")
         return value.lower() == "true"
 
     def number(self, name: str) -> int | None:
@@ -205,14 +204,14 @@ class _Given:
         if value is None:
             return None
         if not value.isascii() or not value.isdecimal() or int(value) < 1:
-            self.refuse(name, "say a whole number, 1 or more")
+            self.refuse(name, "use a whole number, 1 or more")
         return int(value)
 
     def dialect(self) -> Dialect:
         try:
             return find_dialect(self.options.get("dialect", CURRENT.name))
         except UsageError:
-            self.refuse("dialect", "say 'current' or 'early'")
+            self.refuse("dialect", "use 'current' or 'early'")
 
     def pattern(self, name: str, dialect: Dialect) -> bytes | None:
         value = self.options.get(name.lower())
@@ -239,10 +238,6 @@ class _Given:
 
     def _moment(self, name: str, value: str, others: str = "") -> int:
         try:
-            time = datetime.fromisoformat(value)
+            return from_datetime(parse(value))
         except ValueError:
-            self.refuse(name, f"say {others}a time such as 2026-01-31T12:00:00Z (by default UTC)")
-        if time.tzinfo is None:
-            time = time.replace(tzinfo=UTC)
-        seconds = int(time.replace(microsecond=0).timestamp())
-        return seconds * 1_000_000 + time.microsecond
+            self.refuse(name, f"use {others}a time such as 2026-01-31T12:00:00Z (by default UTC)")

@@ -1,6 +1,27 @@
-"""Read parts of journals as Spark wants them: split into tasks of a good size, filtered, and in Spark's types.
+"""Read parts of journals as Spark needs them: divided into tasks, filtered, and in Spark's types.
 
-Both readers, of batches and of streams, are thin layers over this.
+Theory of operation
+-------------------
+
+The readers of tables and of streams are thin layers over a `Scan`. The driver plans, the executors read.
+
+*Planning.* `Scan.partitions` gets ranges of rows, one for each journal. The journal reader turns a range into slices,
+one for each segment, and leaves out the segments that cannot have a selected row: by the times in their names, and for
+a pattern by their summaries (`sbus.spark.datasource.filters`). A plan without a pattern opens no segment but the
+newest, so its cost grows with the number of names in the directory and not with the number of rows.
+
+*Tasks.* Slices in a row are put into one task until it has enough bytes: a quarter of a core's part of the work, but
+between 8 MiB, below which starting a task costs more than it saves, and 128 MiB. Only a segment that is more than 1.5
+times that large is itself divided, which takes a look into its index. The recorder's segments are 128 MiB by default,
+so a long journal is planned without any index.
+
+*Reading.* A task reads its slices in order. The batches of a journal are as the recorder wrote them, from one row to
+many thousands, and each costs Spark a fixed time; so `resized` joins small batches and cuts large ones. The task then
+filters, decodes dictionaries, and turns keys into text unless the option ``rawKeys`` asks for bytes.
+
+Invariants: the partitions of a plan hold every selected row of the ranges exactly once; rows of one journal stay in
+their order within a partition; a batch names at most 127 journals, because a journal's place in the dictionary is one
+byte.
 """
 
 from __future__ import annotations
@@ -8,50 +29,44 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
-from pyspark.sql.datasource import Filter, GreaterThanOrEqual, InputPartition, LessThan
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import StringType, StructType
 
 from sbus.errors import UsageError
 from sbus.journal.keytext import as_text_array
 from sbus.journal.layout import Segment
 from sbus.journal.reader import JournalReader, Slice, read
+from sbus.journal.schema import COLUMNS
 from sbus.spark.datasource.filters import RowFilter
 from sbus.spark.datasource.options import ReadOptions
 
 __all__ = ["JournalPartition", "Scan", "resized", "schema"]
 
-_SMALLEST = 8 << 20
-"""Bytes below which it does not pay to make one task two."""
-_LARGEST = 128 << 20
+_MIN_TASK_BYTES = 8 << 20
+"""Bytes below which dividing a task does not pay."""
+_MAX_TASK_BYTES = 128 << 20
 """Bytes that are always enough for a task."""
 _MIN_BATCH_ROWS = 16_384
-"""Rows in a batch below which it is joined to the next: each costs some time, whatever is in it."""
+"""Rows below which a batch is joined to the next one: each batch costs a fixed time."""
 _MIN_BATCH_BYTES = 4 << 20
-"""Bytes in a batch from which it is left alone, however few rows it has."""
+"""Bytes from which a batch is large enough, however few rows it has."""
 _MAX_BATCH_BYTES = 16 << 20
-"""Bytes in a batch above which it is cut: Spark needs memory for a whole one, several times."""
-_JOURNALS = 127
-"""Journals in a batch, at most: which it is stands in one byte of each row (see `sbus.journal.schema`)."""
+"""Bytes above which a batch is cut: Spark holds a whole batch in memory, several times."""
+_MAX_BATCH_JOURNALS = 127
+"""Journals in a batch: the index of a row's journal is one byte (see `sbus.journal.schema`)."""
 
 
 def schema(*, raw_keys: bool) -> StructType:
-    """The columns of a journal in Spark's types."""
-    columns: dict[str, DataType] = {
-        "journal": StringType(),
-        "seq": LongType(),
-        "time": TimestampType(),
-        "kind": StringType(),
-        "key": BinaryType() if raw_keys else StringType(),
-        "payload": BinaryType(),
-    }
-    whole = StructType()
-    for name, kind in columns.items():
-        whole = whole.add(name, kind)
-    return whole
+    """Return the columns of a journal in Spark's types."""
+    columns = StructType()
+    for column in COLUMNS:
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        is_text = column.name == "key" and not raw_keys
+        columns = columns.add(column.name, StringType() if is_text else from_arrow_type(kind))
+    return columns
 
 
 class JournalPartition(InputPartition):
@@ -65,98 +80,80 @@ class JournalPartition(InputPartition):
 
 
 class Scan:
-    """How the rows of journals become those of a DataFrame.
+    """Turn rows of journals into those of a DataFrame.
 
-    :param options: which rows are read.
-    :param wanted_schema: which columns: all, or some of them in any order.
-    :raises sbus.errors.UsageError: if it has columns that a journal has not.
+    :param options: which rows to read.
+    :param columns: which columns to read: all, or some in any order.
+    :raises sbus.errors.UsageError: if a journal does not have one of the columns.
     """
 
-    def __init__(self, options: ReadOptions, wanted_schema: StructType) -> None:
-        _check(wanted_schema, schema(raw_keys=options.raw_keys))
-        self.schema = wanted_schema
+    def __init__(self, options: ReadOptions, columns: StructType) -> None:
+        _check(columns, schema(raw_keys=options.raw_keys))
+        self.schema = columns
         self.options = options
-        self.wanted = RowFilter(options.pattern, options.gaps, options.raw_keys, options.dialect)
-        if options.since is not None:
-            self.push([GreaterThanOrEqual(("time",), _moment(options.since))])
-        if options.until is not None:
-            self.push([LessThan(("time",), _moment(options.until))])
-
-    def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take over conditions; returns those that must still be checked."""
-        return self.wanted.push(filters)
+        self.filter = RowFilter(options.pattern, options.gaps, options.dialect, options.since, options.until)
 
     # --- on the driver -----------------------------------------------------------------------
 
     def partitions(self, ranges: Iterable[tuple[JournalReader, int, int]]) -> list[JournalPartition]:
-        """The tasks that read what is wanted.
+        """Plan the tasks that read the selected rows of some ranges.
 
-        :param ranges: journals, with the first seq and the one behind the last.
-        :raises sbus.errors.JournalError: if rows of these are gone.
+        :param ranges: for each journal the sequence number of the first row, and of the row after the last.
+        :raises sbus.errors.JournalError: if rows of a range are gone.
         """
         ranges = list(ranges)
         slices = [piece for one in ranges for piece in self._plan(*one)]
         sizes = {piece.segment: _size(piece.segment) for piece in slices}
-        most = self._most(sum(sizes.values()))
-        if any(size > 1.5 * most for size in sizes.values()):
-            slices = [piece for one in ranges for piece in self._plan(*one, split_bytes=most)]
+        task_bytes = self._task_bytes(sum(sizes.values()))
+        if any(size > 1.5 * task_bytes for size in sizes.values()):
+            slices = [piece for one in ranges for piece in self._plan(*one, split_bytes=task_bytes)]
         pieces = Counter(piece.segment for piece in slices)
         partitions: list[JournalPartition] = []
-        together: list[Slice] = []
+        task: list[Slice] = []
         filled = 0.0
         for piece in slices:
             size = sizes.get(piece.segment, 0) / pieces[piece.segment]
-            if together and filled + size > most:
-                partitions.append(JournalPartition(tuple(together)))
-                together, filled = [], 0.0
-            together.append(piece)
+            if task and filled + size > task_bytes:
+                partitions.append(JournalPartition(tuple(task)))
+                task, filled = [], 0.0
+            task.append(piece)
             filled += size
-        if together:
-            partitions.append(JournalPartition(tuple(together)))
+        if task:
+            partitions.append(JournalPartition(tuple(task)))
         return partitions
 
     def _plan(self, journal: JournalReader, first: int, end: int, split_bytes: int | None = None) -> list[Slice]:
-        wanted = self.wanted
-        if not wanted.wants_journal(journal.id):
-            return []
-        if wanted.seqs.first is not None:
-            first = max(first, wanted.seqs.first)
-        if wanted.seqs.last is not None:
-            end = min(end, wanted.seqs.last + 1)
+        rows = self.filter
         return journal.plan(
             first,
             end,
-            min_time=wanted.times.first,
-            max_time=wanted.times.last,
-            kinds=wanted.kinds(),
-            wanted=wanted.wants_segment if wanted.can_skip_segments else None,
+            min_time=rows.since,
+            max_time=rows.max_time,
+            kinds=rows.kinds,
+            wanted=rows.may_select if rows.can_skip_segments else None,
             split_bytes=split_bytes,
         )
 
-    def _most(self, total: int) -> int:
-        """Bytes that a task reads at most, about.
-
-        Unless told, each core gets some tasks if there is enough to do; and a task reads a whole segment of the usual
-        size if there are many, so that none of them need be opened to plan.
-        """
+    def _task_bytes(self, total: int) -> int:
+        """Return about how many bytes of journals one task reads, out of a total."""
         if self.options.partition_bytes is not None:
             return self.options.partition_bytes
-        return min(_LARGEST, max(_SMALLEST, total // (4 * (os.cpu_count() or 1))))
+        return min(_MAX_TASK_BYTES, max(_MIN_TASK_BYTES, total // (4 * (os.cpu_count() or 1))))
 
     # --- on the executors --------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition that are wanted, in the order of the journals.
+        """Read the selected rows of a partition, in the order of the journals.
 
         :raises sbus.errors.JournalError: if a segment is gone, damaged or of another schema.
         """
         if not isinstance(partition, JournalPartition):
-            return  # Spark's own, where there is nothing to read
+            return  # Spark makes a partition of its own if there is nothing to read
         names = self.schema.fieldNames()
-        columns = list(dict.fromkeys([*names, *self.wanted.columns])) or ["seq"]
+        columns = list(dict.fromkeys([*names, *self.filter.columns])) or ["seq"]
         types = to_arrow_schema(self.schema, timezone="UTC")
         for batch in resized(batch for piece in partition.slices for batch in read(piece, columns)):
-            rows = self.wanted.filter(batch)
+            rows = self.filter.filter(batch)
             if rows.num_rows:
                 yield pa.RecordBatch.from_arrays([self._converted(name, rows) for name in names], schema=types)
 
@@ -169,19 +166,15 @@ class Scan:
         return column
 
 
-def _moment(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
-
-
 def _size(segment: Segment) -> int:
     try:
         return os.stat(segment.path()).st_size
     except FileNotFoundError:
-        return 0  # whoever is to read it will say what has become of it
+        return 0  # the task that reads it reports what has become of it
 
 
 def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a good size: small ones are joined, and large ones cut."""
+    """Yield the same rows in batches of a good size: small ones are joined, and large ones cut."""
     waiting: list[pa.RecordBatch] = []
     journals: set[str] = set()
     rows = size = 0
@@ -189,7 +182,9 @@ def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         more = batch.nbytes
         journals |= _journals(batch)
         if rows and (
-            rows + batch.num_rows > 4 * _MIN_BATCH_ROWS or size + more > _MAX_BATCH_BYTES or len(journals) > _JOURNALS
+            rows + batch.num_rows > 4 * _MIN_BATCH_ROWS
+            or size + more > _MAX_BATCH_BYTES
+            or len(journals) > _MAX_BATCH_JOURNALS
         ):
             yield pa.concat_batches(waiting)
             waiting, journals, rows, size = [], _journals(batch), 0, 0
@@ -209,15 +204,15 @@ def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _journals(batch: pa.RecordBatch) -> set[str]:
-    """The ids in the column of a batch, if that is read."""
+    """Return the journals that a batch names, if it has that column."""
     return set(batch.column("journal").dictionary.to_pylist()) if "journal" in batch.schema.names else set()
 
 
-def _check(wanted: StructType, there: StructType) -> None:
-    for field in wanted:
-        if field.name not in there.fieldNames() or there[field.name].dataType != field.dataType:
-            columns = ", ".join(f"{column.name} {column.dataType.simpleString().upper()}" for column in there)
+def _check(columns: StructType, available: StructType) -> None:
+    for field in columns:
+        if field.name not in available.fieldNames() or available[field.name].dataType != field.dataType:
+            choices = ", ".join(f"{column.name} {column.dataType.simpleString().upper()}" for column in available)
             raise UsageError(
                 f"format('sbus'): a journal has no column {field.name} {field.dataType.simpleString().upper()}: "
-                f"choose from {columns}"
+                f"choose from {choices}"
             )

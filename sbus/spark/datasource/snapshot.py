@@ -1,6 +1,19 @@
-"""Journals as they are at one moment: their directories are listed once for all that is asked, and seldom again.
+"""Open journals as they are at one moment, and list their directories as seldom as possible.
 
-A stream asks what is new many times a second, and a journal may have ten thousand segments.
+Theory of operation
+-------------------
+
+A stream asks for the end of its journals several times a second, and a journal can have ten thousand segments. A
+`Snapshot` therefore lists the directory once, and all questions about one plan get answers from that list. The next
+snapshot takes over the list of the one before if the directory has not changed, which costs one ``stat``.
+
+Invariants:
+
+* The segments of a snapshot are those of one moment. Rows that the recorder appends to the newest of them are seen,
+  because their number is in the segment and not in its name.
+* A list is taken over only if it was made after the time stamp of the directory had settled. A change within one tick
+  of the kernel's clock can leave the time stamp as it is; so a directory that changed less than a second ago is listed
+  again.
 """
 
 from __future__ import annotations
@@ -15,40 +28,41 @@ from sbus.journal.reader import JournalReader, find_journals
 
 __all__ = ["Snapshot", "open_journals"]
 
-_SETTLED = 1_000_000_000
-"""Nanoseconds after a change of a directory in which another one may leave its time as it is (a tick of the clock)."""
+_SETTLE_NS = 1_000_000_000
+"""Nanoseconds after a change of a directory from which on another change must show in its time stamp."""
 
 
 class Snapshot(JournalReader):
-    """A journal whose segments are those of one moment; rows that are added to the last of them are seen.
+    """A journal with the segments of one moment; rows that are added to the newest segment are seen.
 
-    :param before: an earlier one, whose list holds if the directory has not changed since.
+    :param before: an earlier snapshot, whose list is used if the directory has not changed since.
     """
 
     def __init__(self, directory: str, before: Snapshot | None = None) -> None:
         super().__init__(directory)
-        self._changed = os.stat(self.directory).st_mtime_ns  # looked at first: what comes later shows next time
+        # Before the list is made, so that a later change shows the next time.
+        self._changed_ns = os.stat(self.directory).st_mtime_ns
         self._segments: list[Segment]
-        if before is not None and before._holds(self):
+        if before is not None and before._is_valid_for(self):
             self._segments = before._segments
             self._is_settled = True
         else:
-            self._is_settled = time.time_ns() - self._changed > _SETTLED
+            self._is_settled = time.time_ns() - self._changed_ns > _SETTLE_NS
             self._segments = super().segments()
 
-    def _holds(self, later: Snapshot) -> bool:
-        return self._is_settled and (self.id, self._changed) == (later.id, later._changed)
+    def _is_valid_for(self, later: Snapshot) -> bool:
+        return self._is_settled and (self.id, self._changed_ns) == (later.id, later._changed_ns)
 
     def segments(self) -> list[Segment]:
-        """What there was, oldest first."""
+        """Return the segments of the moment, oldest first."""
         return self._segments
 
 
 def open_journals(paths: Iterable[str], before: Mapping[str, Snapshot] | None = None) -> dict[str, Snapshot]:
-    """The journals that these paths and globs lead to, by their ids.
+    """Open the journals that paths and globs name, by their IDs.
 
-    :param before: what was found earlier.
-    :raises sbus.errors.JournalError: if one is missing, or two are the same.
+    :param before: earlier snapshots, by ID.
+    :raises sbus.errors.JournalError: if a journal is missing, or two directories have the same one.
     """
     earlier = {journal.directory: journal for journal in (before or {}).values()}
     found: dict[str, Snapshot] = {}

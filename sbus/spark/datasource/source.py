@@ -1,7 +1,19 @@
-"""The data source ``sbus``: what Spark asks for, handed to the readers and writers.
+"""The data source ``sbus``: what Spark calls, handed on to the readers and writers.
 
-Spark makes an instance wherever it needs one, in processes of its own, and sends it around; so all is decided by the
-options alone.
+Theory of operation
+-------------------
+
+Spark registers the class `SbusDataSource` and makes an instance of it wherever it needs one: in Python processes that
+it starts for the planning of a query, and again on the executors. Instances and readers are pickled. So nothing is kept
+between two calls; every decision follows from the options, and the state of a stream is in its offsets.
+
+``schema`` is called at ``load()``, in a process of its own. It checks the options and opens the journals, so that a
+misspelt option or a missing journal fails there and not in the middle of a query.
+
+A source can take over the conditions of a query (``pushFilters`` of Spark's reader). This one does not: Spark 4.3 keeps
+accepted conditions with what ``load()`` has returned, and a second query on that DataFrame, or the other side of a
+union, silently got the rows of the first. The options ``pattern``, ``since`` and ``until`` belong to the DataFrame, so
+they cannot leak from one query into another.
 """
 
 from __future__ import annotations
@@ -9,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
@@ -18,71 +30,55 @@ from sbus.spark.datasource.snapshot import open_journals
 from sbus.spark.datasource.stream import SbusStreamReader
 from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter
 
-__all__ = ["PushingReader", "SbusDataSource", "SbusReader"]
+__all__ = ["SbusDataSource", "SbusReader"]
 
 
 class SbusDataSource(DataSource):
-    """``format("sbus")``; see docs/pipeline/4-datasource.rst for the options."""
+    """``format("sbus")``; docs/pipeline/4-datasource.rst lists the options."""
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``, and after ``USING`` in SQL."""
+        """The name that ``format`` takes, and ``USING`` in SQL."""
         return "sbus"
 
     def schema(self) -> StructType:
-        """The columns of a journal; fewer are read if a schema with fewer is given.
-
-        Spark asks for this at ``load()``, so what is wrong with a read is said there.
-        """
+        """Check the options, and return the columns of a journal; a schema with fewer columns reads only those."""
         options = ReadOptions.parse_any(self.options)
         open_journals(options.journals)
         return schema(raw_keys=options.raw_keys)
 
     def reader(self, schema: StructType) -> SbusReader:
-        """Reads journals as a table."""
-        options = ReadOptions.parse(self.options)
-        return PushingReader(options, schema) if options.push_filters else SbusReader(options, schema)
+        """Read journals as a table."""
+        return SbusReader(ReadOptions.parse(self.options), schema)
 
     def streamReader(self, schema: StructType) -> SbusStreamReader:
-        """Reads journals while they are written."""
+        """Read journals while they are written."""
         return SbusStreamReader(StreamOptions.parse(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> SbusWriter:
-        """Publishes a DataFrame."""
+        """Publish a DataFrame."""
         return SbusWriter(WriteOptions.parse(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbusStreamWriter:
-        """Publishes a stream."""
+        """Publish a stream."""
         return SbusStreamWriter(WriteOptions.parse(self.options), schema, overwrite)
 
 
 class SbusReader(DataSourceReader):
-    """Reads journals as a table, with all rows that may be seen when it is planned.
+    """Read journals as a table, with all rows that are safe on the disk when the query is planned.
 
-    :param options: what is read.
-    :param schema: the columns that are wanted.
+    :param options: which rows to read.
+    :param schema: which columns to read.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.scan = Scan(options, schema)
 
     def partitions(self) -> list[JournalPartition]:
-        """The tasks."""
+        """Plan the tasks."""
         journals = open_journals(self.scan.options.journals).values()
         return self.scan.partitions((journal, journal.start(), journal.end()) for journal in journals)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition."""
+        """Read the rows of a partition."""
         return self.scan.read(partition)
-
-
-class PushingReader(SbusReader):
-    """The same, and applies conditions of the query itself.
-
-    Only for who asks for it: Spark 4.3 keeps what was pushed with what `load` has returned, so of two queries on that,
-    or two parts of one query, one may get the rows of the other.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """Take over the conditions of the query; returns those that Spark must check."""
-        return self.scan.push(filters)

@@ -1,9 +1,27 @@
-"""A journal, or many, as a stream: each offset says how far every journal is read, and nothing else is remembered.
+"""Read journals as a stream, batch by batch, with everything that a restart needs in the offsets.
 
-An offset is ``{"<journal id>": <next seq>}``. A journal joins the stream with an offset that says where its reading
-starts, and a batch without rows; its rows come with later offsets. So where reading starts stands in the checkpoint
-before the first row is read, and a query that is started again, after whatever happened, reads the same rows in the
-same batches as if it had never ended.
+Theory of operation
+-------------------
+
+An offset is ``{"<journal id>": <next seq>}``: for each journal the sequence number of the first row that is not read
+yet. Spark drives the reader: it asks for `latestOffset`, writes that offset to its checkpoint, asks for the partitions
+between two offsets, and calls `read` on the executors. After a crash it repeats the last step with the same offsets.
+
+Invariants:
+
+* *The offsets decide everything.* The reader keeps nothing between two triggers but the list of directories. A query
+  that is started again reads the same rows in the same batches.
+* *A journal joins without rows.* The first offset that names a journal says where reading starts in it; its rows come
+  with later offsets. So the start is in the checkpoint before the first row is read. If a journal joined together with
+  its first rows, a crash between the two could start it at another row, because ``latest`` or a time mean something
+  else a moment later.
+* *Only safe rows are read.* An offset never passes the end of what the recorder has synced, so a power cut cannot take
+  back a row that a stream has seen.
+* *Loss is an error.* If rows between two offsets were deleted, the query fails unless ``failOnDataLoss`` is false; then
+  the reader warns once for each loss.
+
+With a limit, `share` divides rows among the journals that are behind: a journal with little to read gets all of it, and
+the others share the rest evenly, so one busy journal does not starve the others.
 """
 
 from __future__ import annotations
@@ -35,10 +53,10 @@ Offset = dict[str, int]
 
 
 class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads journals while they are written.
+    """Read journals while they are written.
 
-    :param options: what is read, from where on, and how much at a time.
-    :param schema: the columns that are wanted.
+    :param options: what to read, from where on, and how much at a time.
+    :param schema: which columns to read.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
@@ -46,14 +64,14 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.scan = Scan(options.read, schema)
         self._target: Offset | None = None
         self._known: dict[str, Snapshot] = {}
-        self._told: set[str] = set()  # losses; many triggers may meet the same one
+        self._reported: set[str] = set()  # losses: every trigger meets the same one again
 
     def initialOffset(self) -> Offset:
-        """Before any journal has joined."""
+        """Return the offset before any journal has joined."""
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say; a limit in rows stands for both, as Spark knows limits of one kind only."""
+        """Return the limit of the options; one in rows if there are both, because Spark takes only one kind."""
         if self.options.max_rows is not None:
             return ReadMaxRows(self.options.max_rows)
         if self.options.max_bytes is not None:
@@ -61,19 +79,20 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on, nothing new is seen."""
+        """Read up to where the journals are now, and no further."""
         self._target = self.reportLatestOffset()
 
     def reportLatestOffset(self) -> Offset:
-        """How far the journals can be read."""
+        """Return how far the journals can be read."""
         return {journal_id: journal.end() for journal_id, journal in sorted(self._journals().items())}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """How far to read now.
+        """Return the offset up to which to read now.
 
-        :param start: how far is read already.
+        :param start: the offset up to which everything is read.
         :param limit: how much to read at most.
-        :raises sbus.errors.JournalError: if rows are gone that are not read yet, unless ``failOnDataLoss`` is false.
+        :raises sbus.errors.JournalError: if rows were deleted before they were read, unless ``failOnDataLoss`` is
+        false.
         """
         journals = self._journals()
         offset = dict(start)
@@ -82,7 +101,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = journal.end()
             if self._target is not None:
                 if journal_id not in self._target:
-                    continue  # it has come too late for this run
+                    continue  # it appeared after this run began
                 end = min(end, self._target[journal_id])
             if journal_id not in start:
                 offset[journal_id] = self._first(journal, end, is_new=not start)
@@ -91,14 +110,14 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if first < end:
                 behind[journal_id] = (first, end)
         for journal_id in start.keys() - journals.keys():
-            self._report_loss(f"the journal {journal_id}, which was read up to row {start[journal_id]}, is gone")
+            self._report_loss(f"the journal {journal_id} is gone; it was read up to row {start[journal_id]}")
         offset.update(self._limited(journals, behind, limit))
         return dict(sorted(offset.items()))
 
     def partitions(self, start: Offset, end: Offset) -> list[JournalPartition]:
-        """The tasks that read the rows from one offset to another.
+        """Plan the tasks that read the rows from one offset to another.
 
-        :raises sbus.errors.JournalError: if rows of these are gone, unless ``failOnDataLoss`` is false.
+        :raises sbus.errors.JournalError: if some of these rows were deleted, unless ``failOnDataLoss`` is false.
         """
         ranges = {journal_id: (start.get(journal_id, last), last) for journal_id, last in end.items()}
         ranges = {journal_id: (first, last) for journal_id, (first, last) in ranges.items() if first < last}
@@ -108,27 +127,27 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = []
         for journal_id, (first, last) in ranges.items():
             if journal_id not in journals:
-                self._report_loss(f"the journal {journal_id}, whose rows {first} to {last - 1} are to be read, is gone")
+                self._report_loss(f"the journal {journal_id} is gone; its rows {first} to {last - 1} were not read")
                 continue
             journal = journals[journal_id]
             found.append((journal, self._without_loss(journal, first), last))
         return self.scan.partitions(found)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition."""
+        """Read the rows of a partition."""
         return self.scan.read(partition)
 
-    # --- how ----------------------------------------------------------------------------------
+    # --- parts ----------------------------------------------------------------------------------
 
     def _journals(self) -> dict[str, Snapshot]:
         self._known = open_journals(self.options.read.journals, self._known)
         return self._known
 
     def _first(self, journal: Snapshot, end: int, *, is_new: bool) -> int:
-        """Where reading starts in a journal that joins the stream.
+        """Return where reading starts in a journal that joins the stream.
 
-        :param end: where its rows that may be seen now end.
-        :param is_new: whether it joins as the query starts; all that a later one has is new.
+        :param end: the end of the rows that are safe on the disk now.
+        :param is_new: whether it joins at the start of the query; a journal that appears later is read from its start.
         """
         start = self.options.start
         if start == LATEST and is_new:
@@ -138,7 +157,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(journal.seq_at_time(int(start)), end)
 
     def _without_loss(self, journal: Snapshot, seq: int) -> int:
-        """Where to go on reading a journal of which this is the next row."""
+        """Return the next row to read of a journal, after reporting the rows before it that are deleted."""
         first = journal.start()
         if first <= seq:
             return seq
@@ -148,17 +167,17 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _report_loss(self, what: str) -> None:
         if self.options.fail_on_data_loss:
             raise JournalError(
-                f"{what}: put them back, or go on without them with the option failOnDataLoss=false (--allow-loss of "
-                "the archive); to keep rows until they are read, see --keep-bytes and --keep-days of the recorder"
+                f"{what}: restore from a copy, or go on without them with failOnDataLoss=false (the archive: "
+                "--allow-loss); to keep rows until they are read, see --keep-bytes and --keep-days of the recorder"
             )
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             _log.warning("%s; going on without them (failOnDataLoss=false)", what)
 
     def _limited(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]], limit: ReadLimit) -> Offset:
-        """Where to stop reading each journal that is not read to its end.
+        """Return where to stop reading each journal that is behind, under a limit.
 
-        :param behind: the next seq and the end of each.
+        :param behind: for each, the next row and the end.
         """
         if isinstance(limit, ReadAllAvailable):
             return {journal_id: end for journal_id, (_, end) in behind.items()}
@@ -176,9 +195,10 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def share(total: int, wishes: dict[str, int]) -> dict[str, int]:
-    """Share out a number fairly: nobody gets more than the wish, and who wishes more gets at least as much.
+    """Divide a number fairly: small wishes are met in full, and the others share the rest evenly.
 
-    :returns: what each gets; together `total`, or all that is wished.
+    :param wishes: what each can use at most.
+    :returns: what each gets; the sum is `total`, or the sum of all wishes if that is less.
     """
     shares = dict.fromkeys(wishes, 0)
     waiting = sorted(wishes, key=lambda name: wishes[name])

@@ -1,8 +1,8 @@
-"""Publish the rows of a DataFrame or a stream to a bus: in order within a partition, and known to have arrived.
+"""Publish the rows of a DataFrame or a stream to a bus, at least once, in order within a partition.
 
-A task connects, publishes, and ends with a fence, so it does not end before the server has dealt with all of its
-messages; whatever goes wrong fails the task. Spark may run a failed task again, and a stream its last batch: then
-messages are published once more, never too few.
+A task connects, publishes its rows, and ends with a fence: it succeeds only after the server has handled all of its
+messages, and any error fails it. Spark can run a failed task again, and a stream can repeat its last batch after a
+crash; then messages are published twice, but none is lost.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from sbus.spark.datasource.options import WriteOptions
 
 __all__ = ["Published", "SbusStreamWriter", "SbusWriter"]
 
-_COLUMNS = ("key", "payload")
+_PUBLISHED_COLUMNS = ("key", "payload")
 _FENCE_TIMEOUT = 300.0
-"""Seconds that a bus may take to deal with what a task has published, held back as it may be by slow receivers."""
+"""Seconds for a bus to handle the messages of a task; slow receivers that block the publisher add to it."""
 
 
 @dataclass
 class Published(WriterCommitMessage):
-    """What a task has published.
+    """The result of a task.
 
-    :ivar messages: how many.
+    :ivar messages: how many messages it has published.
     """
 
     messages: int
 
 
 class SbusWriter(DataSourceArrowWriter):
-    """Publishes a DataFrame.
+    """Publish a DataFrame.
 
-    :raises sbus.errors.UsageError: if its columns are not `key` and `payload`, or it is to overwrite.
+    :raises sbus.errors.UsageError: if its columns are not `key` and `payload`, or the mode is overwrite.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise UsageError("format('sbus'): what was published cannot be overwritten: use mode('append')")
+            raise UsageError("format('sbus'): published messages cannot be overwritten: use mode('append')")
         _check(schema)
         self.options = options
 
@@ -59,9 +59,9 @@ class SbusWriter(DataSourceArrowWriter):
 
 
 class SbusStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes a stream.
+    """Publish a stream.
 
-    :raises sbus.errors.UsageError: if its columns are not `key` and `payload`, or its output mode is not append.
+    :raises sbus.errors.UsageError: if its columns are not `key` and `payload`, or the output mode is complete.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
@@ -79,19 +79,19 @@ class SbusStreamWriter(DataSourceStreamArrowWriter):
 
 
 def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Published:
-    """Publish the rows of batches with columns `key` and `payload`, and wait until the bus has them.
+    """Publish the rows of batches with the columns `key` and `payload`, and wait until the bus has handled them.
 
-    :raises sbus.errors.UsageError: for a null, or what cannot be a key or does not fit a packet; what stands
-        before it in earlier batches is published by then.
+    :raises sbus.errors.UsageError: for a null, a text that is no key, or a message that does not fit into a packet; the
+        batches before it are published by then.
     :raises sbus.errors.ConnectError: if there is no bus.
-    :raises sbus.errors.Disconnected: if the bus goes away.
+    :raises sbus.errors.Disconnected: if the connection to the bus is lost.
     """
     count = 0
     bus = None
     try:
         for batch in batches:
             keys, payloads = keys_of(batch.column("key")), payloads_of(batch.column("payload"))
-            if bus is None:  # a partition without rows needs none
+            if bus is None:  # a partition without rows needs no connection
                 bus = connect(options.address, dialect=options.dialect, max_packet=options.max_packet)
             bus.publish_many(zip(keys, payloads, strict=True))
             count += len(keys)
@@ -104,9 +104,9 @@ def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Publish
 
 
 def keys_of(column: pa.Array) -> list[bytes]:
-    r"""Routing keys: bytes as they are, text as this source reads it (UTF-8, with other bytes as ``\xNN``).
+    r"""Return routing keys: bytes as they are, text in the form of `sbus.journal.keytext`.
 
-    :raises sbus.errors.UsageError: for a null, or a backslash that begins no ``\xNN``.
+    :raises sbus.errors.UsageError: for a null, or a backslash that does not begin ``\xNN``.
     """
     _refuse_nulls(column, "key", "filter them out first (where key IS NOT NULL)")
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -119,26 +119,26 @@ def keys_of(column: pa.Array) -> list[bytes]:
 
 
 def payloads_of(column: pa.Array) -> list[bytes]:
-    """Payloads: bytes as they are, text as UTF-8.
+    """Return payloads: bytes as they are, text as UTF-8.
 
     :raises sbus.errors.UsageError: for a null.
     """
-    _refuse_nulls(column, "payload", "say what is meant, for an empty one coalesce(payload, X'')")
+    _refuse_nulls(column, "payload", "replace it, for an empty payload with coalesce(payload, X'')")
     return list(column.cast(pa.binary()).to_pylist())
 
 
 def _refuse_nulls(column: pa.Array, name: str, advice: str) -> None:
     if column.null_count:
         raise UsageError(
-            f"format('sbus'): the column {name} is NULL in {column.null_count} of {len(column)} rows, which cannot be "
-            f"sent: {advice}"
+            f"format('sbus'): the column {name} is NULL in {column.null_count} of {len(column)} rows, and NULL cannot "
+            f"be sent: {advice}"
         )
 
 
 def _check(schema: StructType) -> None:
     names = schema.fieldNames()
-    others = [name for name in names if name not in _COLUMNS]
-    missing = [name for name in _COLUMNS if name not in names]
+    others = [name for name in names if name not in _PUBLISHED_COLUMNS]
+    missing = [name for name in _PUBLISHED_COLUMNS if name not in names]
     if others or missing:
         found = [f"there is no column {name}" for name in missing] + [f"{name} cannot be sent" for name in others]
         raise UsageError(
@@ -149,5 +149,5 @@ def _check(schema: StructType) -> None:
         if not isinstance(field.dataType, StringType | BinaryType):
             raise UsageError(
                 f"format('sbus'): the column {field.name} is {field.dataType.simpleString()}, and only string and "
-                f"binary can be sent: make it one, such as CAST({field.name} AS STRING) or to_json(…)"
+                f"binary can be sent: convert it, such as with CAST({field.name} AS STRING) or to_json(…)"
             )

@@ -1,1 +1,1 @@
-"""Everything at once, to be watched: a plant on a bus, recorded, looked after by a streaming query, and reported on."""
+"""The demo: a plant on a bus, with a recorder, a streaming query, an archive and a report."""

@@ -1,4 +1,4 @@
-"""The streaming query of the demo: it reads a journal while it is written, and tells the bus what it finds."""
+"""The streaming query of the demo: it reads a journal as it grows, and publishes alerts to the bus."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["find_hot", "start"]
 
 
 def find_hot(rows: DataFrame, *, limit: float, window: float) -> DataFrame:
-    """Bearings that are too hot in the mean of a window, as messages: ``key``, ``payload``.
+    """Return an alert for each bearing whose mean temperature in a window is too high, as ``key`` and ``payload``.
 
-    :param rows: of a journal, a batch or a stream, with ``time``, ``key`` and ``payload``.
-    :param limit: degrees Celsius.
-    :param window: seconds.
+    :param rows: the rows of a journal, as a table or a stream.
+    :param limit: the highest temperature without an alert, in degrees Celsius.
+    :param window: the length of a window, in seconds.
     """
     parts = F.split("key", "/")
     readings = rows.where("kind = 'message'").select(
@@ -41,7 +41,7 @@ def find_hot(rows: DataFrame, *, limit: float, window: float) -> DataFrame:
 def start(
     spark: SparkSession, journal: str, socket: str, checkpoint: str, *, limit: float, window: float
 ) -> StreamingQuery:
-    """Read the journal from now on, and publish what is too hot on the bus, until the query is stopped."""
+    """Start the query: read the journal as it grows, and publish alerts to the bus until the query is stopped."""
     rows = (
         spark.readStream.format("sbus")
         .option("journal", journal)

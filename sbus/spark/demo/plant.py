@@ -1,7 +1,7 @@
-"""A plant that sends telemetry: machines that work by day, sensors that are noisy, and two faults.
+"""A plant that sends telemetry: machines that work by day, noisy sensors, and two faults.
 
-Each site is a process of its own, ``python -m sbus.spark.demo.plant``. Its two days last as long as it is told; on
-the second one, the bearing of a machine in Berlin grows hot, and a sensor in Lyon falls silent.
+Each site is a process, ``python -m sbus.spark.demo.plant``. It plays two days in a given number of seconds. On the
+second day, the bearing of a machine in Berlin grows hot, and a sensor in Lyon falls silent.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from sbus.errors import Disconnected
 __all__ = ["LIMIT", "SITES", "Site", "publish"]
 
 SITES = {"berlin": 4, "lyon": 3, "turin": 3}
-"""Each site, and how many machines it has."""
+"""The sites, with the number of machines at each."""
 LIMIT = 75.0
-"""Degrees Celsius that a bearing should not be above; they are at 55 to 66."""
-HOT = "plant/berlin/press-2/bearing/temperature"
-SILENT = "plant/lyon/press-1/coolant/flow"
-_HOT_FROM, _SILENT_FROM = 0.58, 0.7
-"""When the faults begin, as a part of the two days."""
-_TICK = 0.05
-_PER_SECOND = {
+"""The highest normal temperature of a bearing, in degrees Celsius; healthy ones are at 55 to 66."""
+HOT_KEY = "plant/berlin/press-2/bearing/temperature"
+SILENT_KEY = "plant/lyon/press-1/coolant/flow"
+_HOT_AT, _SILENT_AT = 0.58, 0.7
+"""The times at which the faults begin, as a part of the two days."""
+_PUBLISH_INTERVAL = 0.05
+"""Seconds between two batches of messages."""
+_RATES = {
     "bearing/temperature": 4.0,
     "bearing/vibration": 10.0,
     "motor/current": 8.0,
@@ -43,7 +44,7 @@ _PER_SECOND = {
 class Site:
     """The machines of one place.
 
-    :ivar seconds: how long its two days last.
+    :ivar seconds: the real time that the two days take.
     """
 
     name: str
@@ -57,24 +58,24 @@ class Site:
         self._picture = self._dice.randbytes(4_000)
 
     def activity(self, at: float) -> float:
-        """How busy it is: little at night, much by day, with a break at noon; 0 to 1."""
+        """Return how busy the site is, from 0 to 1: little at night, much by day, with a break at noon."""
         hour = at / self.seconds * 48 % 24
         day = 1 / (1 + math.exp(-2.5 * (hour - 6))) / (1 + math.exp(2 * (hour - 20)))
         return 0.12 + 0.88 * day * (0.55 if 12 <= hour < 13 else 1.0)
 
     def messages(self, start: float, end: float) -> Iterator[tuple[bytes | str, bytes]]:
-        """What it sends between two times, in seconds since the first midnight."""
+        """Yield the messages between two times, in real seconds since the first midnight."""
         busy = self.activity(start)
         progress = start / self.seconds
         for machine in range(1, SITES[self.name] + 1):
-            for sensor, rate in _PER_SECOND.items():
+            for sensor, rate in _RATES.items():
                 key = f"plant/{self.name}/press-{machine}/{sensor}"
-                if key == SILENT and progress >= _SILENT_FROM:
+                if key == SILENT_KEY and progress >= _SILENT_AT:
                     continue
-                # A thermometer does not rest; what the machine does, it does by day.
+                # The sensors of the bearing always send; the others follow the machine.
                 rate *= 1.0 if sensor.startswith("bearing") else busy
                 for _ in range(self._due(key, rate * (end - start))):
-                    yield key, self._value(sensor, busy, progress if key == HOT else 0.0)
+                    yield key, self._value(sensor, busy, progress if key == HOT_KEY else 0.0)
         for _ in range(self._due("agv", 6 * busy * (end - start))):
             yield f"logistics/{self.name}/agv/position", json.dumps({
                 "agv": self._dice.randrange(1, 5), "x": round(self._dice.uniform(0, 80), 2),
@@ -88,7 +89,7 @@ class Site:
             yield f"logistics/{self.name}/scanner", b"%013d" % self._dice.randrange(10**13)
 
     def _due(self, what: str, expected: float) -> int:
-        """How many messages of a kind are to be sent now, so that over time as many are as should be."""
+        """Return how many messages of a kind to send now; the fraction is carried over to the next call."""
         owed = self._owed.get(what, self._dice.random()) + expected * self._dice.uniform(0.8, 1.2)
         self._owed[what] = owed % 1
         return int(owed)
@@ -96,7 +97,7 @@ class Site:
     def _value(self, sensor: str, busy: float, progress: float) -> bytes:
         noise = self._dice.gauss
         if sensor == "bearing/temperature":
-            heat = max(0.0, progress - _HOT_FROM) * 130
+            heat = max(0.0, progress - _HOT_AT) * 130
             return b"%.2f" % (55 + 11 * busy + min(heat, 45) + noise(0, 0.4))
         if sensor == "bearing/vibration":
             rms = abs(0.4 + 1.8 * busy + noise(0, 0.15))
@@ -111,9 +112,9 @@ class Site:
 
 
 def publish(bus: Bus, site: Site, start: float) -> None:
-    """Publish what a site sends, in its rhythm, until the bus goes away.
+    """Publish the messages of a site as they are due, until the connection to the bus is lost.
 
-    :param start: when the first midnight is, in seconds since 1970.
+    :param start: the first midnight, in seconds since the epoch.
     """
     at = max(0.0, time.time() - start)
     while True:
@@ -121,7 +122,7 @@ def publish(bus: Bus, site: Site, start: float) -> None:
         if now > at:
             bus.publish_many(list(site.messages(at, now)))
             at = now
-        time.sleep(_TICK)
+        time.sleep(_PUBLISH_INTERVAL)
 
 
 def main() -> None:
@@ -131,7 +132,7 @@ def main() -> None:
         with connect(socket) as bus:
             publish(bus, Site(name, float(seconds)), float(start))
     except Disconnected:
-        os._exit(0)  # the bus was stopped first
+        os._exit(0)  # the bus stopped first
 
 
 if __name__ == "__main__":

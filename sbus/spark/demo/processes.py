@@ -1,4 +1,4 @@
-"""The processes of the demo: started in order, and ended in order, whatever happens."""
+"""Start the processes of the demo in order, and end them in order, whatever happens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sbus.errors import SbusError
 __all__ = ["Process", "python", "running", "twistd"]
 
 _STEP_TIMEOUT = 15.0
-"""Seconds that a process may take to end when it is told to."""
+"""Seconds for a process to end after SIGTERM."""
 
 
 class Process:
-    """A child of ours. Ctrl-C on the terminal does not reach it: it is ended when it is its turn."""
+    """A child process in a session of its own, so that Ctrl-C on the terminal does not end it out of order."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
@@ -39,20 +39,21 @@ class Process:
         return self._process.pid
 
     def check(self) -> None:
-        """
-        :raises SbusError: if it has ended, with the end of its log.
+        """Check that the process is running.
+
+        :raises sbus.errors.SbusError: if it has ended; the text has the end of its log.
         """
         if self._process.poll() is not None:
-            told = self.log.read_text(errors="replace")[-600:].strip()
-            raise SbusError(f"the {self.name} has ended with status {self._process.returncode}; its log:\n{told}")
+            tail = self.log.read_text(errors="replace")[-600:].strip()
+            raise SbusError(f"the {self.name} has ended with status {self._process.returncode}; its log:\n{tail}")
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill the process with SIGKILL."""
         self._process.kill()
         self._process.wait()
 
     def end(self) -> None:
-        """End it in order, and wait for that."""
+        """End the process in order, and wait for it."""
         self._process.terminate()
         try:
             self._process.wait(_STEP_TIMEOUT)
@@ -61,19 +62,19 @@ class Process:
 
 
 def python(*arguments: str) -> list[str]:
-    """The command that runs Python with these arguments."""
+    """Return the command that runs Python with these arguments."""
     return [sys.executable, *arguments]
 
 
 def twistd(command: str, *options: str) -> list[str]:
-    """The command that runs one of our services."""
+    """Return the command that runs a service of this package with twistd."""
     code = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
     return python("-c", code, "--nodaemon", "--pidfile=", command, *options)
 
 
 @contextlib.contextmanager
 def running(name: str, command: list[str], log: Path) -> Iterator[Process]:
-    """A process that is ended at the end of the block."""
+    """Run a process for the length of the block."""
     process = Process(name, command, log)
     try:
         yield process

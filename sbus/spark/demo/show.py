@@ -1,4 +1,4 @@
-"""What the demo does, one thing after the other, and what it says about it."""
+"""The script of the demo: each step, and what it reports."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ from sbus.spark.report import Report, measure, render
 
 __all__ = ["Outcome", "run"]
 
-_CRASH = 0.62
-"""When the recorder is killed, as a part of the two days."""
+_CRASH_AT = 0.62
+"""The time at which the recorder is killed, as a part of the two days."""
 _STEP_TIMEOUT = 60.0
-"""Seconds that a slow machine may take for what should happen at once."""
+"""Seconds for a step that takes a moment on a fast machine."""
 _POLL_INTERVAL = 0.05
-_SHOWN = 4
-"""Alerts that are told one by one."""
+"""Seconds between two looks at a condition."""
+_MAX_ALERTS_SHOWN = 4
+"""Alerts that are printed."""
 
 Say = Callable[[str, str], None]
-"""Called with who speaks, and what is said."""
+"""Called with the name of a part of the demo and a sentence about it."""
 
 
 @dataclass
 class Outcome:
-    """What has happened.
+    """The result of the demo.
 
-    :ivar alerts: keys and payloads that came back from the query.
+    :ivar alerts: the messages of the query that a subscriber received.
     :ivar archived: rows in the lake.
-    :ivar report: the page; None if the demo was ended before.
+    :ivar figures: the figures of the report; None if the demo was stopped before.
+    :ivar report: the file of the page; None if the demo was stopped before.
     """
 
     directory: Path
@@ -61,16 +63,16 @@ def run(
     directory: Path,
     *,
     seconds: float = 80.0,
-    say: Say = lambda who, what: None,
+    say: Say = lambda part, text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Run all of it.
+    """Run the demo.
 
-    :param directory: where everything is kept; it must be there.
-    :param seconds: how long the plant works; it lives through two days in that time.
-    :param say: is told what happens.
-    :param stop: whether to end early, in order; asked many times a second.
-    :raises sbus.errors.SbusError: if a part of it fails; the text has the end of its log.
+    :param directory: an existing directory for all files.
+    :param seconds: the real time that the two days of the plant take.
+    :param say: called with each step.
+    :param stop: called many times a second; when it returns true, the demo ends in order.
+    :raises sbus.errors.SbusError: if a part fails; the text has the end of its log.
     """
     outcome = Outcome(directory)
     journal, socket = directory / "journal", directory / "bus"
@@ -88,38 +90,41 @@ def run(
             spark, os.fspath(journal), address, os.fspath(directory / "checkpoint"), limit=LIMIT, window=window
         )
         stack.callback(query.stop)
-        say("query", f"Spark reads the journal as it grows: a bearing above {LIMIT:.0f} °C is told to the bus")
+        say(
+            "query",
+            f"Spark reads the journal as it grows: an alert for each bearing above {LIMIT:.0f} °C goes to the bus",
+        )
         stack.enter_context(_subscribed(address, outcome.alerts, say))
         start = time.time()
         for site, machines in SITES.items():
             command = python("-m", "sbus.spark.demo.plant", address, site, str(start), str(seconds))
             stack.enter_context(running(f"plant in {site}", command, directory / f"{site}.log"))
-            say("plant", f"{site}: {machines} machines begin to send; two days take {seconds:.0f} seconds")
+            say("plant", f"{site}: {machines} machines start to send; their two days take {seconds:.0f} seconds")
 
-        told = {"day": False, "crash": False}
+        done = {"day": False, "crash": False}
         while not stop():
             passed = time.time() - start
             if passed >= seconds and (outcome.alerts or passed >= seconds + _STEP_TIMEOUT):
                 break
-            if passed >= seconds / 2 and not told["day"]:
-                told["day"] = True
+            if passed >= seconds / 2 and not done["day"]:
+                done["day"] = True
                 say("plant", f"the second day begins; {_rows(journal):,} rows are recorded")
-            if passed >= seconds * _CRASH and not told["crash"]:
-                told["crash"] = True
+            if passed >= seconds * _CRASH_AT and not done["crash"]:
+                done["crash"] = True
                 recorder.kill()
-                say("recorder", "kill -9: what it had synced is safe, and nobody else notices")
+                say("recorder", "kill -9: the rows that it had synced are safe, and the bus and its clients go on")
                 pause = time.monotonic() + min(1.5, seconds / 30)
                 while time.monotonic() < pause and not stop():
                     time.sleep(_POLL_INTERVAL)
                 recorder = _start_recorder(address, journal, directory)
-                say("recorder", "started again: it cuts off the torn end, goes on, and writes down the gap")
+                say("recorder", "started again: it removes the torn end of the journal, records the gap, and goes on")
             bus.check()
             if (failure := query.exception()) is not None:
                 raise SbusError(f"the streaming query has failed: {failure}")
             time.sleep(_POLL_INTERVAL)
         recorder.check()
         end = time.time()
-    # All of it is stopped by now, in the order of the way back: plant, subscriber, query, recorder, bus.
+    # The exit stack has stopped all parts in reverse order: plant, subscriber, query, recorder, bus.
     say("", f"stopped in order: plant, query, recorder, bus; {len(outcome.alerts)} alerts came over the bus")
     if stop():
         return outcome
@@ -138,7 +143,7 @@ def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float
         archive.wait()
     outcome.archived = archive.rows
     say("archive", f"{archive.rows:,} rows are in a lake of Parquet files: {lake.directory}")
-    # Two days, unless the alert has taken longer.
+    # Both halves are days unless the alert took longer.
     half, until = (datetime.fromtimestamp(at, UTC) for at in ((start + end) / 2, end))
     outcome.figures = measure(lake.read(spark), start=half, end=until)
     outcome.report = outcome.directory / "report.html"
@@ -147,14 +152,14 @@ def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float
     say("report", f"the second day, compared with the first: {outcome.report}")
     for silence in outcome.figures.silences:
         if silence.end is None:
-            say("report", f"it has found the sensor that fell silent: {silence.scope}")
+            say("report", f"the page lists the sensor that fell silent: {silence.scope}")
 
 
 def _rows(journal: Path) -> int:
     try:
         return JournalReader(os.fspath(journal)).end()
     except SbusError:
-        return 0  # not there yet
+        return 0  # the journal does not exist yet
 
 
 def _accepts(address: str) -> bool:
@@ -176,7 +181,7 @@ def _wait(is_there: Callable[[], bool], process: Process, stop: Callable[[], boo
 
 @contextlib.contextmanager
 def _subscribed(address: str, found: list[Message], say: Say) -> Iterator[None]:
-    """Meanwhile, a client like any other shows the alerts."""
+    """During the block, subscribe to the alerts like any other client, and show them."""
     with connect(address) as bus:
         bus.subscribe("alerts/")
         bus.fence()
@@ -192,9 +197,9 @@ def _subscribed(address: str, found: list[Message], say: Say) -> Iterator[None]:
                     return
                 for message in messages:
                     found.append(message)
-                    if len(found) <= _SHOWN:
-                        say("alert", _told(message))
-                    elif len(found) == _SHOWN + 1:
+                    if len(found) <= _MAX_ALERTS_SHOWN:
+                        say("alert", _format_alert(message))
+                    elif len(found) == _MAX_ALERTS_SHOWN + 1:
                         say("alert", "... and so on")
 
         thread = threading.Thread(target=show, name="alerts")
@@ -206,7 +211,7 @@ def _subscribed(address: str, found: list[Message], say: Say) -> Iterator[None]:
             thread.join()
 
 
-def _told(message: Message) -> str:
+def _format_alert(message: Message) -> str:
     alert = json.loads(message.payload)
     rise = alert.get("rise")
     rising = f", rising {rise:.1f} °C a second" if rise else ""

@@ -1,1 +1,1 @@
-"""The jobs: archive, traffic, replay, and the tables they read and write."""
+"""The jobs on Spark: archive, traffic and replay, and the tables that they read and write."""

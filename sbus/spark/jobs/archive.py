@@ -1,8 +1,30 @@
-"""The archive: journals to a lake, exactly once.
+"""Archive journals to a lake, exactly once.
 
-Spark writes down up to where a batch reads before it runs, and that it is done after the lake has it; a batch in
-between is done again after whatever has happened, with the same rows, and the lake puts it in its own place. When it is
-known on the disk that a batch is done, the journals are told, so that their retention may delete the rows.
+Theory of operation
+-------------------
+
+The job is one streaming query of Spark: the source is `sbus.spark.datasource.stream`, and each batch goes to
+`Lake.write`. Every row gets into the lake exactly once, whatever is killed and whenever. The argument has four steps:
+
+1. *A batch has fixed rows.* Spark writes the offset of a batch to its checkpoint before the batch runs. The source
+   reads exactly the rows between two offsets, and these never change.
+2. *A batch has a fixed place.* The lake names files by the number of the batch. A batch that runs again replaces its
+   own files, and never adds to those of another one.
+3. *A batch is repeated until it is done.* Spark marks it as done only after `Lake.write` has returned, which is after
+   its files are synced. If anything ends in between, the next start runs it again. So no batch is left out, and by
+   step 2 none is there twice.
+4. *Rows are deleted only after they are safe.* A journal learns how far it is archived only after the mark is synced
+   (`Checkpoint.sync`). Until then, retention keeps the rows, and a batch that runs again finds them. If a power cut
+   takes back marks or offsets that were not synced, their batches are planned again, perhaps with other limits; the
+   lake then removes what the old ones had put there.
+
+What drives it: Spark calls ``_write`` from a thread of its own. The program that runs the job calls `Archive.wait`
+repeatedly; each call notes the batches that are done by now and reports them to the journals, in
+``consumers/<name>.json``. Nothing depends on when that happens: a report that is late only delays retention. A report
+that fails, because the journal cannot be written, is tried again every 10 seconds.
+
+At the start the last batch that is done is synced before anything is reported, because the process before may have
+ended between the mark and the sync.
 """
 
 from __future__ import annotations
@@ -20,6 +42,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sbus.journal.clock import HOUR
 from sbus.journal.consumers import advance
 from sbus.journal.reader import JournalReader
 from sbus.spark.datasource.snapshot import open_journals
@@ -30,28 +53,28 @@ from sbus.spark.runtime.errors import translate_errors
 __all__ = ["CONSUMER", "MAX_ROWS", "Archive"]
 
 CONSUMER = "archive"
-"""The name under which the archive is known to journals."""
+"""The name of the archive as a consumer of journals, by default."""
 MAX_ROWS = 10_000_000
-"""Rows in the largest batch."""
+"""Rows in the largest batch, by default."""
 
-_HOUR = 3_600_000_000  # µs
-_RETRY_INTERVAL = 10.0  # seconds until a journal that could not be told is told again
+_RETRY_INTERVAL = 10.0
+"""Seconds until a report to a journal that could not be written is repeated."""
 
 _log = logging.getLogger("sbus.spark")
 
 
 class Archive:
-    """A job that archives, from `start` on; as a context manager it is stopped at the end.
+    """The job: it runs from `start` to `stop`; as a context manager, it does both.
 
-    :param spark: the session, which knows the data source ``sbus``.
+    :param spark: a session with the data source ``sbus`` (`sbus.spark.get_session`).
     :param journals: paths and globs.
-    :param lake: where to.
-    :param every: seconds from one batch to the next; None: what is there when it starts is archived, and it ends.
-    :param max_rows: rows in the largest batch, at most.
-    :param consumer: under which name the journals are told what is safe. Two lakes of one journal need two.
-    :param fail_on_data_loss: whether it fails if rows are gone that are not archived; else it goes on without them.
-    :ivar rows: how many rows have got into the lake since the start.
-    :ivar batches: in how many batches.
+    :param lake: the lake to write.
+    :param every: seconds from one batch to the next; None: archive the rows that are there at the start, and end.
+    :param max_rows: the largest number of rows in a batch.
+    :param consumer: the name under which the job reports to the journals; each lake of a journal needs its own.
+    :param fail_on_data_loss: whether the job fails if rows were deleted before they are archived; else it goes on.
+    :ivar rows: rows that are in the lake since the start.
+    :ivar batches: the batches that they came in.
     """
 
     def __init__(
@@ -75,27 +98,26 @@ class Archive:
         self._consumer = consumer
         self._fail_on_data_loss = fail_on_data_loss
         self._checkpoint = Checkpoint(lake.checkpoint)
-        self._writing = lake.writing()
+        self._writing = lake.locked()
         self._query: StreamingQuery | None = None
         self._done = -1
         self._reported: Offsets = {}
-        self._unwritable: set[str] = set()  # the directories of journals of which that was said
-        self._tell_again = math.inf
+        self._unwritable: set[str] = set()  # directories of journals, each logged once
+        self._retry_at = math.inf
 
     def start(self) -> None:
-        """Begin.
+        """Start the query.
 
-        :raises sbus.errors.SbusError: if a journal is not there, or the lake cannot be written.
+        :raises sbus.errors.SbusError: if a journal is missing, or the lake cannot be written.
         """
         journals = open_journals(self._journals)
         self._writing.__enter__()
         try:
-            self._checkpoint.mend()
-            self._done = self._checkpoint.done()
+            self._checkpoint.repair()
+            self._done = self._checkpoint.last_done()
             if self._done >= 0:
-                # Spark has not asked the disk to keep it. Who trusts the report may delete rows for good, so it must
-                # not be that a power cut makes Spark plan them once more.
-                self._checkpoint.keep(self._done)
+                # Spark does not sync its files, and the report below lets retention delete rows.
+                self._checkpoint.sync(self._done)
             self._report(journals, self._checkpoint.offsets(self._done))
             rows = (
                 self._spark.readStream.format("sbus")
@@ -115,29 +137,29 @@ class Archive:
             raise
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the job to end, and tell the journals what has become safe.
+        """Wait for the job to end, and report to the journals what is safe by then.
 
-        :param seconds: how long at most.
-        :returns: whether it has ended.
-        :raises sbus.errors.SbusError: if it has failed.
+        :param seconds: the longest wait; None: no limit.
+        :returns: whether the job has ended.
+        :raises sbus.errors.SbusError: if the job has failed.
         """
         assert self._query is not None
         with translate_errors():
             has_ended = self._query.awaitTermination(seconds)  # type: ignore[arg-type]
-        self._settle()
+        self._note_done_batches()
         return has_ended is not False
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is in the middle of a batch."""
+        """Whether a batch is running."""
         return self._query is not None and bool(self._query.status["isTriggerActive"])
 
     def stop(self) -> None:
-        """End the job; a batch that is not done is done again at the next start."""
+        """Stop the job; a batch that is not done runs again at the next start."""
         if self._query is not None:
             with contextlib.suppress(Py4JError):  # the JVM is gone, and the query with it
                 self._query.stop()
-            self._settle()
+            self._note_done_batches()
             self._query = None
             self._writing.__exit__(None, None, None)
 
@@ -151,11 +173,11 @@ class Archive:
         self.stop()
 
     def _write(self, rows: DataFrame, batch: int) -> None:
-        """One batch; called by Spark, in another thread."""
+        """Write a batch; Spark calls this in a thread of its own."""
         self._lake.write(rows, batch, writers=self._writers(batch))
 
     def _writers(self, batch: int) -> int:
-        """How many tasks can write a batch with some gain: each hour is one file, and a task keeps two cores busy."""
+        """Return the number of tasks to write a batch with: each hour is one file, and a task keeps two cores busy."""
         most = self._spark.sparkContext.defaultParallelism // 2
         if most < 2:
             return 1
@@ -168,13 +190,13 @@ class Archive:
                 hours |= _hours(journals[journal_id], start, end)
         return max(1, min(most, len(hours)))
 
-    def _settle(self) -> None:
-        """Take note of the batches that are done by now."""
-        done = self._checkpoint.done()
-        if done <= self._done and time.monotonic() < self._tell_again:
+    def _note_done_batches(self) -> None:
+        """Count the batches that are done by now, sync their marks, and report them to the journals."""
+        done = self._checkpoint.last_done()
+        if done <= self._done and time.monotonic() < self._retry_at:
             return
         if done > self._done:
-            self._checkpoint.keep(done)
+            self._checkpoint.sync(done)
         before = self._checkpoint.offsets(self._done)
         for batch in range(self._done + 1, done + 1):
             offsets = self._checkpoint.offsets(batch) or before
@@ -186,32 +208,33 @@ class Archive:
         self._report(open_journals(self._journals), before)
 
     def _report(self, journals: Mapping[str, JournalReader], offsets: Offsets) -> None:
-        """Tell the journals up to where their rows are safe."""
-        self._tell_again = math.inf
+        """Report to the journals up to which row they are archived."""
+        self._retry_at = math.inf
         for journal_id, journal in journals.items():
-            following = offsets.get(journal_id, 0)
-            if self._reported.get(journal_id) == following:
+            next_seq = offsets.get(journal_id, 0)
+            if self._reported.get(journal_id) == next_seq:
                 continue
             try:
-                advance(journal.directory, self._consumer, following)
+                advance(journal.directory, self._consumer, next_seq)
             except OSError as e:
-                self._tell_again = time.monotonic() + _RETRY_INTERVAL
+                self._retry_at = time.monotonic() + _RETRY_INTERVAL
                 if journal.directory not in self._unwritable:
                     self._unwritable.add(journal.directory)
                     _log.warning(
-                        "%s: what is archived cannot be written down there (%s), so its retention does not learn of it",
+                        "%s: the progress of the archive cannot be written there (%s), so retention keeps the rows; "
+                        "check its permissions and the free space",
                         journal.directory,
                         os.strerror(e.errno or 0),
                     )
             else:
-                self._reported[journal_id] = following
+                self._reported[journal_id] = next_seq
                 self._unwritable.discard(journal.directory)
 
 
 def _hours(journal: JournalReader, start: int, end: int) -> set[int]:
-    """About which hours these rows are of, by the names of the segments."""
+    """Return about which hours some rows are of, by the times in the names of their segments."""
     segments = journal.segments()
     first = max(0, bisect.bisect_right(segments, start, key=lambda segment: segment.first_seq) - 1)
     last = bisect.bisect_left(segments, end, key=lambda segment: segment.first_seq)
     times = [segment.first_time for segment in segments[first:last]]
-    return set(range(times[0] // _HOUR, times[-1] // _HOUR + 1)) if times else set()
+    return set(range(times[0] // HOUR, times[-1] // HOUR + 1)) if times else set()

@@ -1,7 +1,29 @@
-"""Spark's checkpoint of a stream: which batches are done, up to where they read, and whether that is on the disk.
+"""Spark's checkpoint of a stream: read it, make it safe against power cuts, and repair it after one.
 
-Spark writes two small files a batch and never asks the disk to keep them. Before rows are deleted because the archive
-has them, what says so must be safe; and files that a power cut has torn must not keep a stream from starting again.
+Theory of operation
+-------------------
+
+Spark writes two small files for each batch::
+
+    <checkpoint>/offsets/<number>    before the batch runs: the offset that it reads up to
+    <checkpoint>/commits/<number>    after the batch has run
+    <checkpoint>/metadata            once: the ID of the stream
+
+A batch is *done* when its file in ``commits`` is there. After a crash Spark runs the first batch without such a file
+again, up to the same offset. Each file has a checksum beside it, ``.<number>.crc``.
+
+Spark never syncs these files. That is enough for its own purposes, because a batch that is planned again is written
+again. It is not enough here, for two reasons:
+
+* The archive lets the recorder delete rows that are done. If a power cut then took back the file in ``commits``, Spark
+  would ask for rows that are gone. So `Checkpoint.sync` syncs both files and their directories before the archive
+  reports a batch to a journal.
+* A power cut can leave a file that is empty or torn, and Spark then refuses to start. `Checkpoint.repair` removes the
+  newest files back to the last one that is whole. Their batches are planned again; the lake replaces their files
+  (`sbus.spark.jobs.lake`). A commit without its offsets, and a checksum without its file, go as well: Spark takes them
+  for the work of another stream that writes to the same checkpoint.
+
+Nothing that was reported can be lost in a repair, because it was synced before.
 """
 
 from __future__ import annotations
@@ -19,45 +41,42 @@ Offsets = dict[str, int]
 
 
 class Checkpoint:
-    """The checkpoint of a stream that reads journals and nothing else.
+    """The checkpoint of a stream that reads only journals.
 
-    :param directory: it, in a file system of this machine's.
+    :param directory: the checkpoint, in a local file system.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._offsets = directory / "offsets"
         self._commits = directory / "commits"
-        self._safe = -1
+        self._last_synced = -1
 
-    def done(self) -> int:
-        """The number of the last batch that is done; -1 before the first."""
+    def last_done(self) -> int:
+        """Return the number of the last batch that is done; -1 before the first."""
         return max(_numbers(self._commits), default=-1)
 
     def offsets(self, batch: int) -> Offsets:
-        """Up to where a batch reads: for each journal the seq behind the last.
+        """Return the offset that a batch reads up to: for each journal the sequence number after the last row.
 
-        Nothing for one that is not planned yet, or that Spark has forgotten; it remembers the last hundred.
+        The offset is empty for a batch that is not planned yet, or that is older than the hundred that Spark keeps.
         """
         lines = _lines(self._offsets / str(batch))
         return dict(lines[-1]) if lines else {}
 
-    def keep(self, batch: int) -> None:
-        """Return when it is on the disk for good that this batch is done."""
+    def sync(self, batch: int) -> None:
+        """Sync the files of all batches up to this one; after that, a power cut cannot undo them."""
         for log in (self._offsets, self._commits):
             for number in _numbers(log):
-                if self._safe < number <= batch:
+                if self._last_synced < number <= batch:
                     _sync(log / str(number))
             disk.sync_directory(str(log))
         _sync(self._directory / "metadata")
         disk.sync_directory(str(self._directory))
-        self._safe = batch
+        self._last_synced = batch
 
-    def mend(self) -> None:
-        """Remove what a power cut has torn: the newest files, up to the last that are whole.
-
-        The batches that these told of are then planned and written anew.
-        """
+    def repair(self) -> None:
+        """Remove the files that a power cut has torn; Spark then plans and runs their batches again."""
         for log in (self._offsets, self._commits):
             for number in sorted(_numbers(log), reverse=True):
                 if _lines(log / str(number)):
@@ -66,7 +85,7 @@ class Checkpoint:
             _remove_checksums(log)
         last = max(_numbers(self._offsets), default=-1)
         for number in _numbers(self._commits):
-            if number > last:  # Spark would take it for that of another job which writes here
+            if number > last:  # Spark would report a second writer
                 _remove(self._commits / str(number))
         metadata = self._directory / "metadata"
         if metadata.exists() and not _objects([metadata.read_text(errors="replace")]):
@@ -81,7 +100,7 @@ def _numbers(log: Path) -> list[int]:
 
 
 def _lines(path: Path) -> list[Any]:
-    """The objects in a file of a log; none if it is torn, or not there."""
+    """Return the JSON objects in a file of a log; none if the file is torn or missing."""
     try:
         version, *lines = path.read_text(errors="replace").splitlines() or [""]
     except FileNotFoundError:
@@ -102,7 +121,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_checksums(log: Path) -> None:
-    """Remove those of files that are gone: Spark would take them for another stream's that writes here."""
+    """Remove checksums without their files, which Spark would report as a second writer."""
     for path in log.glob(".*.crc"):
         if not path.with_name(path.name.removeprefix(".").removesuffix(".crc")).exists():
             disk.remove(str(path))
@@ -112,7 +131,7 @@ def _sync(path: Path) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # Spark has forgotten it meanwhile
+        return  # Spark has removed it in the meantime
     try:
         os.fsync(fd)
     finally:

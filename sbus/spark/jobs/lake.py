@@ -1,19 +1,43 @@
-"""The lake: recorded rows as Parquet files by hour, each batch of them put there exactly once.
+"""The lake: recorded rows as Parquet files by hour, with each batch in it exactly once.
 
-This is the only module that knows how the lake is laid out. A table format takes its place with a class of the same
+Theory of operation
+-------------------
+
+This is the only module that knows the layout of a lake. A table format can replace it with a class that has the same
 methods::
 
-    <lake>/date=2026-01-31/hour=07/0000000042.parquet    what batch 42 has of that hour (UTC)
-    <lake>/_sbus/batches/0000000042.json                 the files of batch 42
-    <lake>/_sbus/checkpoint/                             how far the job is: Spark's own
-    <lake>/_sbus/staging/                                what is being written
+    <lake>/date=2026-01-31/hour=07/0000000042.parquet    the rows of batch 42 in that hour (UTC)
+    <lake>/_sbus/batches/0000000042.json                 the manifest of batch 42: its files
+    <lake>/_sbus/checkpoint/                             the progress of the job, written by Spark
+    <lake>/_sbus/staging/                                files that are being written
     <lake>/_sbus/lock                                    held by the one job that writes
 
-A batch is written to a directory of its own in `staging`, wherever the executors are; then this process moves its files
-to where they belong, and renaming a file is all or nothing. As the names depend on the batch's number alone, a batch
-that is written again, because something was killed half-way, replaces itself; and as its list of files is written
-before the first is moved, files that it does not have any more are known and go. Names that begin with ``_`` are
-skipped by Spark and others that read the directory as a table.
+Executors write a batch to a new directory in ``staging``. Then `Lake.commit` runs in the driver:
+
+1. write the manifest: the union of the files of this batch and of all files in older manifests with this number or a
+   higher one;
+2. remove the manifests with higher numbers;
+3. sync the staged files, and rename each to its place;
+4. remove the files that are in the manifest and not in this batch; sync the directories;
+5. if step 4 removed any, write the manifest again, with the files of this batch only.
+
+Invariants:
+
+* *A file name depends on the number of the batch and the hour alone.* A batch that is written again replaces its own
+  files, and a rename is atomic, so a reader sees the old file or the new one and never a part.
+* *Every file in the lake is in a manifest before it is there.* So a batch that comes again with other rows finds the
+  files that it does not have any more, and removes them. A batch comes with other rows only if a power cut took back
+  what Spark had planned, and then it takes all later batches with it, which step 1 covers.
+* *A commit can be interrupted after any call and repeated*, with the same rows or with others. Until step 3 no row of
+  the lake has changed; from there on, repeating it leads to the same files. The tests interrupt it after each call.
+* *One writer.* A lock on ``_sbus/lock``, which ends with its process, refuses a second job.
+
+Spark asks for at most the last hundred batches again, so older manifests are removed. Names that begin with ``_`` are
+skipped by Spark and by other programs that read the directory as a table.
+
+A batch is written by one task unless many hours wait. One task overlaps reading in Python with writing in the JVM, and
+needs no shuffle; the rows come by journal and time, so it has few files open at a time. A lake with rows and
+without a checkpoint is refused: the job could not know which rows are there, and would write them twice.
 """
 
 from __future__ import annotations
@@ -25,32 +49,31 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, IntegerType
 
 from sbus.errors import LakeError
 from sbus.journal import disk
+from sbus.journal.clock import DAY, HOUR, as_utc
 from sbus.journal.layout import read_object
+from sbus.journal.schema import COLUMN_NAMES
+from sbus.spark.datasource.scan import schema
 
 __all__ = ["Lake"]
 
-_SCHEMA = "journal string, seq long, time timestamp, kind string, key string, payload binary, date date, hour int"
-_COLUMNS = ("journal", "seq", "time", "kind", "key", "payload")
-_DAY = 86_400_000_000  # µs
-_HOUR = 3_600_000_000
-_REMEMBERED = 100
-"""Lists of files that are kept: of as many batches as Spark can go back to."""
-_MODE = 0o600
+_KEPT_MANIFESTS = 100
+"""Manifests that are kept: as many as Spark can go back batches."""
+_FILE_MODE = 0o600
 
-_SETTINGS = {
+_WRITE_SETTINGS = {
     "spark.sql.parquet.compression.codec": "zstd",
-    # The default is a type without statistics, so that nothing could be skipped by time.
+    # The default type has no statistics, so a reader could not skip row groups by time.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Rows come by journal and time, so a task sees few hours at a time: files may be open for all of them, and only
-    # what has more than so many is sorted first.
+    # Files that a task has open, one for each hour; only a task with more hours sorts its rows first.
     "spark.sql.maxConcurrentOutputFileWriters": "8",
 }
 
@@ -58,8 +81,8 @@ _SETTINGS = {
 class Lake:
     """A lake in a directory that this process and all executors see under one path.
 
-    :param directory: it; for writing it is made if it is not there.
-    :raises LakeError: if that is not the path of a directory.
+    :param directory: the directory; a job that writes makes it if it is missing.
+    :raises sbus.errors.LakeError: if it is a URL and not a path.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -70,27 +93,27 @@ class Lake:
         self.directory = Path(os.path.abspath(directory))
         self._state = self.directory / "_sbus"
         self.checkpoint = self._state / "checkpoint"
-        """Where Spark writes down how far the job is."""
+        """The checkpoint of the job, written by Spark."""
         self._batches = self._state / "batches"
         self._staging = self._state / "staging"
 
     # --- writing ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Be the one who writes, and put away what an interrupted job has left.
+    def locked(self) -> Iterator[None]:
+        """Lock the lake for writing, and remove the staged files of an interrupted job.
 
-        :raises LakeError: if another process writes it, or its state is missing.
-        :raises OSError: if it cannot be written.
+        :raises sbus.errors.LakeError: if another process holds the lock, or the checkpoint is missing.
+        :raises OSError: if the lake cannot be written.
         """
         _make_directories(self._staging)
-        lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LakeError(
-                    f"{self.directory}: another job writes this lake: stop it, or name another lake"
+                    f"{self.directory}: another job writes to this lake: stop it, or name another lake"
                 ) from None
             if not (self.checkpoint / "offsets").exists() and any(self.directory.glob("date=*")):
                 raise LakeError(
@@ -98,28 +121,28 @@ class Lake:
                     "restore that from a copy, or name another lake"
                 )
             for left in self._staging.iterdir():
-                shutil.rmtree(left, ignore_errors=True)  # who wrote there may not have ended yet
+                shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
             yield
         finally:
             os.close(lock)
 
     def write(self, rows: DataFrame, batch: int, *, writers: int = 1) -> None:
-        """Put a batch into the lake; once more, and it replaces itself.
+        """Put a batch into the lake; written again, it replaces itself.
 
         :param rows: with the columns of a journal.
-        :param batch: its number; all batches with higher ones are taken back.
-        :param writers: how many tasks write, each with hours of its own.
+        :param batch: the number of the batch; batches with higher numbers are removed.
+        :param writers: the number of tasks that write; each writes different hours.
         """
         staged = self._staging / f"{batch:010}-{uuid.uuid4().hex}"
         time = F.unix_micros("time")
         placed = rows.select(
-            *_COLUMNS,
+            *COLUMN_NAMES,
             # Independent of the session's time zone.
-            F.date_from_unix_date(F.floor(time / _DAY).cast("int")).alias("date"),
-            F.lpad((F.floor(time / _HOUR) % 24).cast("string"), 2, "0").alias("hour"),
+            F.date_from_unix_date(F.floor(time / DAY).cast("int")).alias("date"),
+            F.lpad((F.floor(time / HOUR) % 24).cast("string"), 2, "0").alias("hour"),
         )
         if writers == 1:
-            # Reading and writing then overlap, in Python and in the JVM, and nothing is shuffled or sorted.
+            # One task overlaps reading in Python with writing in the JVM, without a shuffle or a sort.
             placed = placed.coalesce(1)
         else:
             order = ("date", "hour", "journal", "seq")
@@ -131,22 +154,19 @@ class Lake:
         self.commit(batch, staged)
 
     def commit(self, batch: int, staged: Path) -> None:
-        """Move the files of a batch to where they belong, and see to it that they stay there.
+        """Move the staged files of a batch to their places, and sync them; see the theory of operation above.
 
-        It may be interrupted anywhere, also by a power cut, and done again with the same batch or, if what Spark knew
-        of it is lost, with one of this number that has other rows.
-
-        :param batch: its number.
-        :param staged: a directory with a Parquet file for each hour, in a directory that is named as in the lake.
+        :param batch: the number of the batch.
+        :param staged: a directory with one Parquet file for each hour, in subdirectories named as in the lake.
         """
         files = {
             f"{path.parent.relative_to(staged)}/{batch:010}.parquet": path for path in staged.glob("*/*/*.parquet")
         }
-        claims = {number: self._claimed(number) for number in self._numbers() if number >= batch}
-        stale = set().union(*claims.values()) - files.keys()
-        self._manifest(batch, stale | files.keys())
-        for number in claims.keys() - {batch}:
-            disk.remove(self._claim_path(number))
+        manifests = {number: self._read_manifest(number) for number in self._list_numbers() if number >= batch}
+        stale = set().union(*manifests.values()) - files.keys()
+        self._write_manifest(batch, stale | files.keys())
+        for number in manifests.keys() - {batch}:
+            disk.remove(self._manifest_path(number))
         for path in files.values():
             _sync(path)
         for name, path in files.items():
@@ -159,71 +179,67 @@ class Lake:
             if directory.exists():
                 disk.sync_directory(str(directory))
         if stale:
-            self._manifest(batch, files)
+            self._write_manifest(batch, files)
         shutil.rmtree(staged, ignore_errors=True)
-        disk.remove(self._claim_path(batch - _REMEMBERED))
+        disk.remove(self._manifest_path(batch - _KEPT_MANIFESTS))
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         try:
             names = os.listdir(self._batches)
         except FileNotFoundError:
             return []
         return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
 
-    def _claim_path(self, batch: int) -> str:
+    def _manifest_path(self, batch: int) -> str:
         return str(self._batches / f"{batch:010}.json")
 
-    def _claimed(self, batch: int) -> set[str]:
-        return set(read_object(self._claim_path(batch))["files"])
+    def _read_manifest(self, batch: int) -> set[str]:
+        return set(read_object(self._manifest_path(batch))["files"])
 
-    def _manifest(self, batch: int, files: Collection[str]) -> None:
+    def _write_manifest(self, batch: int, files: Collection[str]) -> None:
         _make_directories(self._batches)
-        disk.replace(self._claim_path(batch), json.dumps({"files": sorted(files)}).encode() + b"\n", _MODE)
+        disk.replace(self._manifest_path(batch), json.dumps({"files": sorted(files)}).encode() + b"\n", _FILE_MODE)
 
     # --- reading ------------------------------------------------------------------------------
 
     def read(self, spark: SparkSession, since: datetime | None = None, until: datetime | None = None) -> DataFrame:
-        """What was archived, with the columns of a journal.
+        """Return the archived rows, with the columns of a journal.
 
-        Only the directories of the hours between these times are looked into.
+        Spark opens only the directories of the hours between the two times.
 
-        :param since: rows before it are left out; a time without a zone is in UTC.
-        :param until: this one, and what comes after it, is left out.
-        :raises LakeError: if there is no lake, or nothing in it yet.
+        :param since: leave out the rows before this time; a time without a zone is in UTC.
+        :param until: leave out the rows at or after this time.
+        :raises sbus.errors.LakeError: if there is no lake, or the lake is empty.
         """
         hours = sorted(self.directory.glob("date=*/hour=*"))
         if not hours:
-            raise LakeError(f"{self.directory}: there is no lake, or nothing in it yet: run sbus spark archive first")
-        since, until = _in_utc(since), _in_utc(until)
+            raise LakeError(f"{self.directory}: there is no lake, or it is empty: run sbus spark archive first")
+        since = None if since is None else as_utc(since)
+        until = None if until is None else as_utc(until)
         first = None if since is None else f"{since:date=%Y-%m-%d/hour=%H}"
         last = None if until is None else f"{until:date=%Y-%m-%d/hour=%H}"
-        wanted = [
+        between = [
             path
             for path in hours
             if (name := str(path.relative_to(self.directory)))
             and (first is None or name >= first)
             and (last is None or name <= last)
         ]
-        reader = spark.read.schema(_SCHEMA).option("basePath", str(self.directory))
-        # Without any hour between the times, the conditions below leave nothing of another one.
-        rows = reader.parquet(*map(str, wanted or hours[:1]))
+        columns = schema(raw_keys=False).add("date", DateType()).add("hour", IntegerType())
+        reader = spark.read.schema(columns).option("basePath", str(self.directory))
+        # Spark needs a path: if no hour is between the times, the conditions below leave no row of the first one.
+        rows = reader.parquet(*map(str, between or hours[:1]))
         if since is not None:
             rows = rows.where(F.col("time") >= F.lit(since))
         if until is not None:
             rows = rows.where(F.col("time") < F.lit(until))
-        return rows.select(*_COLUMNS)
-
-
-def _in_utc(time: datetime | None) -> datetime | None:
-    if time is None:
-        return None
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        return rows.select(*COLUMN_NAMES)
 
 
 @contextlib.contextmanager
 def _settings(spark: SparkSession) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
-    for name, value in _SETTINGS.items():
+    before = {name: spark.conf.get(name, None) for name in _WRITE_SETTINGS}
+    for name, value in _WRITE_SETTINGS.items():
         spark.conf.set(name, value)
     try:
         yield
@@ -236,7 +252,7 @@ def _settings(spark: SparkSession) -> Iterator[None]:
 
 
 def _make_directories(path: Path) -> None:
-    """Make a directory and those above it that are missing, for good; others than their owner have no way in."""
+    """Make a directory and the missing ones above it, open to their owner only, and sync each into its parent."""
     if not path.is_dir():
         _make_directories(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)

@@ -1,12 +1,19 @@
-"""What was recorded, back onto a bus: in order, in its rhythm or as fast as the bus takes it.
+"""Replay: publish recorded messages again, in order, in their rhythm or as fast as the bus accepts them.
 
-Spark sorts the rows, in parts of a bounded size, on disk where they do not fit in memory; the parts come to this
-process one after the other, the next one while one is being published. So there is never more in memory than two
-parts, whatever is replayed, and the bus need only be reached from here.
+Theory of operation
+-------------------
 
-Every message has a time at which it is due, counted from the first one's, and is never published before it. As that
-time does not depend on the messages before, waiting a little too long once makes one message late, and not all
-that follow.
+Spark sorts the rows by time, journal and sequence number, on disk if they do not fit into memory. It divides them into
+ordered parts of about 32 MiB and at most 500,000 rows, and `toLocalIterator` brings the parts to this process one after
+the other, the next one while one is being published. So memory is bounded by two parts however much is replayed, and
+only this process connects to the bus.
+
+Every message is due at a time that is counted from the first message, divided by the speed. It is never published
+before that. Because the due time does not depend on earlier messages, one long pause makes some messages late and does
+not shift the rest; adding up intervals would.
+
+Messages are published in chunks of at most 1024, so progress is reported, and a stop is noticed, several times a
+second. The replay ends with a fence: it is complete only when the bus has handled every message.
 """
 
 from __future__ import annotations
@@ -23,26 +30,29 @@ from pyspark.sql import functions as F
 
 from sbus.client.blocking import Bus
 from sbus.errors import UsageError
+from sbus.journal.clock import from_seconds, to_seconds
 from sbus.journal.keytext import from_text
 from sbus.journal.schema import Kind
 
 __all__ = ["Gap", "Replay", "replay"]
 
-_PART_BYTES = 32 * 1024 * 1024
-_PART_ROWS = 500_000
-_AT_ONCE = 1024
-"""Messages that are handed over together at most, so that progress and the end of it all are not far away."""
+_MAX_PART_BYTES = 32 * 1024 * 1024
+"""Bytes of keys and payloads in a part that Spark hands over at once, about."""
+_MAX_PART_ROWS = 500_000
+"""Rows in such a part."""
+_CHUNK_MESSAGES = 1024
+"""Messages that are published together at most."""
 _POLL_INTERVAL = 0.2
-"""Seconds after which a wait is looked at again."""
+"""Seconds between two reports of progress, and the longest sleep before the next look at `stop`."""
 _FENCE_TIMEOUT = 300.0
-_SECOND = 1_000_000
+"""Seconds for the bus to handle the last messages."""
 
 
 class Gap(NamedTuple):
-    """A gap of the recording that was come across: messages may be missing there.
+    """A gap of the recording, where messages may be missing.
 
-    :ivar time: when it ended, µs since 1970.
-    :ivar kind: as in the journal.
+    :ivar time: when it ended, in µs since the epoch.
+    :ivar kind: the kind of its row in the journal.
     """
 
     time: int
@@ -51,18 +61,19 @@ class Gap(NamedTuple):
 
 @dataclass
 class Replay:
-    """How it goes, and how it went.
+    """The progress and the result of a replay.
 
-    :ivar total: messages that there are to publish.
-    :ivar span: µs from the first one to the last one, as they were recorded.
-    :ivar messages: that were published; `bytes` of payload.
-    :ivar gaps: that the recording has among them: at most `MOST_GAPS` of the `gap_count`.
-    :ivar late: seconds by which the latest was published after it was due; `late_sum`, for all together.
-    :ivar seconds: that it took, up to the fence.
-    :ivar is_complete: whether all were published, and the bus has dealt with them.
+    :ivar total: messages to publish.
+    :ivar span: µs from the first message to the last one, as they were recorded.
+    :ivar messages: messages published so far; `bytes`: their payload bytes.
+    :ivar gaps: the first `MAX_GAPS` gaps of the recording; `gap_count`: all of them.
+    :ivar late: the largest delay of a message after it was due, in seconds; `late_sum`: the sum of all delays.
+    :ivar seconds: the time that the replay has taken, including the fence.
+    :ivar is_complete: whether all messages were published and the bus has handled them.
     """
 
-    MOST_GAPS = 1000
+    MAX_GAPS = 1000
+    """Gaps that are kept with their times."""
 
     total: int = 0
     span: int = 0
@@ -75,10 +86,10 @@ class Replay:
     seconds: float = 0.0
     is_complete: bool = False
 
-    def met(self, gap: Gap) -> None:
-        """Take note of a gap."""
+    def add_gap(self, gap: Gap) -> None:
+        """Count a gap."""
         self.gap_count += 1
-        if len(self.gaps) < self.MOST_GAPS:
+        if len(self.gaps) < self.MAX_GAPS:
             self.gaps.append(gap)
 
 
@@ -90,23 +101,23 @@ def replay(
     prefix: bytes = b"",
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[Replay], None] = lambda state: None,
-    part_bytes: int = _PART_BYTES,
+    part_bytes: int = _MAX_PART_BYTES,
 ) -> Replay:
-    """Publish what was recorded, ordered by time, journal and number; at the end, wait until the bus has dealt with it.
+    """Publish recorded messages, ordered by time, journal and sequence number, and wait until the bus has handled them.
 
-    :param rows: with the columns of a journal; keys as text or as bytes. Rows that are no messages tell of gaps.
-    :param bus: to publish on.
-    :param speed: 1 is the original rhythm, 2 twice as fast; None: as fast as the bus takes it.
-    :param prefix: what is put in front of every key.
-    :param stop: whether to end early, in order; asked several times a second.
-    :param progress: is told how far it is, several times a second.
-    :param part_bytes: about how much is held in memory at a time.
-    :raises sbus.errors.UsageError: for a speed that is none, or if there is no message to publish.
-    :raises sbus.errors.Disconnected: if the bus goes away.
-    :raises sbus.errors.TimedOut: if it has not dealt with everything for minutes.
+    :param rows: rows with the columns of a journal; keys as text or as bytes; rows of other kinds are gaps.
+    :param bus: the connection to publish with.
+    :param speed: 1 for the original rhythm, 2 for twice as fast; None: as fast as the bus accepts messages.
+    :param prefix: bytes to put in front of every key.
+    :param stop: called several times a second; when it returns true, the replay ends in order.
+    :param progress: called several times a second.
+    :param part_bytes: about how many bytes Spark hands over at once.
+    :raises sbus.errors.UsageError: if the speed is not positive, or there is no message to publish.
+    :raises sbus.errors.Disconnected: if the connection to the bus is lost.
+    :raises sbus.errors.TimedOut: if the bus has not handled the last messages within five minutes.
     """
     if speed is not None and not speed > 0:
-        raise UsageError(f"a speed of {speed:g}: say 1 for the original rhythm, 2 for twice as fast, or max")
+        raise UsageError(f"a speed of {speed:g}: use 1 for the original rhythm, 2 for twice as fast, or max")
     is_message = F.col("kind") == Kind.MESSAGE.value
     us = F.unix_micros("time")
     state = Replay()
@@ -119,9 +130,9 @@ def replay(
     ).collect()[0]
     state.total, count, size, first, last = found
     if not state.total:
-        raise UsageError("there is no message to replay: look at the pattern, at --since and --until")
+        raise UsageError("there is no message to replay: check the pattern, --since and --until")
     state.span = last - first
-    parts = max(1, -(-size // part_bytes), -(-count // _PART_ROWS))
+    parts = max(1, -(-size // part_bytes), -(-count // _MAX_PART_ROWS))
     order = ("us", "journal", "seq")
     columns = rows.select(us.alias("us"), "journal", "seq", "kind", "key", "payload")
     ordered = columns.repartitionByRange(parts, *order).sortWithinPartitions(*order)
@@ -136,21 +147,21 @@ def replay(
 
 
 def _batches(ordered: DataFrame) -> Iterator[list[Row]]:
-    """The rows, of one partition after the other."""
+    """Yield the rows of one partition after the other, in lists."""
     rows = ordered.toLocalIterator(prefetchPartitions=True)
-    while batch := list(islice(rows, _AT_ONCE)):
+    while batch := list(islice(rows, _CHUNK_MESSAGES)):
         yield batch
 
 
 def _key(key: str | bytearray) -> bytes:
-    """A key as it was on the bus, from the text or the bytes that it is read as."""
+    """Return the key as it was on the bus, from its text or its bytes."""
     if not isinstance(key, str):
         return bytes(key)
     return from_text(key) if "\\" in key else key.encode()
 
 
 class _Pacer:
-    """Publishes batches, each message when it is due."""
+    """Publishes each message when it is due."""
 
     def __init__(
         self,
@@ -169,11 +180,11 @@ class _Pacer:
         self._stop = stop
         self._state = state
         self._progress = progress
-        self._start: float | None = None  # it begins with the first message, when all is sorted
-        self._shown = 0.0
+        self._start: float | None = None  # time.monotonic() of the first message, when all rows are sorted
+        self._reported_at = 0.0
 
     def publish(self, rows: list[Row]) -> bool:
-        """Publish rows; returns whether to go on."""
+        """Publish rows; return whether to go on."""
         if self._start is None:
             self._start = time.monotonic()
         times, messages = [], []
@@ -182,7 +193,7 @@ class _Pacer:
                 times.append(us)
                 messages.append((self._prefix + _key(key), bytes(payload)))
             else:
-                self._state.met(Gap(us, kind))
+                self._state.add_gap(Gap(us, kind))
         at = 0
         while at < len(messages) and not self._stop():
             due = self._due(times, at)
@@ -196,47 +207,47 @@ class _Pacer:
         return not self._stop()
 
     def _due(self, times: list[int], at: int) -> int:
-        """How far the messages are due by now."""
-        most = min(len(times), at + _AT_ONCE)
+        """Return the index after the last message that is due now."""
+        end = min(len(times), at + _CHUNK_MESSAGES)
         if self._speed is None:
-            return most
-        now = self._first + self._passed() * self._speed * _SECOND
-        return bisect_right(times, now, at, most)
+            return end
+        now = self._first + from_seconds(self._elapsed() * self._speed)
+        return bisect_right(times, now, at, end)
 
-    def _passed(self) -> float:
+    def _elapsed(self) -> float:
         return 0.0 if self._start is None else time.monotonic() - self._start
 
     def _seconds(self, recorded: int) -> float:
-        """When a message of that time is due, in seconds from the start."""
+        """Return the due time of a message, in seconds from the start."""
         assert self._speed is not None
-        return (recorded - self._first) / _SECOND / self._speed
+        return to_seconds(recorded - self._first) / self._speed
 
     def _wait(self, recorded: int) -> None:
         while not self._stop():
-            left = self._seconds(recorded) - self._passed()
+            left = self._seconds(recorded) - self._elapsed()
             if left <= 0:
                 return
             time.sleep(min(left, _POLL_INTERVAL))
-            self._tell()
+            self._report_progress()
 
     def _count(self, chunk: list[tuple[bytes, bytes]], times: list[int]) -> None:
         state = self._state
         state.messages += len(chunk)
         state.bytes += sum(len(payload) for _, payload in chunk)
         if self._speed is not None:
-            passed = self._passed()
-            state.late = max(state.late, passed - self._seconds(times[0]))
-            state.late_sum += len(chunk) * passed - sum(map(self._seconds, times))
-        self._tell()
+            elapsed = self._elapsed()
+            state.late = max(state.late, elapsed - self._seconds(times[0]))
+            state.late_sum += len(chunk) * elapsed - sum(map(self._seconds, times))
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         now = time.monotonic()
-        if now - self._shown >= _POLL_INTERVAL:
-            self._shown = now
-            self._state.seconds = self._passed()
+        if now - self._reported_at >= _POLL_INTERVAL:
+            self._reported_at = now
+            self._state.seconds = self._elapsed()
             self._progress(self._state)
 
     def end(self) -> None:
-        """All is published, and dealt with."""
-        self._state.seconds = self._passed()
+        """Complete the result, after the fence."""
+        self._state.seconds = self._elapsed()
         self._state.is_complete = self._state.messages >= self._state.total

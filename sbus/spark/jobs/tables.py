@@ -1,16 +1,17 @@
-"""What was recorded, as rows, wherever it is: in journals, or in a lake; and which of them a pattern means."""
+"""Load recorded rows from journals or from a lake, and select keys by a pattern."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sbus.errors import UsageError, Violation
-from sbus.journal.keytext import as_text
+from sbus.journal.clock import format_utc, from_datetime
+from sbus.journal.keytext import as_text, printable
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.spark.jobs.lake import Lake
 
@@ -25,42 +26,42 @@ def load_rows(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DataFrame:
-    """The rows of journals or of a lake, with the columns of a journal and keys as text.
+    """Return the rows of journals or of a lake, with the columns of a journal and keys as text.
 
-    :param journals: paths and globs; or
-    :param lake: a directory.
-    :param since: rows before it are left out.
-    :param until: this one, and what comes after it, is left out.
-    :raises sbus.errors.UsageError: if neither is given, or both.
+    :param journals: paths and globs of journals; or
+    :param lake: the directory of a lake.
+    :param since: leave out the rows before this time.
+    :param until: leave out the rows at or after this time.
+    :raises sbus.errors.UsageError: if neither journals nor a lake are given, or both.
     """
     if bool(journals) == (lake is not None):
-        raise UsageError("say what to read: --lake=DIR, or --journal=DIR (one or several)")
+        raise UsageError("nothing to read, or two things: use either --lake=DIR or --journal=DIR (one or several)")
     if lake is not None:
         return Lake(lake).read(spark, since, until)
     reader = spark.read.format("sbus").option("journal", "\n".join(journals))
     for name, moment in (("since", since), ("until", until)):
         if moment is not None:
-            reader = reader.option(name, moment.astimezone(UTC).isoformat())
+            reader = reader.option(name, format_utc(from_datetime(moment), "microseconds"))
     return reader.load()
 
 
 def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = "key") -> Column:
-    """The condition that a key, as text, is one that the bus would deliver to this pattern.
+    """Return the condition that the bus would deliver a key, in text form, to this pattern.
 
-    :raises sbus.errors.UsageError: for a pattern that nobody may use, that is for secrets, which are never recorded,
-        or that is not text.
+    :raises sbus.errors.UsageError: if the pattern is invalid, selects secrets, which are never recorded, or is not
+    UTF-8.
     """
     if isinstance(pattern, str):
         pattern = pattern.encode("utf-8", "surrogateescape")
     try:
         if dialect.check(pattern):
-            raise UsageError("secret messages are never recorded, so a pattern for them finds nothing")
+            raise UsageError("secret messages are never recorded, so a pattern for them matches nothing: use another")
         pattern.decode()
     except Violation as e:
-        raise UsageError(f"the pattern {as_text(pattern)}: {e}") from None
+        raise UsageError(f"the pattern {printable(as_text(pattern))}: {e}") from None
     except UnicodeDecodeError:
-        # A pattern could then end within a character of a key, whose text would not begin with the pattern's.
-        raise UsageError(f"the pattern {as_text(pattern)} is not text (UTF-8)") from None
+        # Such a pattern could end inside a character, and the text of a matching key need not begin with its text.
+        raise UsageError(f"the pattern {printable(as_text(pattern))} is not text (UTF-8): use one that is") from None
     if not pattern:
         return F.lit(True)
     separator = dialect.separator.decode()
@@ -68,7 +69,7 @@ def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = 
     below = not parts[-1]
     if below:
         parts.pop()
-    # A star takes all up to the next separator and gives nothing back: "*+".
+    # A star matches up to the next separator and never backtracks, hence the possessive "*+".
     segment = f"[^{re.escape(separator)}]*+"
     expression = re.escape(separator).join(segment.join(map(_quoted, part.split("*"))) for part in parts)
     if below:
@@ -77,5 +78,5 @@ def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = 
 
 
 def _quoted(literal: str) -> str:
-    """Text that stands for itself in a regular expression of Java's."""
+    """Quote text for a regular expression of Java."""
     return "\\Q" + literal.replace("\\E", "\\E\\\\E\\Q") + "\\E" if literal else ""

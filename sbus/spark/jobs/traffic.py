@@ -1,4 +1,4 @@
-"""Traffic: how much of what there was, by time and by the first segments of the key."""
+"""Measure traffic in windows of time, by the first segments of the key."""
 
 from __future__ import annotations
 
@@ -6,55 +6,56 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from sbus.errors import UsageError
+from sbus.journal.clock import from_seconds
 from sbus.journal.schema import Kind
 
 __all__ = ["traffic"]
 
 _PERCENTILES = (0.5, 0.95, 0.99)
-_ACCURACY = 1000
-"""Of percentiles: they are off by one in so many places at most."""
-_DEVIATION = 0.02
-"""Of the number of keys: the standard deviation from the true one."""
+_PERCENTILE_ACCURACY = 1000
+"""The largest error in rank of a percentile is the inverse of this number."""
+_KEY_COUNT_DEVIATION = 0.02
+"""The relative standard deviation of the estimated number of keys."""
 
 
 def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark: float | None = None) -> DataFrame:
-    """Measure what was recorded, in windows of time and by prefixes of the keys.
+    """Measure recorded rows in windows of time and by prefixes of the keys.
 
-    The result has these columns, and a row for each window and prefix that there are messages of:
+    The result has a row for each window and prefix with messages, and these columns:
 
-    * ``time``: when the window begins;
-    * ``prefix``: what the keys have in common, ``depth`` segments; null in a window that has gaps and no message;
-    * ``messages``, ``bytes`` (of payloads), ``rate`` (messages a second);
-    * ``keys``: how many different ones, with a standard deviation of 2 %;
-    * ``p50``, ``p95``, ``p99``: so many per cent of the payloads have at most so many bytes (within 0.1 %);
-    * ``gaps``: how many breaks the recording had in this window, whatever the prefix. Where it is not 0, messages may
-      be missing.
+    * ``time``: the beginning of the window;
+    * ``prefix``: the first ``depth`` segments of the keys; null in a window with gaps and without messages;
+    * ``messages``, ``bytes`` (of payloads), ``rate`` (messages per second);
+    * ``keys``: the number of different keys, an estimate with a standard deviation of 2 %;
+    * ``p50``, ``p95``, ``p99``: percentiles of the payload size in bytes (within 0.1 % by rank);
+    * ``gaps``: the number of gaps of the recording in this window, for all prefixes together. If it is not 0, messages
+      may be missing.
 
-    :param rows: with the columns ``time``, ``kind``, ``key`` and ``payload`` of a journal; a batch or a stream.
-    :param window: seconds.
-    :param depth: segments of the key that make a prefix; with 0 all keys are together.
-    :param watermark: seconds that rows of one journal may come later than those of another; a stream must have it. A
-        window is measured when all journals are so far past its end.
-    :raises UsageError: for a window or depth that cannot be.
+    :param rows: rows with the columns ``time``, ``kind``, ``key`` and ``payload`` of a journal; a batch or a stream.
+    :param window: the length of a window, in seconds.
+    :param depth: the number of segments that make a prefix; with 0 all keys are together.
+    :param watermark: seconds by which the rows of one journal can be later than those of another; a stream needs it. A
+        window is measured when all journals are that far past its end.
+    :raises sbus.errors.UsageError: if the window or the depth is out of range.
     """
     if not 0.001 <= window <= 366 * 86400:
         raise UsageError(f"a window of {window:g} seconds: use 1 ms to 366 days")
     if not 0 <= depth < 2**31:
         raise UsageError(f"a depth of {depth}: use 0 or more, and less than 2^31")
-    length = f"{round(window * 1_000_000)} microseconds"
+    length = f"{from_seconds(window)} microseconds"
     if watermark is not None:
-        rows = rows.withWatermark("time", f"{round(watermark * 1_000_000)} microseconds")
+        rows = rows.withWatermark("time", f"{from_seconds(watermark)} microseconds")
     is_message = F.col("kind") == Kind.MESSAGE.value
     prefix = F.substring_index("key", "/", depth) if depth else F.lit("")
     size = F.when(is_message, F.length("payload"))
     by_prefix = rows.groupBy(F.window("time", length), F.when(is_message, prefix).alias("prefix")).agg(
         F.count(size).alias("messages"),
         F.sum(size).alias("bytes"),
-        F.approx_count_distinct("key", _DEVIATION).alias("keys"),
-        F.percentile_approx(size, _PERCENTILES, _ACCURACY).alias("sizes"),
+        F.approx_count_distinct("key", _KEY_COUNT_DEVIATION).alias("keys"),
+        F.percentile_approx(size, _PERCENTILES, _PERCENTILE_ACCURACY).alias("sizes"),
         F.count_if(~is_message).alias("gaps"),
     )
-    # A gap belongs to no key, so it is told with every prefix of its window.
+    # A gap belongs to no key, so each prefix of its window reports it.
     whole = by_prefix.groupBy(F.window("window", length)).agg(
         F.sum("gaps").alias("gaps"),
         F.collect_list(F.struct("prefix", "messages", "bytes", "keys", "sizes")).alias("all"),

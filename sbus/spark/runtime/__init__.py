@@ -1,1 +1,1 @@
-"""What every job needs to run: a session, Java, the modules shipped to executors, and readable errors."""
+"""The environment of every job: a session, Java, the package on the executors, and readable errors."""

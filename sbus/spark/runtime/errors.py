@@ -1,4 +1,4 @@
-"""What fails in Spark as one of our own errors with one line of text, instead of pages of Java and Python frames."""
+"""Translate a failure of Spark into one of this package's errors, with one line of text instead of pages of frames."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sbus.errors import SbusError, SparkError
 
 __all__ = ["translate", "translate_errors"]
 
-# Where an exception of ours was raised in a Python process of Spark's, its traceback is part of the text.
-_OURS = re.compile(r"^(?:\w+(?:\.\w+)*: )*sbus\.errors\.(\w+): (.*)$", re.MULTILINE)
-# These only say that something has failed in the other language; what it was comes further down.
+# An exception of this package in a Python worker: Spark puts its traceback into the text.
+_OWN_ERROR = re.compile(r"^(?:\w+(?:\.\w+)*: )*sbus\.errors\.(\w+): (.*)$", re.MULTILINE)
+# These wrappers only say that the other language failed; the cause comes further down.
 _NO_WRAPPER = r"(?![\w.]*(?:Py4JJavaError|PythonException): )"
 _TRACEBACK_END = re.compile(
     rf"^{_NO_WRAPPER}((?:\w+\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt)): (.*)$", re.MULTILINE
@@ -26,10 +26,10 @@ _CAUSE = re.compile(rf"^(?:Caused by)?: {_NO_WRAPPER}(?:[\w$]+\.)*([\w$]+: .*)$"
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Around what uses Spark.
+    """Translate the errors of Spark that the block raises.
 
-    :raises SbusError: of the class and with the text that one of ours had wherever in Spark it was raised; else a
-        `SparkError` that says in a line what Spark says.
+    :raises sbus.errors.SbusError: with the class and the text of an error of this package, wherever in Spark it was
+        raised; for any other failure a `SparkError` with one line.
     """
     try:
         yield
@@ -38,12 +38,12 @@ def translate_errors() -> Iterator[None]:
 
 
 def translate(failure: BaseException) -> SbusError:
-    """
-    :param failure: what pyspark or py4j has raised.
-    :returns: what to raise instead.
+    """Return the error to raise in place of a failure of Spark.
+
+    :param failure: an exception of pyspark or py4j.
     """
     text = _text(failure)
-    for name, message in reversed(_OURS.findall(text)):
+    for name, message in reversed(_OWN_ERROR.findall(text)):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, SbusError) and kind is not errors.Violation:
             return kind(message.strip())
@@ -59,5 +59,5 @@ def _text(failure: BaseException) -> str:
     if isinstance(failure, Py4JJavaError):
         return str(failure.java_exception.toString())
     if isinstance(failure, Py4JError):
-        return "the JVM is gone: it was killed, or ran out of memory (see --conf spark.driver.memory=4g)"
+        return "the JVM is gone: it was killed, or ran out of memory: try --conf spark.driver.memory=4g"
     return str(failure)

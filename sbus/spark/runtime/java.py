@@ -1,4 +1,4 @@
-"""Find a Java that runs Spark, or say what to do: Spark's own complaint names no remedy."""
+"""Find a Java that can run Spark, or raise an error with the remedy, which Spark's own error lacks."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from sbus.errors import UsageError
 
 __all__ = ["find_java"]
 
-_OLDEST = 17
+_MIN_JAVA = 17
 _REMEDY = (
     "install one (Debian, Ubuntu: apt install openjdk-17-jre-headless) and set JAVA_HOME to it if it is not in PATH"
 )
-_NEEDED = "jdk.incubator.vector"
-"""A module that Spark's launcher asks the JVM for; without it, the JVM does not start."""
+_REQUIRED_MODULE = "jdk.incubator.vector"
+"""A module that Spark's launcher adds to the JVM; without it the JVM does not start."""
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> str:
-    """The ``java`` that Spark will run: ``$JAVA_HOME/bin/java``, else that of ``PATH``.
+    """Return the path of the ``java`` that Spark will run: ``$JAVA_HOME/bin/java``, or else the one in ``PATH``.
 
-    :returns: its path.
-    :raises sbus.errors.UsageError: if there is none, or one that does not run Spark; with the remedy.
+    :raises sbus.errors.UsageError: if there is no Java, or it cannot run Spark; with the remedy.
     """
     if home := environ.get("JAVA_HOME"):
         java = os.path.join(home, "bin", "java")
         if not os.access(java, os.X_OK):
-            raise UsageError(f"JAVA_HOME is {home}, but there is no {java}: set it right, or unset it to use PATH")
+            raise UsageError(f"JAVA_HOME is {home}, but there is no {java}: correct it, or unset it to use PATH")
     else:
         found = shutil.which("java", path=environ.get("PATH"))
         if found is None:
-            raise UsageError(f"Spark needs Java {_OLDEST} or 21, and there is none (JAVA_HOME, PATH): {_REMEDY}")
+            raise UsageError(f"Spark needs Java {_MIN_JAVA} or 21, and neither JAVA_HOME nor PATH has one: {_REMEDY}")
         java = found
     _check(java)
     return java
 
 
 def _check(java: str) -> None:
-    """Look into the file ``release`` that Java installations have; one without it is taken at its word."""
+    """Check the file ``release`` of the installation; an installation without that file is accepted."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(java)))
     try:
         with open(os.path.join(home, "release"), encoding="utf-8", errors="replace") as file:
@@ -47,7 +46,7 @@ def _check(java: str) -> None:
     except OSError:
         return
     version = re.match(r"(?:1\.)?(\d+)", release.get("JAVA_VERSION", ""))
-    if version and int(version[1]) < _OLDEST:
-        raise UsageError(f"{java} is Java {version[1]}, and Spark needs Java {_OLDEST} or 21: {_REMEDY}")
-    if "MODULES" in release and _NEEDED not in release["MODULES"].split():
-        raise UsageError(f"{java} lacks the module {_NEEDED}, which Spark needs: {_REMEDY}")
+    if version and int(version[1]) < _MIN_JAVA:
+        raise UsageError(f"{java} is Java {version[1]}, and Spark needs Java {_MIN_JAVA} or 21: {_REMEDY}")
+    if "MODULES" in release and _REQUIRED_MODULE not in release["MODULES"].split():
+        raise UsageError(f"{java} lacks the module {_REQUIRED_MODULE}, which Spark needs: {_REMEDY}")

@@ -1,4 +1,21 @@
-"""A Spark session with defaults for one machine, to which the data source ``sbus`` is known."""
+"""A Spark session with defaults for one machine and the data source ``sbus``.
+
+Theory of operation
+-------------------
+
+`get_session` makes an ordinary session, or returns the one that is there, with defaults below the settings of the
+caller. `register` makes the data source known to any session, and sends this package to the executors of a cluster.
+
+The defaults, and why:
+
+* Java is checked first, because Spark's own error for a missing or wrong Java names no remedy.
+* ``PYSPARK_PYTHON`` is this interpreter, because another one may lack PyArrow.
+* The time zone is UTC, like the times in journals: hours and dates mean the same wherever a job runs.
+* On one machine, a shuffle has as many partitions as there are cores, and at least two; Spark's default of 200 costs
+  more than the work. The driver binds to 127.0.0.1: no other machine takes part, and the host name need not resolve.
+* A stream without new rows looks again after 100 ms; each look lists directories. Spark's default is 10 ms.
+* Spark logs errors only, and not those that the caller gets as an exception (``log4j2.properties``).
+"""
 
 from __future__ import annotations
 
@@ -16,38 +33,33 @@ from sbus.spark.runtime.shipping import is_local, ship
 
 __all__ = ["get_session", "parse_conf", "register"]
 
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_OPTION = "-Dlog4j2.configurationFile="
-_LOGGING = os.path.join(os.path.dirname(__file__), "log4j2.properties")
+_LOG_CONFIG = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
-_EVERYWHERE = {
+_DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Journals are in UTC; hours and dates mean the same wherever a job runs.
     "spark.sql.session.timeZone": "UTC",
-    # A stream with nothing to do looks for news this often; each look lists directories.
     "spark.sql.streaming.pollingDelay": "100ms",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    _PUSHDOWN: "true",
 }
-_LOCALLY = {
-    # Nobody else is to talk to this session, and the machine's name need not resolve.
+_LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
 
 
 def parse_conf(pairs: Iterable[str]) -> dict[str, str]:
-    """Settings of Spark as given on a command line, ``name=value`` each; of two for one name, the last.
+    """Parse settings of Spark from a command line, each ``name=value``; the last one for a name counts.
 
-    :raises sbus.errors.UsageError: for what is none.
+    :raises sbus.errors.UsageError: if a setting is not of this form.
     """
     conf = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"--conf {pair!r}: say name=value, such as spark.driver.memory=4g")
+            raise UsageError(f"--conf {pair!r}: use name=value, such as spark.driver.memory=4g")
         conf[name.strip()] = value
     return conf
 
@@ -55,14 +67,13 @@ def parse_conf(pairs: Iterable[str]) -> dict[str, str]:
 def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
     """Make a session, or get the one that is there, and `register` the data source with it.
 
-    :param name: what Spark calls the application.
-    :param master: where the work is done: ``local[*]`` is this machine with all cores; for another than a
-        local one this package is sent along.
-    :param conf: settings of Spark, over our defaults; of a session that is there, as far as they can change.
-    :raises sbus.errors.UsageError: if there is no Java that runs Spark; with the remedy.
+    :param name: the name of the application.
+    :param master: where Spark runs; ``local[*]`` is this machine with all its cores.
+    :param conf: settings of Spark, which take precedence over the defaults; for a session that is there, those that can
+        still change.
+    :raises sbus.errors.UsageError: if there is no Java that can run Spark; with the remedy.
     """
     find_java()
-    # Workers under another interpreter than this one would lack pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = dict(conf or {})
     builder = SparkSession.builder.appName(name)
@@ -75,19 +86,19 @@ def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[s
 
 
 def with_defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Settings of Spark, and ours for this master where they say nothing."""
-    ours = dict(_EVERYWHERE)
+    """Return settings of Spark, completed by the defaults for this master."""
+    defaults = dict(_DEFAULTS)
     if is_local(master):
-        ours |= _LOCALLY
-        ours["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
+        defaults |= _LOCAL_DEFAULTS
+        defaults["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
     options = conf.get(_JAVA_OPTIONS, "")
     if _LOG_OPTION not in options:
-        options = f"{_LOG_OPTION}file:{_LOGGING} {options}".strip()
-    return {**ours, **conf, _JAVA_OPTIONS: options}
+        options = f"{_LOG_OPTION}file:{_LOG_CONFIG} {options}".strip()
+    return {**defaults, **conf, _JAVA_OPTIONS: options}
 
 
 def _cores(master: str) -> int:
-    """How many tasks a local master runs at a time."""
+    """Return the number of tasks that a local master runs at a time."""
     number = re.fullmatch(r"local\[(\d+)(?:,.*)?\]", master)
     if number:
         return int(number[1])
@@ -95,13 +106,11 @@ def _cores(master: str) -> int:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the data source ``sbus`` known to a session, and this package to its executors.
+    """Make the data source ``sbus`` known to a session, and send this package to its executors.
 
     :returns: the session.
     """
     if not is_local(str(spark.sparkContext.master)):
         ship(spark.sparkContext)
-    # Spark refuses to read from a source that can filter while this is off, as it is by default.
-    spark.conf.set(_PUSHDOWN, "true")
     spark.dataSource.register(SbusDataSource)
     return spark

@@ -1,6 +1,6 @@
 """Send the installed package to the executors of a cluster, so that it need not be installed there.
 
-They need Python of the same version with pyarrow, and nothing of ours: plain Python files do, as every
+Executors need Python of the same version with pyarrow. Plain Python files of this package are enough, because every
 compiled part has a plain twin.
 """
 
@@ -23,14 +23,14 @@ _shipped: WeakSet[SparkContext] = WeakSet()
 
 
 def is_local(master: str) -> bool:
-    """Whether all work is done in this process and its children, which import what it imports."""
+    """Return whether all work is done in this process and its children, which can import this package."""
     return master == "local" or master.startswith("local[")
 
 
 def ship(context: SparkContext) -> None:
-    """See to it that the executors of this context can import this package; once is enough."""
+    """Send this package to the executors of a context, once."""
     if context not in _shipped:
-        # Executors that join later fetch it again, so it stays as long as this process.
+        # Executors that join later fetch the file, so it is kept until this process ends.
         directory = tempfile.mkdtemp(prefix="sbus-package-")
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
         context.addPyFile(pack(directory))
@@ -38,10 +38,10 @@ def ship(context: SparkContext) -> None:
 
 
 def pack(directory: str) -> str:
-    """Write a zip file of the package's Python modules.
+    """Write the Python modules of this package to a zip file.
 
-    :param directory: where to.
-    :returns: its path.
+    :param directory: the directory for the file.
+    :returns: the path of the file.
     """
     [root] = sbus.__path__
     path = os.path.join(directory, f"sbus-{sbus.__version__}.zip")

@@ -1,1 +1,1 @@
-"""From rows to figures: what a report is computed from."""
+"""From rows to the figures of a report, computed by Spark."""

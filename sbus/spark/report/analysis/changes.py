@@ -1,8 +1,8 @@
-"""What is different from the period before: keys that are new or gone, and rates that went up or down.
+"""Compare a period with the one before: keys that are new or gone, and rates that went up or down.
 
-Rates are per second of *recorded* time, so that a loss does not look like less traffic. A rate counts as changed
-if it differs by `NOTICEABLE` and by more than chance would do with so few messages: counts that come by chance
-vary with their square root, so the square roots are what is compared.
+Rates are per second of *recorded* time, so that a loss does not look like less traffic. A rate counts as changed if it
+differs by the factor `MIN_RATE_RATIO` and by more than chance explains. Random counts vary with their square root, and
+the difference of two square roots has the same spread for all counts, so square roots are compared.
 """
 
 from __future__ import annotations
@@ -10,30 +10,34 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from sbus.spark.report.analysis.cube import DEEPEST, prefix
+from sbus.journal.clock import to_seconds
+from sbus.spark.report.analysis.cube import MAX_DEPTH, prefix
 from sbus.spark.report.analysis.figures import Change, Changes
 from sbus.spark.report.analysis.gaps import recorded
 from sbus.spark.report.analysis.spans import Span, length
 
 __all__ = ["compare"]
 
-NOTICEABLE = 1.25
-_BY_CHANCE = 2.5
-_SECOND = 1_000_000
-_JOURNAL_SETS = 64
-_PREFIXES = 12
+MIN_RATE_RATIO = 1.25
+"""The factor between two rates from which on the change is reported."""
+_MIN_ROOT_DIFFERENCE = 2.5
+"""The difference between the square roots of two counts that chance hardly explains."""
+_MAX_JOURNAL_SETS = 64
+"""Sets of journals for which recorded time is computed exactly; keys of other sets count the whole period."""
+_MAX_PREFIXES = 12
+"""Prefixes whose rates are compared."""
 
 
 def compare(
     keys: DataFrame, periods: tuple[Span, Span], missing: dict[str, list[Span]], depth: int, top: int,
     counts: tuple[int, int],
 ) -> Changes:  # fmt: skip
-    """The changes; at most `top` in each list.
+    """Return the changes; each list has at most `top` of them.
 
-    :param keys: ``key``, ``n``, ``n_before`` and ``journals`` (in which it occurs, sorted, joined by commas).
-    :param periods: the one before, and the one that is reported on.
-    :param missing: for each journal, when it may lack messages.
-    :param counts: how many keys are new, and how many have vanished.
+    :param keys: ``key``, ``n``, ``n_before``, and ``journals``: the journals of the key, sorted and joined by commas.
+    :param periods: the period before, and the period of the report.
+    :param missing: for each journal, the time in which messages may be missing.
+    :param counts: the numbers of new and of vanished keys.
     """
     before, now = _recorded_seconds(keys, periods, missing)
     rated = keys.select(
@@ -48,14 +52,14 @@ def compare(
     both = rated.where("n > 0 AND n_before > 0")
     moved = F.abs(F.sqrt(F.col("rate_before") * F.col("seconds")) - F.sqrt("n"))
     factor = F.greatest(F.try_divide("rate", "rate_before"), F.try_divide("rate_before", "rate"))
-    changed = both.where((moved > _BY_CHANCE) & (factor >= NOTICEABLE)).orderBy(moved.desc(), "key")
+    changed = both.where((moved > _MIN_ROOT_DIFFERENCE) & (factor >= MIN_RATE_RATIO)).orderBy(moved.desc(), "key")
     by_prefix = rated.groupBy(prefix("key", depth).alias("key")).agg(
         F.count("*").alias("keys"), *[F.sum(name).alias(name) for name in ("n", "n_before", "rate", "rate_before")]
     )
     scopes = _scopes(rated).persist()
     try:
         return Changes(
-            _collect(by_prefix.orderBy(F.greatest("n", "n_before").desc(), "key"), _PREFIXES),
+            _collect(by_prefix.orderBy(F.greatest("n", "n_before").desc(), "key"), _MAX_PREFIXES),
             _collect(_only(scopes, "n", "n_before"), top),
             counts[0],
             _collect(_only(scopes, "n_before", "n"), top),
@@ -73,11 +77,11 @@ def _collect(changes: DataFrame, top: int) -> list[Change]:
 
 
 def _scopes(rated: DataFrame) -> DataFrame:
-    """Keys, and the prefixes that they are under, each with what is directly above it."""
+    """Sum the rates of keys and of the prefixes above them; ``above`` is the next shorter prefix."""
     segments = F.size(F.split("key", "/"))
-    depths = F.sequence(F.lit(1), F.least(segments, F.lit(DEEPEST + 1)))
+    depths = F.sequence(F.lit(1), F.least(segments, F.lit(MAX_DEPTH + 1)))
     below = segments > F.col("depth")
-    scope = F.when(below & (F.col("depth") <= DEEPEST), F.expr("concat(substring_index(key, '/', depth), '/')"))
+    scope = F.when(below & (F.col("depth") <= MAX_DEPTH), F.expr("concat(substring_index(key, '/', depth), '/')"))
     above = F.when(F.col("depth") > 1, F.expr("concat(substring_index(key, '/', depth - 1), '/')")).otherwise("")
     each = rated.withColumn("depth", F.explode(depths))
     each = each.withColumn("scope", F.coalesce(scope, "key")).withColumn("above", above)
@@ -88,7 +92,7 @@ def _scopes(rated: DataFrame) -> DataFrame:
 
 
 def _only(scopes: DataFrame, here: str, there: str) -> DataFrame:
-    """What is only here and not there: whole prefixes where nothing under them is, else keys."""
+    """Return what occurs in one period only: a prefix if all keys below it do, or else the keys."""
     spread = scopes.where(F.col(there) > 0).select(F.col("scope").alias("above"))
     known = spread.unionByName(spread.sparkSession.range(1).select(F.lit("").alias("above")))
     only = scopes.where(F.col(there) == 0).join(known, "above", "left_semi")
@@ -99,12 +103,12 @@ def _only(scopes: DataFrame, here: str, there: str) -> DataFrame:
 def _recorded_seconds(
     keys: DataFrame, periods: tuple[Span, Span], missing: dict[str, list[Span]]
 ) -> tuple[Column, Column]:
-    """For each key the seconds, in the period before and in this one, in which a journal that has it was written."""
-    sets = [str(row[0]) for row in keys.select("journals").distinct().limit(_JOURNAL_SETS).collect()]
+    """Return for each key the seconds of the period before and of this one in which its journals were written."""
+    sets = [str(row[0]) for row in keys.select("journals").distinct().limit(_MAX_JOURNAL_SETS).collect()]
     columns = []
     for period in periods:
-        seconds = [max(1e-6, length(recorded(period, s.split(","), missing)) / _SECOND) for s in sets]
+        seconds = [max(1e-6, to_seconds(length(recorded(period, s.split(","), missing)))) for s in sets]
         pairs = [F.lit(v) for pair in zip(sets, seconds, strict=True) for v in pair]
-        whole = (period.end - period.start) / _SECOND
+        whole = to_seconds(period.end - period.start)
         columns.append(F.coalesce(F.create_map(*pairs)[F.col("journals")], F.lit(whole)) if sets else F.lit(whole))
     return columns[0], columns[1]

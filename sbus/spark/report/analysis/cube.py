@@ -1,7 +1,7 @@
-"""From rows to a small table: messages per key and window, from which nearly all of a report is taken.
+"""The cube: messages per journal, key and window, from which nearly all figures of a report are computed.
 
-The rows are read once for it, whatever the report shows; it is as large as there are keys and windows, and
-stays on the executors. What goes to the driver is bounded: windows times labels, or the top of a list.
+Spark reads the rows once for it and keeps it on the executors; its size is at most keys times windows. What goes to the
+driver is bounded: windows times labels, or the top of a list.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sbus.spark.report.analysis.figures import KeyTraffic, Sizes, Traffic
 from sbus.spark.report.analysis.spans import Span
 
 __all__ = [
-    "DEEPEST",
-    "LABELS",
+    "MAX_DEPTH",
+    "MAX_LABELS",
     "Windows",
     "count_keys",
     "find_depth",
@@ -30,26 +30,32 @@ __all__ = [
     "with_shape",
 ]
 
-LABELS = 7
-"""Prefixes that get a colour of their own; more are not told apart."""
-_SHAPE = 60
-DEEPEST = 4
-"""Segments of the longest prefix that is looked at."""
+MAX_LABELS = 7
+"""Prefixes with a colour of their own; all other keys share one."""
+_MAX_SHAPE_COUNTS = 60
+"""Counts in the small picture of a key."""
+MAX_DEPTH = 4
+"""Segments of the longest prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows of a period; the period before has the same ones, as much earlier as the period is long."""
+    """The windows of a period; the period before has the same ones, shifted by its length.
+
+    :ivar width: the length of a window, in µs.
+    """
 
     period: Span
     width: int
 
     @property
     def origin(self) -> int:
+        """The beginning of the first window: a multiple of the width, at or before the start of the period."""
         return self.period.start // self.width * self.width
 
     @property
     def count(self) -> int:
+        """The number of windows."""
         return -(-(self.period.end - self.origin) // self.width)
 
     @property
@@ -59,11 +65,11 @@ class Windows:
 
 
 def count_keys(messages: DataFrame, windows: Windows) -> DataFrame:
-    """Messages per journal, key and window.
+    """Count messages by journal, key and window.
 
     :param messages: ``journal``, ``key``, ``us`` and ``size`` of the messages of both periods.
-    :returns: ``journal``, ``key``, ``now`` (false: of the period before), ``window`` (its number), ``n``, ``bytes``,
-        ``first`` and ``last`` (µs).
+    :returns: ``journal``, ``key``, ``now`` (false for the period before), ``window`` (its number), ``n``, ``bytes``,
+        ``first`` and ``last`` (times in µs).
     """
     span = windows.period.end - windows.period.start
     now = F.col("us") >= windows.period.start
@@ -78,19 +84,21 @@ def count_keys(messages: DataFrame, windows: Windows) -> DataFrame:
 
 
 def prefix(key: str, depth: int) -> Column:
-    """The first segments of a key: with a final ``/`` where it goes on behind them, else the whole key."""
+    """Return the first segments of a key, with a final ``/`` if more follow, or else the whole key."""
     short = F.substring_index(key, "/", depth)
     return F.when(F.length(short) < F.length(key), F.concat(short, F.lit("/"))).otherwise(F.col(key))
 
 
 def find_depth(keys: DataFrame) -> int:
-    """How many segments tell keys apart best: as few as give three prefixes, none with most of the messages.
+    """Choose the number of segments of a prefix: the fewest that tell keys apart well.
+
+    That is at least three prefixes, none of them with more than 60 % of the messages.
 
     :param keys: ``key`` and ``n``.
     """
     each = keys.select(
         "n", F.explode(F.array(*[F.struct(F.lit(d).alias("depth"), prefix("key", d).alias("p"))
-                                 for d in range(1, DEEPEST + 1)])).alias("at")
+                                 for d in range(1, MAX_DEPTH + 1)])).alias("at")
     )  # fmt: skip
     by_prefix = each.groupBy("at.depth", "at.p").agg(F.sum("n").alias("n"))
     by_depth = by_prefix.groupBy("depth").agg(F.count("*").alias("prefixes"), (F.max("n") / F.sum("n")).alias("share"))
@@ -102,13 +110,13 @@ def find_depth(keys: DataFrame) -> int:
 
 
 def label_of(key: str, depth: int, labels: Sequence[str]) -> Column:
-    """The prefix of a key if it is one of the labels, else null."""
+    """Return the prefix of a key if it is one of the labels, or else null."""
     label = prefix(key, depth)
     return F.when(label.isin(list(labels)), label)
 
 
 def find_traffic(cube: DataFrame, windows: Windows, depth: int, labels: Sequence[str], *, has_before: bool) -> Traffic:
-    """Messages and bytes per window and label."""
+    """Sum messages and bytes by window and label."""
     label = F.when(F.col("now"), label_of("key", depth, labels))
     counted = cube.groupBy("now", "window", label.alias("label")).agg(F.sum("n").alias("n"), F.sum("bytes").alias("b"))
     rows = counted.collect()
@@ -138,18 +146,18 @@ def find_traffic(cube: DataFrame, windows: Windows, depth: int, labels: Sequence
 
 
 def find_top(keys: DataFrame, order: str, top: int) -> list[tuple[str, int, int]]:
-    """The keys with most of something: each with its messages and bytes.
+    """Return the keys with the largest values: (key, messages, bytes) each.
 
     :param keys: ``key``, ``n`` and ``bytes`` of the period.
-    :param order: the column that counts.
+    :param order: the column to order by.
     """
     rows = keys.where("n > 0").orderBy(F.col(order).desc(), "key").limit(top).select("key", "n", "bytes").collect()
     return [(row.key, row.n, row.bytes) for row in rows]
 
 
 def with_shape(found: tuple[str, int, int], counts: list[int]) -> KeyTraffic:
-    """A key's traffic, given its messages per window."""
-    bundle = max(1, -(-len(counts) // _SHAPE))
+    """Complete the traffic of a key with its shape, given its messages per window."""
+    bundle = max(1, -(-len(counts) // _MAX_SHAPE_COUNTS))
     shape = [sum(counts[at : at + bundle]) for at in range(0, len(counts), bundle)]
     if shorter := len(counts) % bundle:
         shape[-1] = round(shape[-1] * bundle / shorter)
@@ -157,7 +165,7 @@ def with_shape(found: tuple[str, int, int], counts: list[int]) -> KeyTraffic:
 
 
 def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
-    """For each scope (a key, or a prefix with its final ``/``; and whether it is a prefix) the messages per window."""
+    """Return the messages per window of each scope: (key or prefix with its final ``/``, whether it is a prefix)."""
     counts = {scope: [0] * windows.count for scope in scopes}
     names = list(counts)
     if not names:
@@ -173,7 +181,7 @@ def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]
 def find_sizes(
     messages: DataFrame, depth: int, labels: Sequence[str]
 ) -> tuple[list[Sizes], list[tuple[int, int, int]]]:
-    """Payload sizes: of all messages, then of each label's; and a histogram of all.
+    """Return the payload sizes of all messages and of each label, and a histogram of all.
 
     :param messages: ``key`` and ``size`` of the messages of the period.
     """
@@ -201,7 +209,7 @@ def find_sizes(
 
 
 def _bounds(number: int) -> tuple[int, int]:
-    """The smallest and the largest size in a bin of the histogram."""
+    """Return the smallest and the largest size in a bin of the histogram."""
     if number < 0:
         return 0, 0
     edges = [-int(-(2 ** (n / 2)) // 1) if n % 2 else 2 ** (n // 2) for n in (number, number + 1)]
@@ -209,7 +217,7 @@ def _bounds(number: int) -> tuple[int, int]:
 
 
 def total(keys: DataFrame) -> tuple[tuple[int, int, int], tuple[int, int, int], int, int]:
-    """Messages, bytes and keys of the period and of the one before; and the numbers of new and of vanished keys.
+    """Return (messages, bytes, keys) of both periods, and the numbers of new and of vanished keys.
 
     :param keys: ``n``, ``bytes``, ``n_before``, ``bytes_before``.
     """

@@ -1,7 +1,7 @@
-"""What a report is drawn from: plain figures, bounded in number however much was recorded.
+"""The figures of a report: plain data, bounded in size however much was recorded.
 
-Times are µs since 1970 (UTC), keys are in their text form (`sbus.journal.keytext`), "before" is the span of the
-same length that ends where the period begins.
+Times are in µs since the epoch, keys in their text form (`sbus.journal.keytext`). "Before" is the span of the same
+length that ends where the period begins.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["Change", "Changes", "Gap", "KeyTraffic", "Report", "Silence", "Sizes
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A period's traffic as a whole.
+    """The traffic of a whole period.
 
-    :ivar recorded: µs of it in which at least one journal was being written.
+    :ivar recorded: µs of the period in which at least one journal was written.
     """
 
     messages: int
@@ -30,12 +30,12 @@ class Totals:
 class Traffic:
     """Messages and payload bytes over time, per key prefix.
 
-    :ivar width: µs in a window; the first window begins at or before the period's start.
-    :ivar origin: when the first window begins.
-    :ivar labels: prefixes, the busiest first; a last one of None stands for all other keys.
-    :ivar messages: for each label, the number in each window; `bytes` likewise.
-    :ivar before: messages of all keys in each window of the period before, or None if it has none; `bytes_before`
-        likewise.
+    :ivar width: the length of a window, in µs.
+    :ivar origin: the beginning of the first window, at or before the start of the period.
+    :ivar labels: the prefixes, the busiest first; a last label of None stands for all other keys.
+    :ivar messages: for each label, the messages in each window; `bytes` likewise.
+    :ivar before: the messages of all keys in each window of the period before; None if nothing was recorded then;
+        `bytes_before` likewise.
     """
 
     width: int
@@ -49,7 +49,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class KeyTraffic:
-    """One key's traffic, and how it spread over the period (about 60 counts)."""
+    """The traffic of a key, and its shape over the period in at most 60 counts."""
 
     key: str
     messages: int
@@ -59,7 +59,7 @@ class KeyTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Payload sizes in bytes, of the messages under a label (None: of all)."""
+    """The payload sizes of the messages under a label (None: of all messages), in bytes."""
 
     label: str | None
     messages: int
@@ -72,16 +72,16 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A pause that is far longer than a key's, or a prefix's, usual ones.
+    """A pause that is far longer than the usual pauses of a key or prefix.
 
-    :ivar scope: the key; or a prefix with its final ``/``, of which no key was heard.
-    :ivar is_prefix: which of them it is: a key may end with ``/`` too.
-    :ivar keys: how many keys fell silent together.
-    :ivar end: when it spoke again, or None if it had not at the end.
-    :ivar unrecorded: µs of the pause in which nothing was recorded; they are not held against it.
-    :ivar interval: its usual time between two messages, µs.
-    :ivar longest_before: its longest pause in the period before, µs, or None if it has no such period.
-    :ivar activity: messages in each window of the period.
+    :ivar scope: the key; or a prefix with its final ``/`` under which no key had a message.
+    :ivar is_prefix: whether the scope is a prefix; a key can end with ``/``, too.
+    :ivar keys: the number of keys that fell silent together.
+    :ivar end: the time of the next message; None if there was none in the period.
+    :ivar unrecorded: µs of the pause in which nothing was recorded; they do not count.
+    :ivar interval: the usual time between two messages, in µs.
+    :ivar longest_before: the longest pause in the period before, in µs; None if there is none.
+    :ivar activity: the messages in each window of the period.
     """
 
     journal: str
@@ -99,12 +99,12 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which messages may have been missed: no silence, but a loss.
+    """A time in which messages may be missing.
 
-    :ivar kind: ``start``, ``reconnect`` or ``full`` as in the journal; ``stop`` if it has not ended; ``end`` if there
-        is no row any more, for no reason that is known.
-    :ivar ended: for ``start``, how the recording had ended before: ``stop``, ``crash``, or ``new`` if there was none.
-    :ivar reason: what the recorder says about it, if anything.
+    :ivar kind: ``start``, ``reconnect`` or ``full`` as in the journal; ``stop`` if the recorder is stopped; ``end`` if
+        no row follows and the reason is unknown.
+    :ivar ended: for ``start``, how the recording before it ended: ``stop``, ``crash``, or ``new`` if there was none.
+    :ivar reason: the reason that the recorder gives; empty if there is none.
     """
 
     journal: str
@@ -116,13 +116,16 @@ class Gap:
 
     @property
     def is_loss(self) -> bool:
-        """Whether something was interrupted: not if recording only began."""
+        """Whether the recording was interrupted, and did not only begin."""
         return not (self.kind == "start" and self.ended == "new")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Messages of a key or prefix (of so many keys), and the rates, per second of recorded time, now and before."""
+    """The messages of a key or prefix in both periods, and their rates per second of recorded time.
+
+    :ivar keys: the number of keys under the prefix; 1 for a key.
+    """
 
     scope: str
     keys: int
@@ -134,7 +137,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is different from the period before; each list is bounded, each count is of all."""
+    """The changes against the period before; lists are bounded, counts are complete."""
 
     prefixes: list[Change]
     new: list[Change]
@@ -147,12 +150,14 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a report shows.
+    """The figures of a report.
 
-    :ivar pattern: what was looked at, in text form; empty for everything.
-    :ivar before: the period before, or None if nothing was recorded then.
-    :ivar gaps: of both periods, in order; at most `measure.MOST_GAPS`.
-    :ivar histogram: (lower bound, upper bound, number of messages) of payload sizes.
+    :ivar pattern: the pattern of the messages that count, in text form; empty for all.
+    :ivar depth: the number of segments of a prefix.
+    :ivar before: the totals of the period before; None if nothing was recorded then.
+    :ivar gaps: the gaps of both periods, in order; at most `analysis.gaps.MAX_GAPS`.
+    :ivar histogram: (lower bound, upper bound, number of messages) of payload sizes, in bytes.
+    :ivar journals: for each journal, the time from its first row to its last.
     """
 
     period: Span

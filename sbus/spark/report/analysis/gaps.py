@@ -1,4 +1,4 @@
-"""Where the recording has gaps: silence can only be told from loss by who knows when nobody listened."""
+"""Find the gaps of a recording, so that a loss of messages is not reported as silence."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pyspark.sql import functions as F
 from sbus.spark.report.analysis.figures import Gap
 from sbus.spark.report.analysis.spans import Span, merged, without
 
-__all__ = ["MOST_GAPS", "Journal", "find_gaps", "find_journals", "lost", "recorded"]
+__all__ = ["MAX_GAPS", "Journal", "find_gaps", "find_journals", "lost", "recorded"]
 
-MOST_GAPS = 2000
-"""How many gaps are looked at; should there be more, the newest."""
+MAX_GAPS = 2000
+"""Gaps that a report takes into account; of more, the newest."""
 
 
 class Journal(NamedTuple):
-    """What is there of a journal: the time from its first row to its last, and what these two are."""
+    """The time from the first row of a journal to its last, the number of the first, and the kind of the last."""
 
     extent: Span
     first_seq: int
@@ -27,7 +27,7 @@ class Journal(NamedTuple):
 
 
 def find_journals(rows: DataFrame) -> dict[str, Journal]:
-    """Each journal that has rows, by its ID."""
+    """Return each journal that has rows, by its ID."""
     found = rows.groupBy("journal").agg(
         F.min("us").alias("first"), F.max("us").alias("last"), F.min("seq").alias("seq"), F.max_by("kind", "seq")
     )
@@ -35,15 +35,15 @@ def find_journals(rows: DataFrame) -> dict[str, Journal]:
 
 
 def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: int) -> list[Gap]:
-    """The gaps within a time, the oldest first.
+    """Return the gaps within a time, the oldest first.
 
-    A gap lasts from the row before it to the row that tells of it.
+    A gap lasts from the row before it to the row that reports it.
 
-    :param rows: all rows of that time and of no other: ``journal``, ``seq``, ``us``, ``kind``, ``payload``.
-    :param tail: µs without any row at the end from which on the journal counts as not being written.
+    :param rows: all rows of that time and no others: ``journal``, ``seq``, ``us``, ``kind``, ``payload``.
+    :param tail: µs without a row, at the end, from which on a journal counts as not written.
     """
     marks = rows.where("kind <> 'message'").select("journal", "seq", "us", "kind", F.col("payload").cast("string"))
-    newest = marks.orderBy(F.col("us").desc()).limit(MOST_GAPS).toDF("journal", "seq", "us", "kind", "details")
+    newest = marks.orderBy(F.col("us").desc()).limit(MAX_GAPS).toDF("journal", "seq", "us", "kind", "details")
     found = sorted(newest.collect(), key=lambda row: (row.us, row.seq))
     above = rows.where(F.col("seq").isin([row.seq - 1 for row in found])).select("journal", "seq", "us")
     before = {(journal, seq + 1): us for journal, seq, us in above.collect()} if found else {}
@@ -51,7 +51,7 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
     for row in found:
         details = _details(row.details)
         if row.kind == "stop":
-            continue  # the next start ends what it opens
+            continue  # the gap ends with the next start
         ended = str(details.get("ended", ""))
         begin = whole.start if ended == "new" else before.get((row.journal, row.seq), whole.start)
         gaps.append(Gap(row.journal, begin, row.us, row.kind, ended, str(details.get("reason", ""))))
@@ -74,7 +74,7 @@ def _details(payload: str | None) -> dict[str, object]:
 
 
 def lost(gaps: Iterable[Gap]) -> dict[str, list[Span]]:
-    """For each journal the time in which it may lack messages."""
+    """Return for each journal the time in which messages may be missing."""
     spans: dict[str, list[Span]] = {}
     for gap in gaps:
         spans.setdefault(gap.journal, []).append(Span(gap.start, gap.end))
@@ -82,5 +82,5 @@ def lost(gaps: Iterable[Gap]) -> dict[str, list[Span]]:
 
 
 def recorded(whole: Span, journals: Iterable[str], missing: dict[str, list[Span]]) -> list[Span]:
-    """The time in which at least one of the journals was being written."""
+    """Return the time in which at least one of the journals was written."""
     return merged(span for journal in journals for span in without(whole, missing.get(journal, [])))

@@ -1,4 +1,4 @@
-"""From rows to the figures of a report: the one place that knows which aggregates are needed."""
+"""Compute the figures of a report from rows: the order of the aggregates, and what is cached for them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from sbus.errors import UsageError
+from sbus.journal.clock import format_utc, from_datetime, from_seconds
 from sbus.spark.report.analysis import cube as cubes
 from sbus.spark.report.analysis.changes import compare
 from sbus.spark.report.analysis.figures import Report, Totals
 from sbus.spark.report.analysis.gaps import find_gaps, find_journals, lost, recorded
 from sbus.spark.report.analysis.silences import find_silences
 from sbus.spark.report.analysis.spans import Span, length, nice_width
-from sbus.spark.report.page.format import moment
 
 __all__ = ["measure"]
 
-_WINDOWS = 300
-_EARLIEST = -62_135_596_800_000_000
-"""When the year 1 begins, µs: Python knows no earlier time."""
+_MAX_WINDOWS = 300
+"""Windows of a period."""
+_MIN_TIME = -62_135_596_800_000_000
+"""The beginning of the year 1, in µs since the epoch: the earliest time of a `datetime`."""
 
 
 def measure(
@@ -38,26 +39,25 @@ def measure(
     top: int = 12,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
-    """The figures of a period's traffic, compared with the period of the same length before it.
+    """Compute the traffic of a period, compared with the period of the same length before it.
 
-    All work is done by Spark; what comes back is bounded by the windows (at most 300), `top`, and a handful of
-    prefixes.
+    Spark does the work; what reaches this process is bounded by the number of windows (at most 300), by `top`, and by a
+    few prefixes.
 
-    :param rows: ``journal``, ``seq``, ``time``, ``kind``, ``key`` (text) and ``payload``, as the lake and the data
-        source have them.
-    :param start: when the period begins; else `last` before its end, or with the first row.
-    :param end: when it ends (not included); else just after the last row.
-    :param last: how long the period is if it is not said when it begins.
-    :param wanted: a condition on ``key``, for the messages that count; gaps always do.
-    :param pattern: the same for people to read, as the report's heading says it.
-    :param depth: segments of a key that make a prefix; else as many as tell them apart well.
-    :param top: the longest that a list may be.
-    :param progress: is told what is being computed.
-    :raises sbus.errors.UsageError: if there are no rows in the period.
+    :param rows: rows with the columns of a journal, keys as text.
+    :param start: the start of the period; None: `last` before its end, or the first row if that is later.
+    :param end: the end of the period (not included); None: just after the last row.
+    :param last: the length of the period if `start` is None.
+    :param wanted: the condition on ``key`` for the messages that count; gaps always count.
+    :param pattern: the same condition as a pattern, for the heading of the report.
+    :param depth: the number of segments that make a prefix; None: chosen by the keys.
+    :param top: the largest length of a list.
+    :param progress: called with the name of each step.
+    :raises sbus.errors.UsageError: if there are no rows in the period, or the period is not valid.
     """
     progress("period")
     period = _period(rows, start, end, last)
-    windows = cubes.Windows(period, nice_width(period.end - period.start, _WINDOWS))
+    windows = cubes.Windows(period, nice_width(period.end - period.start, _MAX_WINDOWS))
     whole = windows.both
     us = F.unix_micros("time")
     within = rows.where(
@@ -73,10 +73,10 @@ def measure(
     journals = find_journals(within)
     extents = {journal: found.extent for journal, found in journals.items()}
     if not any(extent.end >= period.start for extent in extents.values()):
-        # A page would say that all is calm.
+        # The page would report that nothing stands out.
         raise UsageError(
-            f"there are no rows between {moment(period.start)} and {moment(period.end)} UTC: name another period, or "
-            "archive first what was recorded in it"
+            f"there are no rows between {format_utc(period.start, 'seconds')} and {format_utc(period.end, 'seconds')}: "
+            "name another period, or archive the one that was recorded first"
         )
     gaps = find_gaps(within, journals, whole, 2 * windows.width)
     missing = lost(gaps)
@@ -93,7 +93,7 @@ def measure(
         if depth is None:
             depth = cubes.find_depth(keys.where("n > 0"))
         by_prefix = keys.where("n > 0").groupBy(cubes.prefix("key", depth).alias("p")).agg(F.sum("n").alias("n"))
-        labels = [row.p for row in by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.LABELS).collect()]
+        labels = [row.p for row in by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.MAX_LABELS).collect()]
         traffic = cubes.find_traffic(cube, windows, depth, labels, has_before=has_before)
         progress("top keys")
         top_messages = cubes.find_top(keys, "n", top)
@@ -131,20 +131,24 @@ def measure(
 
 
 def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most: timedelta) -> Span:
-    """The period that is meant, in µs."""
+    """Return the period of the report, in µs."""
     first: int | None = _micros(start)
     last: int | None = _micros(end)
     if first is None or last is None:
         row = rows.agg(F.min(F.unix_micros("time")), F.max(F.unix_micros("time"))).collect()[0]
         if row[0] is None:
-            raise UsageError("there are no rows to report on: has anything been recorded, and archived?")
+            raise UsageError(
+                "there are no rows to report on: record, and archive, first; or read another lake or journal"
+            )
         if last is None:
             last = row[1] + 1
         if first is None:
-            first = max(row[0], last - round(most.total_seconds() * 1_000_000))
+            first = max(row[0], last - from_seconds(most.total_seconds()))
     if last <= first:
-        raise UsageError("the period ends before it begins: nothing was recorded in it, or its two ends are swapped")
-    if 2 * first - last < _EARLIEST:
+        raise UsageError(
+            "the period ends before it begins: nothing was recorded in it, or its two ends are swapped; check both"
+        )
+    if 2 * first - last < _MIN_TIME:
         raise UsageError(
             "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
         )
@@ -155,12 +159,12 @@ def _micros(time: datetime | None) -> int | None:
     if time is None:
         return None
     if time.tzinfo is None:
-        raise UsageError(f"{time} could mean many times: say its time zone, as in {time.isoformat()}Z")
-    return round(time.timestamp() * 1_000_000)
+        raise UsageError(f"{time} has no time zone: add one, as in {time.isoformat()}Z")
+    return from_datetime(time)
 
 
 def _by_key(cube: DataFrame) -> DataFrame:
-    """Of each key: what it sent in the period and before it, and the journals that have it."""
+    """Sum the messages and bytes of each key in both periods, and collect the journals that have it."""
     now = F.col("now")
     sums = [
         F.sum(F.when(now if later else ~now, F.col(name)).otherwise(0)).alias(name if later else f"{name}_before")

@@ -1,13 +1,15 @@
-"""Keys and prefixes that fell silent against their usual rhythm.
+"""Find keys and prefixes that fell silent against their usual rhythm.
 
-A pause longer than a window lies between two windows in which the key was heard, so the table of
-`sbus.spark.report.analysis.cube` holds every such pause exactly; shorter ones are not looked for. A pause counts as a
-silence if, without the time in which nothing was recorded, it is
+A pause longer than a window lies between two windows with messages of the key, so the cube
+(`sbus.spark.report.analysis.cube`) has every such pause exactly; shorter pauses are not searched. A pause counts as a
+silence if, without the time in which nothing was recorded, it is longer than each of these:
 
-* many times (`FACTOR`) as long as nine in ten of the key's pauses, and
-* as much longer than those around it: what speaks less at night has longer pauses then;
-* many times (`RARE`) as long as its third longest: what comes in bursts pauses often; and
-* clearly longer (`BEYOND`) than its longest in the period before: what rests every night is not silent.
+* `MIN_PAUSE_RATIO` times the 90th percentile of the pauses of the key;
+* `MIN_PAUSE_RATIO` times the mean of the pauses around it, because a key with less traffic at night has longer pauses
+  then;
+* `MIN_RATIO_TO_THIRD` times its third longest pause, because a key that comes in bursts pauses often; and
+* `MIN_RATIO_TO_BEFORE` times its longest pause in the period before, because a key that rests every night is not
+  silent.
 """
 
 from __future__ import annotations
@@ -18,46 +20,47 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from sbus.spark.report.analysis.cube import DEEPEST, Windows
+from sbus.spark.report.analysis.cube import MAX_DEPTH, Windows
 from sbus.spark.report.analysis.figures import Silence
 from sbus.spark.report.analysis.spans import Span
 
 __all__ = ["find_silences"]
 
-FACTOR = 5
-BEYOND = 1.5
-RARE = 3
-_ENOUGH = 10
-"""Pauses that make a rhythm."""
-_CANDIDATES = 500
-_KNOWN = 4
-"""Times that a pause may be longer than all that is known of a key: one that came once, and left, had no rhythm."""
-_AROUND = 8
-"""Pauses on either side that one is compared with."""
+MIN_PAUSE_RATIO = 5
+MIN_RATIO_TO_BEFORE = 1.5
+MIN_RATIO_TO_THIRD = 3
+_MIN_SAMPLES = 10
+"""Pauses and intervals that a rhythm needs."""
+_MAX_CANDIDATES = 500
+"""Pauses that are brought to the driver, the longest first."""
+_MAX_RATIO_TO_KNOWN = 4
+"""The largest ratio of a pause to the whole known time of a key: a key that came once and left has no rhythm."""
+_NEIGHBOURS = 8
+"""Pauses on either side that a pause is compared with."""
 
 
 def find_silences(
     cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int], top: int
 ) -> tuple[list[Silence], int]:
-    """The silences of the period, those that last first, then the longest; and how many there are.
+    """Return the silences of the period, those that are not over first, then the longest; and their number.
 
-    Their activity is left out. Keys that fell silent together are told as their prefix, if nothing else under it was
-    heard.
+    Their activity is not filled in. Keys that fell silent together are reported as their prefix, if no other key under
+    it had messages.
 
-    :param lost: for each journal, when messages may be missing from it.
-    :param heard: for each journal, until when it says anything (µs).
+    :param lost: for each journal, the time in which messages may be missing.
+    :param heard: for each journal, the end of its rows in the period (µs).
     """
     rows = _candidates(_pauses(cube, windows, lost, heard), windows).collect()
-    found = _together([_silence(row, windows) for row in rows])
+    found = _merge_prefixes([_silence(row, windows) for row in rows])
     found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
     return found[:top], len(found)
 
 
 def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int]) -> DataFrame:
-    """Every pause between windows, and the last one, that has not ended."""
+    """Return every pause between windows, and the last one, which has not ended."""
     segments = F.size(F.split("key", "/"))
     prefixes = [F.when(segments > d, _scope(F.concat(F.substring_index("key", "/", d), F.lit("/")), is_prefix=True))
-                for d in range(1, DEEPEST + 1)]  # fmt: skip
+                for d in range(1, MAX_DEPTH + 1)]  # fmt: skip
     scopes = F.explode(F.array_compact(F.array(*prefixes, _scope(F.col("key"), is_prefix=False)))).alias("scope")
     each = cube.select("journal", scopes, "now", "window", "n", "first", "last")
     spoken = each.groupBy("journal", "scope", "now", "window").agg(
@@ -87,7 +90,7 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
             ),
         ),
     ).otherwise(0)
-    around = order.rowsBetween(-_AROUND, _AROUND)
+    around = order.rowsBetween(-_NEIGHBOURS, _NEIGHBOURS)
     ended = F.when(F.col("end").isNotNull(), F.col("net")).otherwise(0)
     return (
         pauses.withColumn("unrecorded", unrecorded)
@@ -97,15 +100,15 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
 
 
 def _scope(text: Column, *, is_prefix: bool) -> Column:
-    """A key or a prefix; a key that ends with ``/`` is not the prefix that looks the same."""
+    """Return a key or a prefix as a struct; a key that ends with ``/`` differs from the prefix of the same text."""
     return F.struct(text.alias("text"), F.lit(is_prefix).alias("is_prefix"))
 
 
 def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
-    """The pauses that are silences, at most so many."""
+    """Return the pauses that are silences, at most `_MAX_CANDIDATES`."""
     ended = F.col("end").isNotNull()
     earlier = ended & (F.col("end") < windows.period.start)
-    # A key that says much in each window is known by its mean interval there, the pauses between the windows apart.
+    # A busy key is known by its mean interval in each window, and by the pauses between windows.
     inner = F.struct(F.col("inner").alias("value"), F.lit(False).alias("is_pause"))
     pause = F.struct(F.when(ended, F.col("net").cast("double")).alias("value"), F.lit(True).alias("is_pause"))
     samples = pauses.select(
@@ -122,19 +125,19 @@ def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
         (F.max(F.coalesce("end", "start")) - F.min("start")).alias("known"),
     )
     usual = F.greatest(
-        F.col("usual")[1] * FACTOR,
-        F.col("around") * FACTOR,
-        F.col("third") * RARE,
-        F.col("longest_before") * BEYOND,
+        F.col("usual")[1] * MIN_PAUSE_RATIO,
+        F.col("around") * MIN_PAUSE_RATIO,
+        F.col("third") * MIN_RATIO_TO_THIRD,
+        F.col("longest_before") * MIN_RATIO_TO_BEFORE,
     )
     return (
         pauses.where((F.col("net") >= windows.width) & (F.col("until") > windows.period.start))
-        .join(rhythm.where(F.col("samples") >= _ENOUGH), ["journal", "scope"])
-        .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _KNOWN))
-        # Who was not heard in the period at all has vanished: that is told elsewhere.
+        .join(rhythm.where(F.col("samples") >= _MIN_SAMPLES), ["journal", "scope"])
+        .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _MAX_RATIO_TO_KNOWN))
+        # A key without messages in the period has vanished, which the changes report.
         .where(ended | (F.col("start") >= windows.period.start))
         .orderBy(ended, F.col("net").desc(), F.length("scope.text"), "scope")
-        .limit(_CANDIDATES)
+        .limit(_MAX_CANDIDATES)
     )
 
 
@@ -154,8 +157,8 @@ def _silence(row: object, windows: Windows) -> Silence:
     )
 
 
-def _together(silences: list[Silence]) -> list[Silence]:
-    """Leave out keys of which a prefix tells, and prefixes of which a single key tells."""
+def _merge_prefixes(silences: list[Silence]) -> list[Silence]:
+    """Leave out keys whose prefix is reported, and prefixes with a single key."""
     found: list[Silence] = []
     taken: set[int] = set()
     by_depth = sorted(range(len(silences)), key=lambda i: (silences[i].scope.count("/"), -silences[i].length))
@@ -184,6 +187,6 @@ def _together(silences: list[Silence]) -> list[Silence]:
 
 
 def _same(prefix: Silence, key: Silence) -> bool:
-    """Whether a key's silence is that of its prefix: it holds all of it, and little else."""
+    """Return whether the silence of a key is that of its prefix: it covers all of it, and little else."""
     end = prefix.end is None if key.end is None else prefix.end is not None and key.end >= prefix.end
     return end and key.start <= prefix.start and key.length <= 2 * prefix.length

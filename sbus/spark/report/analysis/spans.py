@@ -1,17 +1,18 @@
-"""Spans of time, in µs since 1970: what a period of a recording has lost, and what is left of it."""
+"""Arithmetic on spans of time, in µs since the epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sbus.journal.clock import HOUR, MINUTE, SECOND
+
 __all__ = ["Span", "length", "merged", "nice_width", "overlap", "without"]
 
-_SECOND = 1_000_000
 _WIDTHS = [
-    *(int(_SECOND * s) for s in (0.5, 1, 2, 5, 10, 15, 30)),
-    *(60 * _SECOND * m for m in (1, 2, 5, 10, 15, 30)),
-    *(3600 * _SECOND * h for h in (1, 2, 3, 6, 12, 24, 48, 24 * 7, 24 * 14, 24 * 28)),
+    *(int(SECOND * s) for s in (0.5, 1, 2, 5, 10, 15, 30)),
+    *(MINUTE * m for m in (1, 2, 5, 10, 15, 30)),
+    *(HOUR * h for h in (1, 2, 3, 6, 12, 24, 48, 24 * 7, 24 * 14, 24 * 28)),
 ]
 
 
@@ -23,7 +24,7 @@ class Span(NamedTuple):
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same time as spans in order that neither touch nor overlap; empty ones are left out."""
+    """Return the same time as ordered spans that do not touch or overlap; empty spans are left out."""
     found: list[Span] = []
     for span in sorted(s for s in spans if s.end > s.start):
         if found and span.start <= found[-1].end:
@@ -34,7 +35,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(whole: Span, lost: Iterable[Span]) -> list[Span]:
-    """What is left of a span when others are taken out of it."""
+    """Return a span without the time that others cover."""
     left = []
     at = whole.start
     for span in merged(lost):
@@ -46,16 +47,16 @@ def without(whole: Span, lost: Iterable[Span]) -> list[Span]:
 
 
 def overlap(whole: Span, spans: Iterable[Span]) -> int:
-    """How many µs of a span the others cover, together."""
+    """Return the µs of a span that others cover together."""
     return sum(max(0, min(whole.end, s.end) - max(whole.start, s.start)) for s in merged(spans))
 
 
 def length(spans: Iterable[Span]) -> int:
-    """How many µs the spans cover, together."""
+    """Return the µs that spans cover together."""
     return sum(s.end - s.start for s in merged(spans))
 
 
-def nice_width(span: int, most: int = 300) -> int:
-    """The shortest width of a window that clocks have a name for, so that at most so many windows cover the span."""
-    # One more may be needed, as windows begin at round times.
-    return next((w for w in _WIDTHS if span <= w * (most - 1)), -(-span // (most - 1)))
+def nice_width(span: int, max_windows: int = 300) -> int:
+    """Return the shortest round width of a window, in µs, with which at most `max_windows` cover a span."""
+    # Windows begin at round times, so there can be one more than the span has widths.
+    return next((w for w in _WIDTHS if span <= w * (max_windows - 1)), -(-span // (max_windows - 1)))

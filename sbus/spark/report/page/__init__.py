@@ -1,1 +1,1 @@
-"""From figures to one HTML page."""
+"""From the figures of a report to one HTML page."""

@@ -1,31 +1,44 @@
-"""Figures as people read them: numbers, rates, sizes, spans of time and moments."""
+"""Write figures for people: numbers, rates, sizes, durations, moments and keys."""
 
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
-__all__ = ["amount", "change", "duration", "moment", "moment_near", "number", "rate", "ticks", "time_ticks"]
+from sbus.journal.clock import DAY, MINUTE, SECOND, to_datetime
+from sbus.journal.keytext import printable
 
-_SECOND = 1_000_000
-_DAY = 86_400 * _SECOND
-_TIME_STEPS = [
-    *(int(s * _SECOND) for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30)),
-    *(m * 60 * _SECOND for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)),
-    *(d * _DAY for d in (2, 7, 14, 28, 56, 182, 364)),
+__all__ = [
+    "amount",
+    "axis_values",
+    "change",
+    "duration",
+    "moment",
+    "moment_near",
+    "number",
+    "printable_key",
+    "rate",
+    "time_ticks",
 ]
+
+_TIME_STEPS = [
+    *(int(s * SECOND) for s in (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30)),
+    *(m * MINUTE for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)),
+    *(d * DAY for d in (2, 7, 14, 28, 56, 182, 364)),
+]
+"""Distances of labels on an axis of time, in µs."""
 _SPACE = "\N{NARROW NO-BREAK SPACE}"
 
 
 def number(value: float) -> str:
-    """Exact and grouped below a million, in three digits above: 12 345, 1.23 M."""
+    """Write a number: exact and grouped below a million, with three digits above: 12 345, 1.23 M."""
     if value < 1_000_000:
         return f"{round(value):,}".replace(",", _SPACE)
     return _scaled(value, (("", 1), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12)))
 
 
 def amount(size: float) -> str:
-    """Bytes."""
+    """Write a number of bytes."""
     return _scaled(size, (("B", 1), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
 
 
@@ -39,7 +52,7 @@ def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Messages per second, minute, hour or day: whichever gives a number that one can imagine."""
+    """Write a rate per second, minute, hour or day: the first of them that gives at least 1."""
     for unit, seconds in (("s", 1), ("min", 60), ("h", 3600)):
         if per_second * seconds >= 1 or not per_second:
             return f"{_scaled(per_second * seconds, (('', 1), ('k', 1e3), ('M', 1e6)))}/{unit}"
@@ -47,7 +60,7 @@ def rate(per_second: float) -> str:
 
 
 def change(now: float, before: float) -> str:
-    """How much more or less, as a percentage or, if it is a lot, a factor."""
+    """Write a change as a percentage, or as a factor from three on."""
     if not before:
         return "new" if now else "none"
     factor = now / before
@@ -61,16 +74,16 @@ def change(now: float, before: float) -> str:
 
 
 def duration(micros: float) -> str:
-    """A span of time in its two largest units."""
+    """Write a duration, given in µs, with its two largest units."""
     if micros < 1000:
         return f"{micros:.3g}{_SPACE}µs"
-    if micros < _SECOND:
+    if micros < SECOND:
         return f"{micros / 1000:.3g}{_SPACE}ms"
-    if micros < 10 * _SECOND:
-        return f"{micros / _SECOND:.1f}".removesuffix(".0") + f"{_SPACE}s"
-    if micros == _DAY:
+    if micros < 10 * SECOND:
+        return f"{micros / SECOND:.1f}".removesuffix(".0") + f"{_SPACE}s"
+    if micros == DAY:
         return f"24{_SPACE}h"
-    left = round(micros / _SECOND)
+    left = round(micros / SECOND)
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
     parts = []
     for unit, seconds in units:
@@ -82,29 +95,36 @@ def duration(micros: float) -> str:
     return " ".join(parts)
 
 
-def _at(micros: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+def printable_key(key: str, limit: int = 160) -> str:
+    r"""Return a key as text without surprises: a character that is not printable as ``\xNN``.
+
+    :param key: in text form.
+    :param limit: characters; the middle of a longer key is left out.
+    """
+    if len(key) > limit:
+        key = f"{key[: limit // 2]}…{key[-(limit // 2) :]}"
+    return printable(key)
 
 
 def moment(micros: int) -> str:
-    """Date and time, UTC."""
-    at = _at(micros)
+    """Write a moment, given in µs since the epoch, as date and time in UTC."""
+    at = to_datetime(micros)
     return f"{at:%a} {at.day} {at:%b %Y}, {_clock(at, micros)}"
 
 
 def moment_near(micros: int, near: int) -> str:
-    """The time, UTC; with the day if it is another one than `near` is on."""
-    at, other = _at(micros), _at(near)
+    """Write the time of a moment in UTC, with the day unless it is the day of `near`."""
+    at, other = to_datetime(micros), to_datetime(near)
     day = "" if at.date() == other.date() else f"{at.day} {at:%b} "
     return day + _clock(at, micros)
 
 
 def _clock(at: datetime, micros: int) -> str:
-    return f"{at:%H:%M}" if micros % (60 * _SECOND) == 0 else f"{at:%H:%M:%S}"
+    return f"{at:%H:%M}" if micros % (MINUTE) == 0 else f"{at:%H:%M:%S}"
 
 
-def ticks(largest: float, most: int = 4) -> list[float]:
-    """Round values from 0 upwards for an axis; the last one is not below the largest value."""
+def axis_values(largest: float, most: int = 4) -> list[float]:
+    """Return round values from 0 upwards for an axis; the last is at least the largest value."""
     if largest <= 0:
         return [0, 1]
     step = 10.0**-12
@@ -117,17 +137,17 @@ def ticks(largest: float, most: int = 4) -> list[float]:
 
 
 def time_ticks(start: int, end: int, most: int = 9) -> list[tuple[int, str, bool]]:
-    """Round times within a span: when (µs), what to write there, and whether it begins a day."""
+    """Return round times within a span: (time in µs, label, whether a day begins)."""
     step = next((s for s in _TIME_STEPS if (end - start) / s <= most), _TIME_STEPS[-1])
     found = []
     for at in range(-(-start // step) * step, end, step):
-        time = _at(at)
-        is_day = at % _DAY == 0
+        time = to_datetime(at)
+        is_day = at % DAY == 0
         if is_day:
-            label = f"{time:%a} {time.day} {time:%b}" if step < 364 * _DAY else f"{time.day} {time:%b %Y}"
-        elif step % (60 * _SECOND) == 0:
+            label = f"{time:%a} {time.day} {time:%b}" if step < 364 * DAY else f"{time.day} {time:%b %Y}"
+        elif step % (MINUTE) == 0:
             label = f"{time:%H:%M}"
         else:
-            label = f"{time:%H:%M:%S}" + (f".{time.microsecond // 100_000}" if step < _SECOND else "")
+            label = f"{time:%H:%M:%S}" + (f".{time.microsecond // 100_000}" if step < SECOND else "")
         found.append((at, label, is_day))
     return found

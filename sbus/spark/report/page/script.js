@@ -1,5 +1,5 @@
 "use strict";
-// What stands under the pointer, told beside it; the arrow keys move it too. The page does without.
+// Show the values of the window under the pointer; the arrow keys move the window. The page works without it.
 for (const chart of document.querySelectorAll(".chart[data-of]")) {
   const data = JSON.parse(document.getElementById(chart.dataset.of).textContent);
   const cursor = document.createElement("div"), tip = document.createElement("div");

@@ -1,4 +1,4 @@
-"""The lake's commit step: whatever it is interrupted at and however it goes on, each batch is there exactly once."""
+"""The commit of the lake: wherever it is interrupted, each batch is in the lake exactly once in the end."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from sbus.spark.jobs.lake import Lake
 HOURS = [f"date=2026-01-{day:02}/hour={hour:02}" for day in (30, 31) for hour in (0, 23)]
 
 Batch = dict[str, str]
-"""The content of a batch: what there is of each hour."""
+"""The content of a batch, by hour."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """A killed process loses nothing that it has written, synced or not; so that time can be saved."""
+    """Do not sync: a killed process loses no written data, so the tests need not wait for the disk."""
     with mock.patch.object(os, "fsync", return_value=None):
         yield
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
+    """Stands for SIGKILL: no code of the package catches it."""
 
 
 @contextmanager
 def killed_after(operations: int) -> Iterator[list[int]]:
-    """Let so many file operations succeed and none after that; yields a list with how many were left in the end."""
+    """Let a number of file operations succeed and none after that; yield a list with the number that is left."""
     left = [operations]
 
     def counting(operation):
@@ -80,7 +80,7 @@ def put(lake: Lake, number: int, batch: Batch) -> None:
 
 
 def content(lake: Lake) -> dict[str, str]:
-    """What readers of the lake see."""
+    """The content of the lake as readers see it."""
     return {
         str(path.relative_to(lake.directory)): path.read_text()
         for path in lake.directory.rglob("*")
@@ -107,7 +107,7 @@ batches = st.lists(
 )
 @settings(max_examples=40)
 def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, back):
-    """Batches are killed at any file operation, some of them again and again. Then what Spark knew of the last ones is
+    """Batches are killed at any file operation, some of them repeatedly. Then what Spark knew of the last ones is
     lost, so that other rows get their numbers: in the end, the lake has what was committed last, and nothing else.
     """
     directory = tempfile.mkdtemp()
@@ -115,9 +115,9 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
     kept = first[: len(first) - min(back, len(first))]
     for (number, batch), operations in zip([*enumerate(first), *enumerate(second, len(kept))], kills, strict=False):
         for count in operations:
-            with lake.writing(), suppress(Killed), killed_after(count):
+            with lake.locked(), suppress(Killed), killed_after(count):
                 put(lake, number, batch)
-        with lake.writing():
+        with lake.locked():
             put(lake, number, batch)
     assert content(lake) == expected(kept + second)
     assert not list((lake.directory / "_sbus/staging").iterdir())
@@ -125,12 +125,12 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
 
 
 def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
-    """A batch that replaces one with other hours is killed before each of its file operations in turn."""
+    """A batch that replaces one with other hours survives a kill before each of its file operations."""
     old: Batch = {HOURS[0]: "old", HOURS[1]: "old"}
     new: Batch = {HOURS[1]: "new", HOURS[2]: "new"}
     for operations in range(100):
         lake = Lake(tmp_path / str(operations))
-        with lake.writing():
+        with lake.locked():
             put(lake, 0, {HOURS[0]: "before"})
             put(lake, 1, old)
             with killed_after(operations) as left, suppress(Killed):
@@ -144,9 +144,9 @@ def test_every_operation_of_a_commit_may_be_the_last(tmp_path):
 
 
 def test_lists_of_files_do_not_pile_up(tmp_path):
-    """What is remembered of old batches is removed, and the batches stay."""
+    """The manifests of old batches are removed, and their files stay."""
     lake = Lake(tmp_path / "lake")
-    with lake.writing():
+    with lake.locked():
         for number in range(103):
             put(lake, number, {HOURS[0]: str(number)})
     assert len(list((lake.directory / "_sbus/batches").iterdir())) == 100
@@ -154,33 +154,33 @@ def test_lists_of_files_do_not_pile_up(tmp_path):
 
 
 def test_two_jobs_cannot_write_one_lake(tmp_path):
-    """The second is told; when the first has ended, another may."""
+    """A second job is refused; after the first has ended, another one can write."""
     lake = Lake(tmp_path / "lake")
     with (
-        lake.writing(),
-        pytest.raises(LakeError, match="another job writes this lake"),
-        Lake(tmp_path / "lake").writing(),
+        lake.locked(),
+        pytest.raises(LakeError, match="another job writes to this lake"),
+        Lake(tmp_path / "lake").locked(),
     ):
         pass
-    with lake.writing():
+    with lake.locked():
         pass
 
 
 def test_a_lake_without_its_state_is_not_written(tmp_path):
-    """Its batches would begin with number 0 again, and take the places of those that are there."""
+    """A lake without a checkpoint is refused, because new batches would replace the files that it has."""
     lake = Lake(tmp_path / "lake")
-    with lake.writing():
+    with lake.locked():
         put(lake, 0, {HOURS[0]: "rows"})
     shutil.rmtree(lake.checkpoint)
-    with pytest.raises(LakeError, match=r"nothing says from where .*checkpoint is missing"), lake.writing():
+    with pytest.raises(LakeError, match=r"nothing says from where .*checkpoint is missing"), lake.locked():
         pass
 
 
 def test_only_its_owner_may_look_into_a_lake(tmp_path):
-    """Payloads are as private as in the journal, whatever the umask is."""
+    """The files of a lake are as private as the journal, whatever the umask."""
     before = os.umask(0)
     try:
-        with Lake(tmp_path / "lake").writing():
+        with Lake(tmp_path / "lake").locked():
             pass
     finally:
         os.umask(before)
@@ -188,6 +188,6 @@ def test_only_its_owner_may_look_into_a_lake(tmp_path):
 
 
 def test_a_url_is_no_lake():
-    """Renaming is not what it is on a disk in an object store; the error says what to do."""
+    """A URL is refused with the remedy, because an object store has no atomic rename."""
     with pytest.raises(LakeError, match="mount it"):
         Lake("s3a://bucket/lake")

@@ -1,4 +1,4 @@
-"""A journal that is copied elsewhere, in the order that the documentation says, is a journal at every moment."""
+"""A journal that is copied in the documented order is a valid journal at every moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.journals import rows
 
 
 def test_a_copy_is_a_journal_after_every_file(new_journal, tmp_path):
-    """It has the first of the closed segments, then more, and at last all of them; the open one is left out."""
+    """The copy grows by closed segments until it has all of them; the open one is left out."""
     journal = new_journal(segment_bytes=3000)
     for number in range(20):
         journal.append([(b"k", b"%d %d" % (number, row)) for row in range(30)])

@@ -1,4 +1,4 @@
-"""Offsets, limits and joining journals: the stream reader by itself, without Spark around it."""
+"""Offsets, limits and joining journals: the stream reader without a session of Spark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stream(*journals: Any, **options: str) -> SbusStreamReader:
 
 
 def record(journal: JournalWriter, count: int, *, at: int | None = None) -> None:
-    """Messages that readers may see at once, numbered by their seq."""
+    """Append and sync messages, numbered by their seq."""
     journal.append([(b"k", b"%d" % (journal.next_seq + i)) for i in range(count)], at)
     journal.sync()
 
@@ -48,7 +48,7 @@ def delete_oldest(journal: JournalWriter, count: int) -> None:
 
 
 def rows(reader: SbusStreamReader, start: dict[str, int], end: dict[str, int]) -> dict[str, list[int]]:
-    """The seqs that a batch has of each journal, by its id."""
+    """The seqs of each journal in a batch, by its ID."""
     found: dict[str, list[int]] = {}
     for partition in reader.partitions(start, end):
         for batch in reader.read(partition):
@@ -58,7 +58,7 @@ def rows(reader: SbusStreamReader, start: dict[str, int], end: dict[str, int]) -
 
 
 def run(reader: SbusStreamReader, offset: dict[str, int]) -> Iterator[tuple[dict[str, list[int]], dict[str, int]]]:
-    """The rows and the offset of each batch, until there is nothing more."""
+    """The rows and the offset of each batch, until everything is read."""
     while (end := reader.latestOffset(offset, reader.getDefaultReadLimit())) != offset:
         yield rows(reader, offset, end), end
         offset = end
@@ -75,7 +75,7 @@ def test_a_journal_joins_before_it_is_read(new_journal: NewJournal):
 
 
 def test_nothing_new(new_journal: NewJournal):
-    """Where nothing has come the offset stays what it is, and there is nothing to read."""
+    """Without new rows, the offset stays the same, and there is nothing to read."""
     journal = new_journal()
     record(journal, 5)
     journal.append([(b"not", b"synced")])
@@ -126,7 +126,7 @@ def test_where_to_start_is_settled_with_the_first_offset(new_journal: NewJournal
 
 
 def test_a_journal_that_appears_is_read_from_its_beginning(new_journal: NewJournal, tmp_path: Path):
-    """Of a journal that a glob finds later everything is new, also for a stream that started from the end."""
+    """A journal that appears later is read from its start, even by a stream that started at the end."""
     old = new_journal("a/journal")
     record(old, 3)
     reader = stream(f"{tmp_path}/*/journal", startingOffsets="latest")
@@ -141,7 +141,7 @@ def test_a_journal_that_appears_is_read_from_its_beginning(new_journal: NewJourn
 
 
 def test_available_now(new_journal: NewJournal, tmp_path: Path):
-    """With the trigger AvailableNow nothing is read that came after the start, be it rows or whole journals."""
+    """With the trigger AvailableNow, rows and journals that appear after the start are not read."""
     journal = new_journal("a")
     record(journal, 5)
     reader = stream(f"{tmp_path}/*", maxRowsPerTrigger="2")
@@ -179,7 +179,7 @@ def test_limits(new_journal: NewJournal):
 
 
 def test_limits_of_several_journals(new_journal: NewJournal):
-    """A limit is shared by the journals that are behind, and what one does not need the others get."""
+    """A limit is divided among the journals that are behind; what one does not need goes to the others."""
     small, large = new_journal("small"), new_journal("large")
     record(small, 2)
     record(large, 100)
@@ -192,7 +192,7 @@ def test_limits_of_several_journals(new_journal: NewJournal):
 
 @given(st.integers(0, 100), st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=6))
 def test_sharing(total: int, wishes: dict[str, int]):
-    """Shares add up to what there is or is wished; none exceeds its wish, and who wants more has the most."""
+    """Shares add up to the total or to all wishes; none exceeds its wish, and a larger wish never gets less."""
     shares = share(total, wishes)
     assert sum(shares.values()) == min(total, sum(wishes.values()))
     assert all(0 <= shares[name] <= wish for name, wish in wishes.items())
@@ -211,7 +211,7 @@ ACTIONS = st.one_of(
 @settings(max_examples=50)
 @given(st.lists(ACTIONS, max_size=30), st.integers(1, 7), st.booleans())
 def test_every_row_once(actions: list[tuple[str, Any, Any]], limit: int, by_bytes: bool):
-    """Whatever is recorded, rolled and started again in between, each row of each journal comes once and in order."""
+    """Across new rows, new segments and restarts, each row of each journal comes once and in order."""
     options = {"maxBytesPerTrigger" if by_bytes else "maxRowsPerTrigger": str(limit * (500 if by_bytes else 1))}
     with tempfile.TemporaryDirectory() as directory:
         journals: dict[int, JournalWriter] = {}
@@ -263,7 +263,7 @@ def test_every_row_once(actions: list[tuple[str, Any, Any]], limit: int, by_byte
 
 
 def test_a_directory_that_has_not_changed_is_not_listed_again(new_journal: NewJournal):
-    """The list of segments is kept while the directory stays as it is; rows that are added are seen."""
+    """The list of segments is reused while the directory is unchanged; added rows are seen."""
     journal = new_journal()
     record(journal, 1)
     long_ago = time.time() - 60
@@ -281,8 +281,8 @@ def test_a_directory_that_has_not_changed_is_not_listed_again(new_journal: NewJo
 
 
 def test_a_directory_that_has_just_changed_is_listed_again(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
-    """What changes within a tick of the clock leaves no trace in the directory's time, so that is not relied on."""
-    monkeypatch.setattr("sbus.spark.datasource.snapshot._SETTLED", 10**12)
+    """A directory that changed within the last second is listed again, because its time stamp may not show a change."""
+    monkeypatch.setattr("sbus.spark.datasource.snapshot._SETTLE_NS", 10**12)
     journal = new_journal()
     record(journal, 1)
     first = Snapshot(journal.directory)
@@ -297,14 +297,14 @@ def test_a_directory_that_has_just_changed_is_listed_again(new_journal: NewJourn
 
 
 def segments(journal: JournalWriter, count: int) -> None:
-    """So many closed segments of two rows each."""
+    """Write a number of closed segments of two rows each."""
     for second in range(count):
         record(journal, 2, at=second * 1_000_000)
         journal.roll()
 
 
 def test_rows_that_are_deleted_before_they_are_read(new_journal: NewJournal):
-    """It is an error that names the rows and the remedy; or, if that is wanted, reading goes on behind them."""
+    """Deleted rows are an error with the remedy; with failOnDataLoss=false, reading goes on after them."""
     journal = new_journal()
     segments(journal, 4)
     delete_oldest(journal, 2)
@@ -320,7 +320,7 @@ def test_rows_that_are_deleted_before_they_are_read(new_journal: NewJournal):
 
 
 def test_a_journal_that_is_gone(new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """A journal that was read and is no longer found is an error, or, if that is wanted, worth one warning."""
+    """A journal that is gone is an error, or with failOnDataLoss=false one warning."""
     gone, stays = new_journal("a/journal"), new_journal("b/journal")
     record(gone, 5)
     record(stays, 1)
@@ -328,9 +328,9 @@ def test_a_journal_that_is_gone(new_journal: NewJournal, tmp_path: Path, caplog:
     offset, end = {gone.id: 2, stays.id: 0}, {gone.id: 5, stays.id: 1}
     gone.close()
     shutil.rmtree(tmp_path / "a")
-    with pytest.raises(JournalError, match=rf"the journal {gone.id}, which was read up to row 2, is gone: put"):
+    with pytest.raises(JournalError, match=rf"the journal {gone.id} is gone; it was read up to row 2: restore"):
         stream(glob).latestOffset(offset, ALL)
-    with pytest.raises(JournalError, match=rf"the journal {gone.id}, whose rows 2 to 4 are to be read, is gone"):
+    with pytest.raises(JournalError, match=rf"the journal {gone.id} is gone; its rows 2 to 4 were not read"):
         stream(glob).partitions(offset, end)
     lenient = stream(glob, failOnDataLoss="false")
     for _ in range(3):
@@ -340,7 +340,7 @@ def test_a_journal_that_is_gone(new_journal: NewJournal, tmp_path: Path, caplog:
 
 
 def test_a_copy_of_a_journal(new_journal: NewJournal, tmp_path: Path):
-    """The same journal in two places would be read twice, so it is refused."""
+    """Two copies of a journal are an error, because its rows would be read twice."""
     journal = new_journal("one")
     record(journal, 1)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -349,7 +349,7 @@ def test_a_copy_of_a_journal(new_journal: NewJournal, tmp_path: Path):
 
 
 def test_pattern_and_gaps(new_journal: NewJournal):
-    """A stream leaves out what the options leave out; offsets count all rows."""
+    """A stream reads only the rows that the options select; offsets count all rows."""
     journal = new_journal()
     journal.append_gap(Kind.START, {})
     journal.append([(b"a/1", b""), (b"b/1", b""), (b"a/2", b"")])

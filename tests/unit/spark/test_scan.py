@@ -1,4 +1,4 @@
-"""How what is read is divided among tasks and batches; without Spark."""
+"""How rows are divided among tasks and batches, without a session of Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows_of(lengths: list[int], first_seq: int, journal: str = "j") -> pa.Record
 
 @given(st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=30), max_size=12))
 def test_sizes_of_batches(lengths: list[list[int]]):
-    """The same rows come in the same order; no batch but one of a single row is large, and hardly any is small."""
+    """All rows come in order; no batch is large unless it has a single row, and hardly any is small."""
     with pytest.MonkeyPatch.context() as patch:
         sizes(patch, min_batch_rows=10, min_batch_bytes=1000, max_batch_bytes=2000)
         batches: list[pa.RecordBatch] = []
@@ -52,7 +52,7 @@ def test_sizes_of_batches(lengths: list[list[int]]):
 
 
 def test_batches_of_many_journals():
-    """More journals than one byte can tell apart are not joined into one batch, and few of them are."""
+    """Batches are joined up to the number of journals that one byte can tell apart."""
     ids = [f"j{number}" for number in range(300)]
     found = list(resized(rows_of([1], seq, journal) for seq, journal in enumerate(ids)))
     assert [journal for batch in found for journal in batch.column("journal").to_pylist()] == ids
@@ -67,14 +67,14 @@ def planned(journal: JournalWriter, **options: Any) -> list[JournalPartition]:
 
 
 def ranges(partitions: list[JournalPartition]) -> list[tuple[int, int]]:
-    """The first seq of each task, and the one behind its last; tasks and their slices follow on each other."""
+    """The first seq of each task and the one after its last; tasks and their slices are contiguous."""
     slices = [piece for partition in partitions for piece in partition.slices]
     assert all(one.end_seq == other.start_seq for one, other in pairwise(slices))
     return [(partition.slices[0].start_seq, partition.slices[-1].end_seq) for partition in partitions]
 
 
 def test_sizes_of_tasks(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
-    """Small segments share a task, a large one is divided; and every row is read by exactly one task."""
+    """Small segments share a task, a large one is divided, and exactly one task reads each row."""
     journal = new_journal()
     for count in (1, 1, 1, 20, 1, 1):
         for _ in range(count):
@@ -84,19 +84,19 @@ def test_sizes_of_tasks(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch
     found = ranges(planned(journal, partition_bytes=500_000))
     assert 4 <= len(found) <= 8
     assert (found[0][0], found[-1][1]) == (0, 2500)
-    # Without being told, each core gets some tasks if there is enough to do.
+    # By default, each core gets some tasks if there is enough to do.
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    sizes(monkeypatch, smallest=1000)
+    sizes(monkeypatch, min_task_bytes=1000)
     assert 6 <= len(ranges(planned(journal))) <= 12
 
 
 def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
-    """With many segments a task reads a whole one; so planning reads names alone, however large they are."""
+    """With many segments a task reads a whole one, so planning reads only names, however large they are."""
     journal = new_journal()
     for _ in range(20):
         journal.append([(b"k", b"p" * 1000)])
         journal.roll()
-    sizes(monkeypatch, smallest=1000, largest=2000)
+    sizes(monkeypatch, min_task_bytes=1000, max_task_bytes=2000)
 
     def refuse(_: object) -> None:
         raise AssertionError("an index was read")

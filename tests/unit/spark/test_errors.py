@@ -1,4 +1,4 @@
-"""What fails in Spark is told in one line, as the error of ours that it is."""
+"""A failure in Spark becomes one line, with the class of the error that caused it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Caused by: java.lang.RuntimeException: something else
 
 
 def test_an_error_of_ours_stays_what_it_is():
-    """Its class and text come through Python workers, Java and back."""
+    """The class and the text of an error survive the way through Python workers and Java."""
     error = translate(PySparkException(OURS))
     assert (type(error), str(error)) == (JournalError, "/j/0-0.arrows: it is damaged: restore it from a copy")
 
@@ -50,13 +50,13 @@ WORKER = "org.apache.spark.api.python.PythonException: Traceback (most recent ca
         ),
     ],
 )
-def test_any_other_is_told_in_the_line_that_says_most(text, line):
-    """The last cause, whichever language it is of, and not that the other has failed; else the first line."""
+def test_any_other_failure_becomes_the_line_that_says_most(text, line):
+    """The line is the last cause, of either language, and not the wrapper of the other; or else the first line."""
     with pytest.raises(SparkError) as caught, translate_errors():
         raise PySparkException(text)
     assert str(caught.value) == line
 
 
 def test_a_jvm_that_is_gone_is_called_that():
-    """What py4j says of it would help nobody."""
+    """If the JVM has died, the error says so, and not what py4j reports."""
     assert "the JVM is gone" in str(translate(Py4JNetworkError("Answer from Java side is empty")))

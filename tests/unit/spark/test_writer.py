@@ -1,4 +1,4 @@
-"""Publishing what Arrow holds: order, text and bytes, and what is refused; on a real bus, without Spark."""
+"""Publishing Arrow batches to a real bus, without a session of Spark: order, text and bytes, and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch(keys: list[Any], payloads: list[Any], kind: pa.DataType | None = None)
 
 
 def test_order_and_count(sbus_bus: RunningBus):
-    """All rows of all batches arrive in their order before the task ends, and are counted."""
+    """All rows of all batches arrive in order before the task ends, and are counted."""
     sent = [(b"k/%d" % (i % 7), b"%d" % i) for i in range(3000)]
     thirds = [sent[at : at + 1000] for at in range(0, 3000, 1000)]
     batches = [batch([key for key, _ in third], [payload for _, payload in third]) for third in thirds]
@@ -80,7 +80,7 @@ def test_what_cannot_be_published(sbus_bus: RunningBus, refused: pa.RecordBatch,
 
 
 def test_no_bus():
-    """Where no bus is the task fails, with the remedy."""
+    """Without a bus the task fails, with the remedy."""
     with pytest.raises(ConnectError, match=r"no bus at /nowhere: .*start one"):
         publish(WriteOptions("/nowhere"), iter([batch([b"a"], [b""])]))
 
@@ -95,13 +95,13 @@ WRONG = [
 @pytest.mark.parametrize("writer", [SbusWriter, SbusStreamWriter])
 @pytest.mark.parametrize(("schema", "words"), WRONG, ids=[words[:20] for _, words in WRONG])
 def test_wrong_columns(writer: Callable[..., Any], schema: StructType, words: str):
-    """Columns that cannot be published are named, with what to do, before anything is sent."""
+    """Columns that cannot be published are refused with the remedy, before anything is sent."""
     with pytest.raises(UsageError, match=words):
         writer(WriteOptions("/nowhere"), schema, False)
 
 
 def test_modes():
-    """What was published cannot be overwritten, so only modes that append are taken."""
+    """Only modes that append are accepted, because published messages cannot be overwritten."""
     schema = columns(payload=StringType(), key=BinaryType())
     with pytest.raises(UsageError, match=r"mode\('append'\)"):
         SbusWriter(WriteOptions("/nowhere"), schema, True)

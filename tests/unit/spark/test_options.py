@@ -1,4 +1,4 @@
-"""The options of the data source: what they mean, and what is said of wrong ones."""
+"""The options of the data source: their meaning, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def stream(**options: str) -> StreamOptions:
 
 
 def test_defaults():
-    """With a journal alone everything in it is read, as text, and a stream begins at its beginning."""
+    """With only a journal, all rows are read, keys are text, and a stream starts at the first row."""
     assert read() == ReadOptions(journals=("/j",))
     assert stream() == StreamOptions(read=read(), start=EARLIEST)
 
 
 def test_names_in_any_case():
-    """Spark hands option names over in lower case; they mean the same in any."""
+    """Option names are not case-sensitive, because Spark hands them over in lower case."""
     assert read(RAWKEYS="TRUE").raw_keys
     assert read(rawkeys="true").raw_keys
     assert not read(rawKeys="False").raw_keys
 
 
 def test_several_journals():
-    """Paths and globs are separated by commas or new lines; spaces around them do not count."""
+    """Commas or line breaks separate paths and globs; spaces around them are ignored."""
     assert read(journal="/a, /b/*,\n/c d\n").journals == ("/a", "/b/*", "/c d")
 
 
 def test_a_pattern_leaves_gaps_out_unless_told():
-    """With a pattern only messages are read, without one all rows; the option gaps decides otherwise."""
+    """By default, a read with a pattern leaves gaps out and one without it has them; the option gaps overrides that."""
     assert (read().gaps, read(pattern="a/").gaps) == (True, False)
     assert (read(gaps="false").gaps, read(pattern="a/", gaps="true").gaps) == (False, True)
 
@@ -49,7 +49,7 @@ def test_a_pattern_as_text():
 
 
 def test_a_dialect():
-    """The dialect decides which patterns there are."""
+    """The dialect decides which patterns are valid."""
     assert read(dialect="early", pattern="a.!.*").dialect is EARLY
 
 
@@ -63,18 +63,18 @@ def test_a_dialect():
     ],
 )
 def test_a_starting_time(text: str, microseconds: int):
-    """A stream starts at a time in ISO 8601, which is UTC unless it says another zone."""
+    """A stream can start at a time in ISO 8601, in UTC unless it has a zone."""
     assert stream(startingOffsets=text).start == microseconds
 
 
 def test_limits_of_a_stream():
-    """What else a stream takes."""
+    """The limits and the other options of a stream are parsed."""
     options = stream(startingOffsets="Latest", maxRowsPerTrigger="5", maxBytesPerTrigger="7", failOnDataLoss="false")
     assert options == StreamOptions(read(), LATEST, 5, 7, False)
 
 
 def test_where_to_publish(monkeypatch: pytest.MonkeyPatch):
-    """The socket is the one that is named, else the one that clients use by default; a checkpoint is Spark's."""
+    """The socket is the given one or the default of all clients; Spark's own option for a checkpoint is accepted."""
     monkeypatch.setenv("SBUS_SOCKET", "/else")
     assert WriteOptions.parse({"socket": "/s", "maxpacket": "1000"}) == WriteOptions("/s", max_packet=1000)
     assert WriteOptions.parse({"checkpointlocation": "/c", "dialect": "early"}) == WriteOptions("/else", "early")
@@ -87,26 +87,32 @@ WRONG = [
     (
         ReadOptions,
         {"journal": "/j", "patern": "x"},
-        "no option 'patern'.*; pattern is meant, perhaps; there are",
+        "no option 'patern'.*; did you mean pattern\\?; the options are",
+    ),
+    # What Spark 4.3 does with accepted conditions can give a query the rows of another.
+    (
+        ReadOptions,
+        {"journal": "/j", "pushfilters": "true"},
+        "no option 'pushfilters' to read with; the options are: journal, pattern, .*since, until",
     ),
     (ReadOptions, {"journal": "/j", "socket": "/s"}, "no option 'socket' to read with"),
-    (ReadOptions, {"journal": "/j", "rawkeys": "yes"}, "option rawKeys='yes': say true or false"),
-    (ReadOptions, {"journal": "/j", "dialect": "late"}, "option dialect='late': say 'current' or 'early'"),
+    (ReadOptions, {"journal": "/j", "rawkeys": "yes"}, "option rawKeys='yes': use true or false"),
+    (ReadOptions, {"journal": "/j", "dialect": "late"}, "option dialect='late': use 'current' or 'early'"),
     (ReadOptions, {"journal": "/j", "pattern": "a/!/b"}, "option pattern='a/!/b': '!' is reserved"),
     (ReadOptions, {"journal": "/j", "pattern": "!/cred////a"}, "secret messages are never recorded"),
     (ReadOptions, {"journal": "/j", "pattern": "a\\b"}, r"write a backslash in a key as \\x5c"),
-    (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': say a whole number"),
+    (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': use a whole number"),
     (ReadOptions, {"journal": "/j", "startingoffsets": "latest"}, "startingOffsets='latest': this is for streams"),
-    (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': say earliest, latest or a"),
-    (StreamOptions, {"journal": "/j", "maxrowspertrigger": "1e6"}, "maxRowsPerTrigger='1e6': say a whole number"),
-    (StreamOptions, {"journal": "/j", "maxbytespertrigger": "-1"}, "maxBytesPerTrigger='-1': say a whole number"),
-    (WriteOptions, {"sockt": "/s"}, "no option 'sockt' to write with; socket is meant, perhaps"),
-    (WriteOptions, {"path": "/s"}, "no option 'path' to write with; there are: socket"),
+    (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': use earliest, latest or a"),
+    (StreamOptions, {"journal": "/j", "maxrowspertrigger": "1e6"}, "maxRowsPerTrigger='1e6': use a whole number"),
+    (StreamOptions, {"journal": "/j", "maxbytespertrigger": "-1"}, "maxBytesPerTrigger='-1': use a whole number"),
+    (WriteOptions, {"sockt": "/s"}, "no option 'sockt' to write with; did you mean socket\\?"),
+    (WriteOptions, {"path": "/s"}, "no option 'path' to write with; the options are: socket"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "options", "words"), WRONG, ids=[words[:30] for _, _, words in WRONG])
 def test_wrong_options(kind: type, options: dict[str, str], words: str):
-    """A wrong or unknown option is named, with what to say instead."""
+    """The error for a wrong or unknown option names it and the remedy."""
     with pytest.raises(UsageError, match=words):
         kind.parse(options)  # type: ignore[attr-defined]

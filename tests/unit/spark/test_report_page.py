@@ -1,0 +1,130 @@
+"""The page of a report, rendered from fixed figures: it is whole, escapes everything, and a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from sbus.spark.report.analysis.figures import Report
+from sbus.spark.report.page.format import printable_key
+from sbus.spark.report.page.highlights import highlights
+from sbus.spark.report.page.render import render
+from tests.support.pages import PageStructure
+from tests.unit.spark.reports import HOSTILE, calm_report, hostile_report, new_report
+
+
+def page_of(report: Report) -> str:
+    return render(report, source="/srv/lake", now=datetime(2026, 3, 2, 9, 30, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("report", [new_report(), calm_report(), hostile_report()], ids=["usual", "calm", "hostile"])
+def test_a_page_is_well_formed_and_refers_to_nothing(report: Report) -> None:
+    """Elements nest, ids are unique, nothing is loaded, and only the page's own script is allowed to run."""
+    page = page_of(report)
+    structure = PageStructure(page)
+    assert structure.references == []
+    assert len(set(structure.ids)) == len(structure.ids)
+    assert {"svg", "table", "details", "h1", "h2"} <= structure.tags
+    assert "default-src 'none'" in page
+    assert len(structure.scripts) == 3  # two with data, one that runs
+    for data in structure.scripts[:2]:
+        assert json.loads(data)["rows"]
+
+
+def test_hostile_text_stays_text() -> None:
+    """Tags, quotes and template syntax in keys and reasons are escaped, wherever they stand; none is evaluated."""
+    page = page_of(hostile_report())
+    structure = PageStructure(page)
+    assert "img" not in structure.tags
+    assert 'alert(1)"' not in page
+    assert "49" not in structure.text.replace("549", "")
+    assert not set("\x1b\u202e") & set(page)
+    # In running text a key can be broken behind each slash, which a browser does not show.
+    shown = printable_key(HOSTILE)
+    assert structure.text.count(shown) >= 12
+    assert r"\x1b\xe2\x80\xae" in structure.text
+    for data in structure.scripts[:2]:
+        assert "<" not in data
+        assert json.loads(data)["rows"][-2]["name"] == printable_key(HOSTILE, 60)
+
+
+def test_title_and_source_stay_text() -> None:
+    """What the operator says on the command line is escaped as well."""
+    page = render(new_report(), title="<b>&'\"", source="/srv/<lake>'\"")
+    assert "<b>&'\"" in PageStructure(page).text
+    assert "/srv/<lake>'\"" in PageStructure(page).text
+
+
+def test_figures_of_the_page() -> None:
+    """The header, the tables and the charts show the figures that they were given."""
+    page = page_of(new_report())
+    text = PageStructure(page).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert "Sun 1 Mar 2026, 12:00 to Sun 1 Mar 2026, 14:00 UTC (2 h), compared with the 2 h before" in text
+    for figure in ("1 260", "10.1 kB", "95.0 %", "1 interruption", "+38 % in rate", "× 3.0"):
+        assert figure in text, figure
+    assert "Made on 2026-03-02 09:30 UTC by sbus" in text
+    assert page.count("<svg ") == 2 + 1 + 3  # the charts, a silence, the top keys
+    # Twelve messages a minute for an hour and a half, then six.
+    [data, _] = map(json.loads, PageStructure(page).scripts[:2])
+    assert data["rows"][0] == {"name": "total", "swatch": "none", "values": ["12"] * 90 + ["6"] * 30}
+    assert len(data["times"]) == 120
+
+
+def test_highlights() -> None:
+    """Silences, losses, new and vanished keys and changed rates get a sentence each; a calm period gets one."""
+    found = highlights(new_report())
+    assert [one.tag for one in found] == ["silent", "gap", "gone", "new", "rate up"]
+    assert [one.scope for one in found] == ["plant/stops", None, "gone/", "office", "plant/steady"]
+    assert [one.tag for one in highlights(calm_report())] == ["all calm"]
+
+
+def test_a_page_without_a_period_before() -> None:
+    """If nothing was recorded before the period, the page says so and compares nothing."""
+    text = PageStructure(page_of(calm_report())).text
+    assert "Nothing was recorded before this period" in text
+    assert "compared with" not in text
+    assert "Only keys that plant/ matches." in text
+
+
+def test_a_long_key_is_shortened() -> None:
+    """The middle of a long key is left out."""
+    assert len(printable_key("x" * 1000)) < 200
+
+
+def test_a_browser_shows_it(tmp_path: Path) -> None:
+    """Headless Chromium lays the page out, wide and narrow, and runs its script, which the page's policy allows."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium")
+    page = page_of(new_report())
+    file = tmp_path / "report.html"
+    # The probe writes into the title what the script has made, and whether anything sticks out to the side.
+    probe = (
+        "<script>document.title = [document.querySelectorAll('.cursor').length, document.images.length, "
+        "document.documentElement.scrollWidth <= innerWidth, document.querySelector('.chart svg').clientWidth > 200]"
+        "</script></body>"
+    )
+    probed = page.replace("</body>", probe)
+    start, end = probed.index("script-src"), probed.index(";", probed.index("script-src"))
+    file.write_text(probed[:start] + "script-src 'unsafe-inline'" + probed[end:], "utf-8")
+    for width in (1200, 500):
+        assert "<title>2,0,true,true</title>" in _dump(browser, file, tmp_path / f"profile-{width}", width)
+    # Without the probe, and with the page's own policy, its own script runs.
+    file.write_text(page, "utf-8")
+    assert _dump(browser, file, tmp_path / "profile", 1200).count('class="cursor"') == 2
+
+
+def _dump(browser: str, file: Path, profile: Path, width: int) -> str:
+    """The document as a browser has it after its scripts have run."""
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+               "--disable-background-networking", "--disable-component-update", "--disable-sync",
+               "--disable-dev-shm-usage",
+               f"--user-data-dir={profile}", f"--window-size={width},900", "--dump-dom", f"file://{file}"]  # fmt: skip
+    environ = {**os.environ, "HOME": str(file.parent)}
+    return subprocess.run(command, capture_output=True, timeout=60, check=True, env=environ, text=True).stdout
