@@ -25,6 +25,7 @@ __all__ = ["main"]
 
 PASSING = ROOT / "build" / "benchmarks"
 _MEMORY = "memory"
+_OWN = shlex.join([sys.executable, "-c", "from twisted.scripts.twistd import run; run()"])
 _NAMES = (*ATTACKS, _MEMORY)
 
 
@@ -85,9 +86,8 @@ def _installations(options: argparse.Namespace) -> list[measure.Installation]:
 
     :raises SystemExit: if a command is empty.
     """
-    twistd = Path(sys.executable).with_name("twistd")
     found = []
-    for number, text in enumerate(options.sbus or [f"sbus={sys.executable} {twistd}"], 1):
+    for number, text in enumerate(options.sbus or [f"sbus={_OWN}"], 1):
         name, separator, command = text.partition("=")
         if not separator or " " in name or "/" in name:
             name, command = f"sbus {number}", text

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["GRACE", "newcomer", "pair", "summary"]
+__all__ = ["GRACE", "Stop", "bulk", "newcomer", "pair", "summary", "trips"]
 
 GRACE = 2.0
 """Seconds after its last scheduled message that a measurement waits for answers."""
@@ -57,7 +57,7 @@ def pair(commands: Connection, address: str) -> None:
 
     Commands: ``("trips", messages a second, seconds)`` and ``("bulk", seconds, messages)``.
     """
-    measurements = {"trips": _trips, "bulk": _bulk}
+    measurements = {"trips": trips, "bulk": bulk}
     with _connect(address) as first, _connect(address) as second:
         first.send(b"SUB " + _PONG)
         for key in (_PING, _BULK):
@@ -75,7 +75,7 @@ def _obey(commands: Connection, measure: Callable[..., Result]) -> None:
     while True:
         try:
             command = commands.recv()
-            stop = _Stop(commands)
+            stop = Stop(commands)
             try:
                 result = measure(stop, *command)
             except OSError as e:
@@ -86,7 +86,7 @@ def _obey(commands: Connection, measure: Callable[..., Result]) -> None:
         commands.send(result)
 
 
-class _Stop:
+class Stop:
     """The one stop that follows a command."""
 
     def __init__(self, commands: Connection) -> None:
@@ -130,7 +130,7 @@ def _payloads(sock: socket.socket, key: bytes, run: bytes) -> Iterator[bytes]:
             yield packet[len(prefix) :]
 
 
-def _trips(stop: _Stop, first: socket.socket, second: socket.socket, rate: float, seconds: float) -> Result:
+def trips(stop: Stop, first: socket.socket, second: socket.socket, rate: float, seconds: float) -> Result:
     """Send a message at each scheduled time; the second client sends it back to the first.
 
     A message has the time of this measurement and its own number, which gives its scheduled time. While the socket
@@ -177,7 +177,7 @@ def _send_waiting(sock: socket.socket, packets: collections.deque[bytes]) -> Non
             packets.popleft()
 
 
-def _bulk(stop: _Stop, first: socket.socket, second: socket.socket, seconds: float, most: int) -> Result:
+def bulk(stop: Stop, first: socket.socket, second: socket.socket, seconds: float, most: int) -> Result:
     """Publish with at most `_WINDOW` messages under way, for `seconds` or until `most` messages have arrived.
 
     Afterwards the messages under way are awaited, so that they do not disturb the next measurement.
@@ -221,7 +221,7 @@ def newcomer(commands: Connection, address: str) -> None:
     _obey(commands, lambda stop, name, seconds: _connects(stop, address, seconds))
 
 
-def _connects(stop: _Stop, address: str, seconds: float) -> Result:
+def _connects(stop: Stop, address: str, seconds: float) -> Result:
     """A connection counts from its scheduled time, and fails if it is not served a second later."""
     start = time.monotonic()
     times: list[float] = []

@@ -158,7 +158,7 @@ def _memory_row(record: Record, several: bool) -> list[str]:
         f"{record['resident']:,.0f}",
         f"{counted:,}" if counted else _NONE,
         f"**{text}**" if is_missed else text,
-        f"{record['kernel']:,.0f}",
+        f"{record['kernel']:,.0f}" if "kernel" in record else _NONE,
     ]
 
 
