@@ -8,6 +8,7 @@ import fnmatch
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -33,7 +34,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"names or globs: {' '.join(_NAMES)}")
     parser.add_argument("--secs", type=float, default=3.0, metavar="S", help="seconds of each measurement [3]")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="rows of each attack [1]")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="how often everything is measured [1]")
     parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="round trips a second [200]")
     parser.add_argument("--setup", type=float, default=20.0, metavar="S", help="limit of an attack's set-up [20]")
     parser.add_argument(
@@ -84,15 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _installations(options: argparse.Namespace) -> list[measure.Installation]:
     """The servers to measure.
 
-    :raises SystemExit: if a command is empty.
+    :raises SystemExit: if there is no such command.
     """
     found = []
     for number, text in enumerate(options.sbus or [f"sbus={_OWN}"], 1):
         name, separator, command = text.partition("=")
         if not separator or " " in name or "/" in name:
             name, command = f"sbus {number}", text
-        if not (words := shlex.split(command)):
-            raise SystemExit(f"--sbus={text} names no command; write --sbus=NAME=/path/of/twistd")
+        words = shlex.split(command)
+        if not words or (program := shutil.which(words[0])) is None:
+            raise SystemExit(f"--sbus={text} names no program; write --sbus=NAME=/path/of/twistd")
+        words[0] = os.path.abspath(program)  # each server has a directory of its own
         found.append(measure.Installation(name, tuple(words), tuple(shlex.split(options.options)), options.pure))
     return found
 

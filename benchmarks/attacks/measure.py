@@ -122,7 +122,7 @@ def run(installation: Installation, attack: Attack, plan: Plan) -> Record:
             installation.command, installation.options, pure=installation.pure, files=attack.server_files
         ) as server:
             _measure(server, attack, plan, record)
-    except Failed as e:
+    except (Failed, OSError) as e:  # /proc has nothing about a server that is gone
         record["error"] = str(e)
     return record
 

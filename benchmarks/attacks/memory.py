@@ -140,7 +140,7 @@ def run(installation: Installation, kind: Kind, plan: Plan) -> Record:
                 record["resident"] = round((kernel.resident(server.pid) - before) / items, 1)
                 if kind.in_kernel:
                     record["kernel"] = round((kernel.connections(server.address).unread - unread) / items, 1)
-    except Failed as e:
+    except (Failed, OSError) as e:  # /proc has nothing about a server that is gone
         record["error"] = str(e)
     return record
 

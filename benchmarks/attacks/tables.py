@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
 
 from benchmarks.attacks.catalogue import ALL, ATTACKS
 from benchmarks.attacks.measure import PHASES, Record
 from benchmarks.report import Table, thousands
 
-__all__ = ["describe", "missed", "tables"]
+__all__ = ["describe", "medians", "missed", "tables"]
 
 _NONE = "–"
 _TRIP_MS = 20.0
@@ -23,7 +26,8 @@ _MEMORY = 2.0
 
 
 def tables(records: Sequence[Record]) -> Iterator[Table]:
-    """The tables for which there are records."""
+    """The tables for which there are records; figures are medians over the rounds."""
+    records = medians(records)
     attacks = [record for record in records if "attack" in record]
     if attacks:
         several = len({record["server"] for record in attacks}) > 1
@@ -39,6 +43,28 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
             ["", "items", "resident", "counted", "resident / counted", "in the kernel"],
             [_memory_row(record, several) for record in kinds],
         )
+
+
+def medians(records: Sequence[Record]) -> list[Record]:
+    """One record of medians for each row of a table; each record with an error stays a row."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for number, record in enumerate(records):
+        if title := record.get("attack") or record.get("memory"):
+            failed = (str(number),) if "error" in record else ()
+            groups.setdefault((title, record["server"], *failed), []).append(record)
+    return [_median(group) for group in groups.values()]
+
+
+def _median(values: Sequence[Any]) -> Any:
+    """The median of numbers, None being the largest; of records, key by key; else the first value."""
+    first = values[0]
+    if isinstance(first, dict):
+        names = dict.fromkeys(name for value in values for name in value)
+        return {name: _median([value[name] for value in values if name in value]) for name in names}
+    if isinstance(first, str):
+        return first
+    found = median(math.inf if value is None else value for value in values)
+    return None if found == math.inf else found
 
 
 def _names(records: Sequence[Record]) -> list[str]:
@@ -75,18 +101,19 @@ def _attack_row(record: Record, several: bool) -> list[str]:
     attack = record["attack_phase"]
     failures = [phase["trips"]["error"] for phase in _phases(record) if "error" in phase["trips"]]
     newcomers = attack["newcomers"]
-    served = newcomers["count"] - newcomers["unanswered"]
+    tried = round(newcomers["count"])
+    served = tried - round(newcomers["unanswered"])
     return [
         title,
         *(_milliseconds(phase["trips"], "p99_ms") for phase in _phases(record)),
         _milliseconds(attack["trips"], "max_ms"),
         _throughput(record),
-        f"{served} of {newcomers['count']}, p99 {newcomers['p99_ms']:.0f} ms",
+        f"{served} of {tried}, p99 {newcomers['p99_ms']:.0f} ms",
         _mebibytes(record["rss_before"]),
         _mebibytes(record["rss_peak"]),
         _mebibytes(record["kernel_bytes"]),
         f"{attack['cpu'] * 100:.0f}",
-        f"{attack['log_per_second']:,}",
+        f"{attack['log_per_second']:,.0f}",
         _seconds(record["shut_s"]),
         _seconds(record["gone_s"]),
         _one_line("; ".join([*missed(record), *failures])) or "none",
@@ -154,9 +181,9 @@ def _memory_row(record: Record, several: bool) -> list[str]:
     is_missed = times is not None and not 1 / _MEMORY <= times <= _MEMORY
     return [
         title,
-        f"{record['items']:,}",
+        f"{record['items']:,.0f}",
         f"{record['resident']:,.0f}",
-        f"{counted:,}" if counted else _NONE,
+        f"{counted:,.0f}" if counted else _NONE,
         f"**{text}**" if is_missed else text,
         f"{record['kernel']:,.0f}" if "kernel" in record else _NONE,
     ]

@@ -163,6 +163,17 @@ def test_failures_are_in_the_tables() -> None:
     assert table.rows[1].count("**killed**") == 2
 
 
+def test_medians() -> None:
+    """A row has the medians of its rounds; a server that was killed is slower than any other; errors stay rows."""
+    rounds = [row(shut_s=shut, attack_phase=phase(p99, 100)) for shut, p99 in ((None, 30.0), (1.0, 10.0), (3.0, 20.0))]
+    ended = {"attack": "subs", "server": "sbus", "error": "status 1"}
+    merged, other, failed = tables.medians([rounds[0], row("keys"), *rounds[1:], ended])
+    assert (merged["attack"], merged["shut_s"], merged["attack_phase"]["trips"]["p99_ms"]) == ("subs", 3.0, 20.0)
+    assert tables.medians([*rounds, rounds[0], rounds[0]])[0]["shut_s"] is None
+    assert other["attack"] == "keys"
+    assert failed == ended
+
+
 def test_memory_table() -> None:
     """State that takes more than twice what the server counts is marked."""
     common = {"server": "sbus", "items": 10, "kernel": 0.0}
@@ -183,6 +194,13 @@ def test_unknown_attack(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "tickle"])
     assert "no attack matches tickle" in capsys.readouterr().err
+
+
+@needs_root
+def test_no_such_server(tmp_path: Path) -> None:
+    """A server to measure that does not exist is an error, with the form to write."""
+    with pytest.raises(SystemExit, match=r"names no program; write --sbus=NAME=/path/of/twistd"):
+        main(["--sbus", f"old={tmp_path}/twistd", "--only", "subs", "--out", str(tmp_path)])
 
 
 @needs_root
