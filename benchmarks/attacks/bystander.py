@@ -23,7 +23,6 @@ GRACE = 2.0
 """Seconds after its last scheduled message that a measurement waits for answers."""
 
 _WHOAMI = b"CMSG !/cred/whoami"
-_DONTWAIT = socket.MSG_DONTWAIT
 _PING, _PONG, _BULK = b"by/ping", b"by/pong", b"by/bulk"
 _WINDOW = 256
 """Messages under way, at most, while throughput is measured."""
@@ -222,25 +221,24 @@ def newcomer(commands: Connection, address: str) -> None:
 
 
 def _connects(stop: Stop, address: str, seconds: float) -> Result:
-    """A connection counts from its scheduled time, and fails if it is not served a second later."""
+    """A connection counts from its scheduled time. It fails if it is not served a second later, or before the stop."""
     start = time.monotonic()
+    most = max(1, int(seconds / _NEWCOMER_EVERY))
     times: list[float] = []
     failed = 0
-    for scheduled in _schedule(start, seconds):
+    for number in range(most):
+        scheduled = start + number * _NEWCOMER_EVERY
         if stop.wait(max(0, scheduled - time.monotonic())):
             break
         try:
             _serve_me(address, scheduled + _NEWCOMER_PATIENCE - time.monotonic())
         except OSError:
             failed += 1
-            times.append(max(_NEWCOMER_PATIENCE, time.monotonic() - scheduled))
-        else:
-            times.append(time.monotonic() - scheduled)
-    return summary(times, failed)
-
-
-def _schedule(start: float, seconds: float) -> Iterator[float]:
-    return (start + i * _NEWCOMER_EVERY for i in range(max(1, int(seconds / _NEWCOMER_EVERY))))
+        times.append(time.monotonic() - scheduled)
+    now = time.monotonic()
+    due = min(most, 1 + int((now - start) / _NEWCOMER_EVERY))
+    untried = [now - start - number * _NEWCOMER_EVERY for number in range(len(times), due)]
+    return summary(times + untried, failed + len(untried))
 
 
 def _serve_me(address: str, patience: float) -> None:

@@ -22,9 +22,6 @@ ALL = "all"
 Part = Callable[[Attacker], None]
 
 _DONTWAIT = socket.MSG_DONTWAIT
-_PATTERNS = 16_384
-"""Patterns that one client may hold by default; 2 to the power of 14."""
-_SUBSCRIBE = b"SUB "
 _FLOOD = b"MSG flood/key\0" + bytes(64)
 _EVERYTHING = b"SUB "
 """Subscribes to the empty pattern."""
@@ -79,8 +76,8 @@ def half_close(me: Attacker) -> None:
 
 
 def stopped(me: Attacker) -> None:
-    # 1,000 stopped processes would differ in their PIDs only; the server cannot tell one from a socket that nobody
-    # reads. But 1,000 interpreters take gigabytes, and 1,000 spinners are no baseline on any machine.
+    # The sockets of 1,000 stopped processes would differ from these in their PIDs only. But 1,000 interpreters take
+    # gigabytes, and their baseline would be 1,000 spinners.
     me.hold(1_000, _EVERYTHING)
 
 
@@ -114,7 +111,7 @@ def _subscriptions_bundled(me: Attacker, pattern: bytes) -> None:
 
 
 def patterns(me: Attacker) -> None:
-    """Hold every pattern of 14 segments that are ``a`` or ``*``, and publish keys that all of them match."""
+    """Hold all 16,384 patterns of 14 segments that are ``a`` or ``*``, and publish keys that all of them match."""
     sock, limit = me.connect_bundling(b"CMSG blocking/soft/discard")
     _subscribe(me, sock, limit, (b"/".join(each) + b"/" for each in itertools.product((b"a", b"*"), repeat=14)))
     me.fence(sock)
@@ -131,14 +128,15 @@ def patterns(me: Attacker) -> None:
 def _subscribe(me: Attacker, sock: socket.socket, limit: int, patterns: Iterator[bytes]) -> None:
     size = max(1, min(limit, 65_536) // 64)
     while some := list(itertools.islice(patterns, size)):
-        me.send_patiently(sock, bundle(_SUBSCRIBE + pattern for pattern in some))
+        me.send_patiently(sock, bundle(b"SUB " + pattern for pattern in some))
 
 
 # --- keys -----------------------------------------------------------------------------------------
 
 
 def keys(me: Attacker) -> None:
-    sock, _ = me.connect_bundling(_EVERYTHING, b"CMSG blocking/soft/discard")
+    """Publish keys that one client subscribes to: the sender, which gets no copy. So routes are all that they cost."""
+    sock, _ = me.connect_bundling(b"SUB k/", b"CMSG echo/off")
     me.ready()
     for number in itertools.count(step=1_000):
         if not me.running():
@@ -168,11 +166,11 @@ def whoami_read(me: Attacker) -> None:
     sock = me.connect()
     me.ready()
     while me.running():
-        for _ in range(32):
+        for _ in range(60):
             me.send_patiently(sock, WHOAMI)
-        for _ in range(32):
+        for _ in range(60):
             receive(sock)
-        me.count(32)
+        me.count(60)
 
 
 def whoami_unread(me: Attacker) -> None:

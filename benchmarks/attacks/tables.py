@@ -62,7 +62,7 @@ def _median(values: Sequence[Any]) -> Any:
         names = dict.fromkeys(name for value in values for name in value)
         return {name: _median([value[name] for value in values if name in value]) for name in names}
     if isinstance(first, str):
-        return first
+        return first  # the same in all
     found = median(math.inf if value is None else value for value in values)
     return None if found == math.inf else found
 
@@ -90,7 +90,7 @@ _ATTACK_HEADER = (
     "log, bytes/s",
     "SIGTERM, s: clients shut",
     "process gone",
-    "targets missed",
+    "targets missed, remarks",
 )
 
 
@@ -99,7 +99,6 @@ def _attack_row(record: Record, several: bool) -> list[str]:
     if "error" in record:
         return [title, *[_NONE] * (len(_ATTACK_HEADER) - 2), f"**{_one_line(record['error'])}**"]
     attack = record["attack_phase"]
-    failures = [phase["trips"]["error"] for phase in _phases(record) if "error" in phase["trips"]]
     newcomers = attack["newcomers"]
     tried = round(newcomers["count"])
     served = tried - round(newcomers["unanswered"])
@@ -116,8 +115,21 @@ def _attack_row(record: Record, several: bool) -> list[str]:
         f"{attack['log_per_second']:,.0f}",
         _seconds(record["shut_s"]),
         _seconds(record["gone_s"]),
-        _one_line("; ".join([*missed(record), *failures])) or "none",
+        _one_line("; ".join([*missed(record), *_remarks(record)])) or "none",
     ]
+
+
+def _remarks(record: Record) -> Iterator[str]:
+    """What went wrong besides the targets."""
+    for phase in _phases(record):
+        if "error" in phase["trips"]:
+            yield phase["trips"]["error"]
+    if record["ready"] < record["processes"]:
+        yield f"{record['ready']:.0f} of {record['processes']:.0f} attackers finished their set-up"
+    if record["attackers_failed"]:
+        yield f"{record['attackers_failed']:.0f} attackers failed"
+    if record["status"]:
+        yield f"exit status {record['status']:.0f}"
 
 
 def _phases(record: Record) -> list[Record]:
