@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Self
 
-__all__ = ["ATTACKER", "BYSTANDER", "Board", "Swarm", "User", "die_with_parent", "fork"]
+__all__ = ["ATTACKER", "BYSTANDER", "Board", "Swarm", "User", "die_with_parent", "fork", "spin"]
 
 _PR_SET_PDEATHSIG = 1
 _SLOT = 2
@@ -62,7 +62,7 @@ def _run(user: User, seconds: float, function: Callable[..., None], args: tuple[
 
 
 class Board:
-    """Shared memory in which attacking processes report; it stays readable when they are killed."""
+    """Shared memory in which attacking processes report; it stays readable after they were killed."""
 
     def __init__(self, processes: int) -> None:
         self._cells = memoryview(mmap.mmap(-1, max(1, processes) * _SLOT * 8)).cast("Q")
