@@ -27,7 +27,7 @@ _BOTH_WAYS = 3
 class Connections(NamedTuple):
     """The server's ends of its connections.
 
-    :ivar open: ends that are not shut down both ways, those in the listening queue included.
+    :ivar open: ends that the server has accepted and that are not shut down both ways.
     :ivar unread: bytes of kernel memory that hold what the clients have not read.
     """
 
