@@ -5,6 +5,7 @@
 # make bench   measure the bus beside others, about 12 minutes   (ARGS="--quick": see benchmarks/README.rst)
 # make bench-clients   measure the clients beside redis-py, nats-py and pyzmq, about five minutes
 # make bench-micro   time single steps, and say which have become slower
+# make bench-attacks   attack the bus as one user and measure another user's clients, about 15 minutes, as root
 # make docs    build the documentation into docs/_build/html
 # make setup   only make .venv and install sbus into it
 # make clean   remove all that the others made
@@ -24,7 +25,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test lint format bench bench-clients bench-micro docs setup clean
+.PHONY: help run test lint format bench bench-clients bench-micro bench-attacks docs setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -77,6 +78,9 @@ bench-clients: $(ready)-bench
 
 bench-micro: $(ready)-bench
 	.venv/bin/python benchmarks/micro/compare.py $(ARGS)
+
+bench-attacks: $(ready)-bench
+	.venv/bin/python -m benchmarks.attacks $(ARGS)
 
 docs: $(ready)-docs
 	.venv/bin/sphinx-build -W --keep-going -n -b html docs docs/_build/html

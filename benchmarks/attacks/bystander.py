@@ -1,0 +1,254 @@
+"""The bystander's clients: open-loop round trips, throughput with a bounded window, and new connections.
+
+Each of the two processes obeys commands from a pipe. A command is the name of a measurement with its arguments; exactly
+one stop follows it. A measurement ends at its own bound or at the stop, and then its result goes back. Throughput ends
+at its own bound only.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+__all__ = ["GRACE", "Stop", "bulk", "newcomer", "pair", "summary", "trips"]
+
+GRACE = 2.0
+"""Seconds after its last scheduled message that a measurement waits for answers."""
+
+_WHOAMI = b"CMSG !/cred/whoami"
+_PING, _PONG, _BULK = b"by/ping", b"by/pong", b"by/bulk"
+_WINDOW = 256
+"""Messages under way, at most, while throughput is measured."""
+_SILENCE = 0.5
+"""Seconds without an arrival after which one message more may be under way, so that a loss becomes known."""
+_NEWCOMER_EVERY = 0.1
+_NEWCOMER_PATIENCE = 1.0
+
+Result = dict[str, Any]
+
+
+def summary(times: Sequence[float], unanswered: int) -> Result:
+    """The quantiles of durations, in milliseconds from seconds.
+
+    :param unanswered: how many of the durations belong to a message without an answer, and are lower bounds.
+    """
+    found = sorted(times) or [0.0]
+    at = {name: found[min(len(found) - 1, int(len(found) * part))] for name, part in (("p50", 0.5), ("p99", 0.99))}
+    return {
+        **{f"{name}_ms": round(value * 1e3, 3) for name, value in {**at, "max": found[-1]}.items()},
+        "count": len(times),
+        "unanswered": unanswered,
+    }
+
+
+# --- the pair -------------------------------------------------------------------------------------
+
+
+def pair(commands: Connection, address: str) -> None:
+    """Two clients that exchange messages through the router, in one process.
+
+    Commands: ``("trips", messages a second, seconds)`` and ``("bulk", seconds, messages)``.
+    """
+    measurements = {"trips": trips, "bulk": bulk}
+    with _connect(address) as first, _connect(address) as second:
+        first.send(b"SUB " + _PONG)
+        for key in (_PING, _BULK):
+            second.send(b"SUB " + key)
+        for sock in (first, second):
+            _fence(sock)
+        first.setblocking(False)
+        second.setblocking(False)
+        _obey(commands, lambda stop, name, *arguments: measurements[name](stop, first, second, *arguments))
+
+
+def _obey(commands: Connection, measure: Callable[..., Result]) -> None:
+    """Report that all is set up, then carry out commands until the other end of the pipe is closed."""
+    commands.send({})
+    while True:
+        try:
+            command = commands.recv()
+            stop = Stop(commands)
+            try:
+                result = measure(stop, *command)
+            except OSError as e:
+                result = {"error": f"the bystander's connection has ended: {e}"}
+            stop.wait()
+        except EOFError:
+            return
+        commands.send(result)
+
+
+class Stop:
+    """The one stop that follows a command."""
+
+    def __init__(self, commands: Connection) -> None:
+        self._commands = commands
+        self._has_come = False
+
+    def fileno(self) -> int:
+        return self._commands.fileno()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether the stop has come within `timeout` seconds (None: wait for it)."""
+        if not self._has_come and self._commands.poll(timeout):
+            self._commands.recv()
+            self._has_come = True
+        return self._has_come
+
+
+def _connect(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(address)
+    return sock
+
+
+def _fence(sock: socket.socket) -> None:
+    sock.send(_WHOAMI)
+    while not sock.recv(4096).startswith(_WHOAMI):
+        pass
+
+
+def _payloads(sock: socket.socket, key: bytes, run: bytes) -> Iterator[bytes]:
+    """The payloads that are there now, without the run's prefix; stragglers of earlier runs are left out."""
+    prefix = b"MSG " + key + b"\0" + run
+    while True:
+        try:
+            packet = sock.recv(4096)
+        except BlockingIOError:
+            return
+        if not packet:
+            raise ConnectionResetError("end-of-file")
+        if packet.startswith(prefix):
+            yield packet[len(prefix) :]
+
+
+def trips(stop: Stop, first: socket.socket, second: socket.socket, rate: float, seconds: float) -> Result:
+    """Send a message at each scheduled time; the second client sends it back to the first.
+
+    A message has the time of this measurement and its own number, which gives its scheduled time. While the socket
+    takes nothing, messages wait here.
+    """
+    start = time.monotonic()
+    run = struct.pack("<d", start)
+    end = start + seconds
+    due = 0
+    unsent: collections.deque[bytes] = collections.deque()
+    replies: collections.deque[bytes] = collections.deque()
+    waiting: set[int] = set()
+    times: list[float] = []
+    while True:
+        now = time.monotonic()
+        if now < end and stop.wait(0):
+            end = now
+        while (scheduled := start + due / rate) <= now and scheduled < end:
+            unsent.append(b"MSG " + _PING + b"\0" + run + struct.pack("<Q", due))
+            waiting.add(due)
+            due += 1
+        if now >= end and (not waiting or now >= end + GRACE):
+            break
+        _send_waiting(first, unsent)
+        _send_waiting(second, replies)
+        next_time = start + due / rate if now < end else end + GRACE
+        writers = [sock for sock, packets in ((first, unsent), (second, replies)) if packets]
+        readers = [first.fileno(), second.fileno(), *([stop.fileno()] if now < end else [])]
+        select.select(readers, writers, [], max(0, next_time - now))
+        replies.extend(b"MSG " + _PONG + b"\0" + run + data for data in _payloads(second, _PING, run))
+        for data in _payloads(first, _PONG, run):
+            number = struct.unpack("<Q", data)[0]
+            if number in waiting:
+                waiting.remove(number)
+                times.append(time.monotonic() - start - number / rate)
+    times += (now - start - number / rate for number in waiting)
+    return {**summary(times, len(waiting)), "seconds": round(now - start, 3)}
+
+
+def _send_waiting(sock: socket.socket, packets: collections.deque[bytes]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while packets:
+            sock.send(packets[0])
+            packets.popleft()
+
+
+def bulk(stop: Stop, first: socket.socket, second: socket.socket, seconds: float, most: int) -> Result:
+    """Publish with at most `_WINDOW` messages under way, for `seconds` or until `most` messages have arrived.
+
+    Afterwards the messages under way are awaited, so that they do not disturb the next measurement.
+    """
+    start = heard_at = time.monotonic()
+    end = start + seconds
+    run = struct.pack("<d", start)
+    packet = b"MSG " + _BULK + b"\0" + run
+    payload = bytes(48)
+    sent = following = arrived = extra = 0
+
+    def receive(timeout: float) -> None:
+        nonlocal following, arrived
+        select.select([second], [], [], max(0, timeout))
+        for data in _payloads(second, _BULK, run):
+            arrived += 1
+            following = struct.unpack_from("<Q", data)[0] + 1
+
+    while (now := time.monotonic()) < end and arrived < most:
+        with contextlib.suppress(BlockingIOError):
+            while sent - following < _WINDOW + extra:
+                first.send(packet + struct.pack("<Q", sent) + payload)
+                sent += 1
+        before = arrived
+        receive(min(_SILENCE, end - now))
+        if arrived > before:
+            heard_at, extra = now, 0
+        elif now - heard_at > _SILENCE:
+            heard_at, extra = now, extra + 1
+    passed, in_time, lost = time.monotonic() - start, arrived, following - arrived
+    while following < sent and (left := end + GRACE - time.monotonic()) > 0:
+        receive(left)
+    return {"per_second": round(in_time / passed), "lost": lost, "seconds": round(passed, 3)}
+
+
+# --- new clients ----------------------------------------------------------------------------------
+
+
+def newcomer(commands: Connection, address: str) -> None:
+    """Connect every 0.1 s, ask whoami and leave; command: ``("connects", seconds)``."""
+    _obey(commands, lambda stop, name, seconds: _connects(stop, address, seconds))
+
+
+def _connects(stop: Stop, address: str, seconds: float) -> Result:
+    """A connection counts from its scheduled time. It fails if it is not served a second later, or before the stop."""
+    start = time.monotonic()
+    most = max(1, int(seconds / _NEWCOMER_EVERY))
+    times: list[float] = []
+    failed = 0
+    for number in range(most):
+        scheduled = start + number * _NEWCOMER_EVERY
+        if stop.wait(max(0, scheduled - time.monotonic())):
+            break
+        try:
+            _serve_me(address, scheduled + _NEWCOMER_PATIENCE - time.monotonic())
+        except OSError:
+            failed += 1
+        times.append(time.monotonic() - scheduled)
+    now = time.monotonic()
+    due = min(most, 1 + int((now - start) / _NEWCOMER_EVERY))
+    untried = [now - start - number * _NEWCOMER_EVERY for number in range(len(times), due)]
+    return summary(times + untried, failed + len(untried))
+
+
+def _serve_me(address: str, patience: float) -> None:
+    if patience <= 0:
+        raise TimeoutError
+    span = struct.pack("@ll", int(patience), int(patience % 1 * 1e6))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+        sock.connect(address)
+        sock.send(_WHOAMI)
+        if not sock.recv(4096):
+            raise ConnectionResetError

@@ -1,0 +1,194 @@
+"""One row: a fresh server, its phases, and SIGTERM in the middle of the attack."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.attacks import bystander, kernel
+from benchmarks.attacks.attacker import Attacker
+from benchmarks.attacks.catalogue import Attack, Part
+from benchmarks.attacks.processes import BYSTANDER, Board, Swarm, fork, spin
+from benchmarks.attacks.server import Server, serving
+from benchmarks.servers import Failed
+
+__all__ = ["PHASES", "Installation", "Plan", "Record", "attack_parts", "run"]
+
+PHASES = ("idle", "spinners", "attack")
+
+Record = dict[str, Any]
+
+_TICK = 0.02
+_ANSWER_TIMEOUT = 10.0
+"""Seconds that a measurement may take beyond its own bound."""
+_BULK_MESSAGES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A server to measure.
+
+    :ivar command: starts its twistd.
+    :ivar options: more options of ``twistd sbus``.
+    :ivar pure: whether it runs without its compiled helpers.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    pure: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how much is measured.
+
+    :ivar secs: seconds of round trips after the set-up of an attack, and seconds of throughput.
+    :ivar rate: round trips a second.
+    :ivar setup: seconds that the set-up of an attack may take; then measuring goes on without its end.
+    :ivar patience: seconds after SIGTERM until the server is killed.
+    :ivar files: descriptors that this process and its children may have.
+    """
+
+    secs: float
+    rate: float
+    setup: float
+    patience: float
+    files: int
+
+    @property
+    def phase_seconds(self) -> float:
+        """The longest that a phase may take, SIGTERM included."""
+        return self.setup + 2 * self.secs + bystander.GRACE + self.patience + 2 * _ANSWER_TIMEOUT
+
+
+class _Helper:
+    """One of the bystander's processes."""
+
+    def __init__(self, function: Callable[..., None], address: str, seconds: float) -> None:
+        self._pipe, child = multiprocessing.Pipe()
+        self._process = fork(BYSTANDER, seconds, function, child, address)
+        child.close()
+
+    def begin(self, *command: object) -> None:
+        self._pipe.send(command)
+
+    def finish(self, seconds: float = 0.0) -> Record:
+        """Stop the measurement, and wait for its result at most `seconds` and a bit more.
+
+        :raises Failed: if there is none.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send("stop")
+        return self.result(seconds)
+
+    def result(self, seconds: float = 0.0) -> Record:
+        try:
+            if self._pipe.poll(seconds + bystander.GRACE + _ANSWER_TIMEOUT):
+                found: Record = self._pipe.recv()
+                return found
+        except (EOFError, OSError):
+            pass
+        self._process.join(0)
+        raise Failed(f"a process of the bystander does not answer (exit status {self._process.exitcode})")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def attack_parts(
+    parts: Sequence[Part], address: str, files: int, deadline: float
+) -> list[Callable[[Board, int], None]]:
+    """The functions that a `Swarm` runs, one for each process of an attack."""
+
+    def start(part: Part, board: Board, index: int) -> None:
+        Attacker(address, board, index, deadline, files).run(part)
+
+    return [functools.partial(start, part) for part in parts]
+
+
+def run(installation: Installation, attack: Attack, plan: Plan) -> Record:
+    """Measure one attack on one server; the record has an ``error`` if there are no figures of all phases."""
+    record: Record = {"attack": attack.name, "server": installation.name, "processes": len(attack.parts)}
+    try:
+        with serving(
+            installation.command, installation.options, pure=installation.pure, files=attack.server_files
+        ) as server:
+            _measure(server, attack, plan, record)
+    except (Failed, OSError) as e:  # /proc has nothing about a server that is gone
+        record["error"] = str(e)
+    return record
+
+
+def _measure(server: Server, attack: Attack, plan: Plan, record: Record) -> None:
+    count = len(attack.parts)
+    with _helpers(server, len(PHASES) * plan.phase_seconds) as (pair, newcomer):
+        record["idle"] = _phase(server, pair, newcomer, plan, None)
+        deadline = time.monotonic() + plan.phase_seconds
+        spinners = [functools.partial(spin, deadline=deadline)] * count
+        with Swarm(spinners, plan.phase_seconds) as swarm:
+            record["spinners"] = _phase(server, pair, newcomer, plan, swarm)
+        record["rss_before"] = kernel.resident(server.pid)
+        kernel.reset_peak(server.pid)
+        deadline = time.monotonic() + plan.phase_seconds
+        parts = attack_parts(attack.parts, server.address, plan.files, deadline)
+        with Swarm(parts, plan.phase_seconds + _ANSWER_TIMEOUT) as swarm:
+            record["attack_phase"] = _phase(server, pair, newcomer, plan, swarm)
+            record["rss_peak"] = kernel.peak(server.pid)
+            found = kernel.connections(server.address)
+            record.update(connections=found.open, kernel_bytes=found.unread, actions=swarm.board.actions)
+            record.update(ready=swarm.board.ready, attackers_failed=swarm.failed)
+            ending = server.stop(plan.patience)
+            record.update(shut_s=_rounded(ending.shut), gone_s=_rounded(ending.gone), status=ending.status)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+@contextlib.contextmanager
+def _helpers(server: Server, seconds: float) -> Iterator[tuple[_Helper, _Helper]]:
+    with contextlib.ExitStack() as stack:
+        helpers = []
+        for function in (bystander.pair, bystander.newcomer):
+            helper = _Helper(function, server.address, seconds)
+            stack.callback(helper.close)
+            helper.result()
+            helpers.append(helper)
+        yield helpers[0], helpers[1]
+
+
+def _phase(server: Server, pair: _Helper, newcomer: _Helper, plan: Plan, swarm: Swarm | None) -> Record:
+    """Round trips and new clients until `secs` after the set-up, then throughput.
+
+    :raises Failed: if the server or a process of the bystander has ended.
+    """
+    before = server.usage()
+    pair.begin("trips", plan.rate, plan.setup + plan.secs)
+    newcomer.begin("connects", plan.setup + plan.secs)
+    give_up = time.monotonic() + plan.setup
+    while swarm is not None and not swarm.is_ready and time.monotonic() < give_up:
+        _tick(server)
+    end = time.monotonic() + plan.secs
+    while time.monotonic() < end:
+        _tick(server)
+    found: Record = {"trips": pair.finish(), "newcomers": newcomer.finish()}
+    pair.begin("bulk", plan.secs, _BULK_MESSAGES)
+    found["bulk"] = pair.finish(plan.secs)
+    after = server.usage()
+    passed = after.at - before.at
+    found["cpu"] = round((after.cpu - before.cpu) / passed, 3)
+    found["log_per_second"] = round((after.log - before.log) / passed)
+    return found
+
+
+def _tick(server: Server) -> None:
+    server.check()
+    time.sleep(_TICK)
