@@ -8,7 +8,7 @@ from typing import Any
 
 from sbus.client.connecting import Backoff
 from sbus.client.core import ClientCore, find_dialect
-from sbus.protocol.bundles import LARGEST
+from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
 __all__ = ["Settings"]
@@ -28,7 +28,7 @@ class Settings:
     @property
     def longest(self) -> int:
         """Bytes in the longest packet that sockets and buffers need room for, which may be a bundle."""
-        return max(self.max_packet, LARGEST) if self.bundles else self.max_packet
+        return max(self.max_packet, MAX_BUNDLE) if self.bundles else self.max_packet
 
     @property
     def backoff(self) -> Backoff | None:

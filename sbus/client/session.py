@@ -17,7 +17,7 @@ from sbus.client.core import Message
 from sbus.client.options import Settings
 from sbus.client.outbox import Outbox
 from sbus.errors import Closed, ConnectError, Disconnected
-from sbus.protocol.bundles import LARGEST
+from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH
 
@@ -266,7 +266,7 @@ class Session(ClientApi[Sub]):
         if self._writes:
             self._writes += 1
             self._deferred_bytes += total_size(packets)
-            if self._deferred_bytes >= LARGEST:  # as much as a bundle holds: nothing is won by waiting
+            if self._deferred_bytes >= MAX_BUNDLE:  # as much as a bundle holds: nothing is won by waiting
                 self._deferred_bytes = 0
                 self._flush()
         elif not waiting:

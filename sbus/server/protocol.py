@@ -11,7 +11,7 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import SendQueue
-from sbus.protocol.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
+from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
@@ -236,7 +236,7 @@ class BusProtocol:
             self._echo = key == b"echo/on"
             self._fast_path = self._echo and registry.fast_path
         elif key == b"bundle/on" and self._can_bundle():
-            self._reply(build(CMSG, key, b"%d" % LARGEST))
+            self._reply(build(CMSG, key, b"%d" % MAX_BUNDLE))
         elif key == b"bundle/off" and self.transport is not None:
             self._bundles = False
             self.transport.stop_bundling()
@@ -246,8 +246,8 @@ class BusProtocol:
 
     def _can_bundle(self) -> bool:
         """Begin with bundles, if packets may be long enough here."""
-        if self.transport is not None and self._registry.limits.max_packet >= SMALLEST_LIMIT:
-            self._bundles = self.transport.start_bundling(LARGEST) >= SMALLEST_LIMIT
+        if self.transport is not None and self._registry.limits.max_packet >= MIN_BUNDLE_LIMIT:
+            self._bundles = self.transport.start_bundling(MAX_BUNDLE) >= MIN_BUNDLE_LIMIT
             if not self._bundles:
                 self.transport.stop_bundling()
         return self._bundles
