@@ -56,14 +56,14 @@ class Generated(SphinxDirective):
 
 
 class Theory(Generated):
-    """A module's docstring below its first line."""
+    """A module's docstring, with the first line in italics."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         lines = without_heading(inspect.getdoc(self.module()) or "").splitlines()
-        if not lines[1:]:
-            raise self.error(f"{self.arguments[0]} has no theory of operation in its docstring")
+        if not lines:
+            raise self.error(f"{self.arguments[0]} has no docstring")
         return self.parse_lines(["*" + lines[0] + "*", *lines[1:], ""], self.arguments[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 
 from sbus import errors
 from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
+from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, PeerCredentials, matches
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
@@ -188,6 +190,36 @@ def test_the_complete_client(bus: Callable[..., Bus], spawn: Callable[..., Any],
     assert started.stop() == 0
     assert clock.wait() == 1
     assert "the bus has closed the connection" in clock.log
+
+
+def test_the_table_of_control_messages_is_complete() -> None:
+    """The table on the page on the protocol has a row for each control message, made of its entry in the code."""
+    sys.path.insert(0, str(DOCS / "_ext"))
+    try:
+        extension = importlib.import_module("sbusdocs")
+    except ImportError:
+        pytest.skip("Sphinx is not installed: run make docs")
+    finally:
+        sys.path.pop(0)
+    table = "\n".join(extension.control_table(controls))
+    for row, control in zip(rows(table, ".. list-table::")[1:], controls.CONTROLS, strict=True):
+        assert literals(row[0]) == [f"CMSG {control.key.decode()}"]
+        assert row[1] == control.meaning
+        assert row[2] == ("yes" if control.default else "")
+    assert ".. controlmessages::" in page("protocol.rst")
+
+
+# --- the design ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", rows(page("design.rst"), "Where each promise is kept")[1:], ids=lambda row: row[0])
+def test_promises_are_kept_where_the_page_says(row: list[str]) -> None:
+    """Every name in the table of promises is one that the code defines."""
+    source = "".join(path.read_text() for path in (ROOT / "sbus").rglob("*.py"))
+    modules = {path.stem for path in (ROOT / "sbus").rglob("*.py")} | {path.name for path in (ROOT / "sbus").iterdir()}
+    for name in literals(row[1]):
+        for part in name.split("."):
+            assert part in modules or re.search(rf"(def|class) {part}\b|\b{part} =", source) or part == "listen", name
 
 
 # --- the server ---------------------------------------------------------------------------------
