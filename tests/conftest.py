@@ -23,7 +23,7 @@ settings.load_profile("sbus")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_NO_JAVA = {
+_OWN_SPARK = {
     "tests/spark/test_archive_killed.py",
     "tests/spark/test_cluster.py",
     "tests/spark/test_demo.py",
@@ -78,7 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     spark = [
         item
         for item in items
-        if "spark" in getattr(item, "fixturenames", ()) or item.nodeid.partition("::")[0] in _NO_JAVA
+        if "spark" in getattr(item, "fixturenames", ())
+        or item.nodeid.partition("::")[0] in _OWN_SPARK
+        or (_scope(item.nodeid) == "spark" and item.get_closest_marker("slow"))
     ]
     if spark and (problem := _java_problem()):
         for item in spark:
