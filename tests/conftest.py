@@ -31,14 +31,10 @@ _OWN_SPARK = {
 }
 """Files whose tests start Spark in processes of their own, so they need Java without the fixture ``spark``."""
 
-_SECONDS = {
-    "tests/integration/cli/test_cli.py": 40,
-    "tests/integration/server/test_process.py": 40,
-    "tests/integration/server/test_reactors.py": 40,
-    "tests/unit/flood/test_send_queue.py": 40,
-}
-"""About how long the longest files take; for others the number of tests decides."""
-_SECONDS_A_TEST = 0.15
+_CACHE = "sbus/seconds"
+"""Where pytest's cache keeps how long each group of tests took, in seconds."""
+_INTEGRATION, _UNIT = 0.5, 0.05
+"""Seconds that a test is expected to take in a file that the cache does not know."""
 
 
 def _java_problem() -> str | None:
@@ -60,14 +56,17 @@ def _scope(nodeid: str) -> str:
     return "spark" if path.startswith("tests/spark/") else path
 
 
-def _by_length(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+def _by_length(items: Iterable[pytest.Item], known: dict[str, float]) -> list[pytest.Item]:
     """Order tests so that the longest groups come first, each in its own order."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(_scope(item.nodeid), []).append(item)
 
     def seconds(scope: str) -> float:
-        return 1e9 if scope == "spark" else _SECONDS.get(scope, _SECONDS_A_TEST * len(groups[scope]))
+        if scope == "spark":  # one process has it from start to end
+            return 1e9
+        guess = _UNIT if scope.startswith("tests/unit/") else _INTEGRATION
+        return known.get(scope, guess * len(groups[scope]))
 
     return [item for scope in sorted(groups, key=seconds, reverse=True) for item in groups[scope]]
 
@@ -85,12 +84,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if spark and (problem := _java_problem()):
         for item in spark:
             item.add_marker(pytest.mark.skip(reason=problem))
-    if hasattr(config, "workerinput"):
-        items[:] = _by_length(items)
+    if hasattr(config, "workerinput") and config.cache is not None:
+        items[:] = _by_length(items, config.cache.get(_CACHE, {}))
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives each process one file after the other, and one process all tests that share the Spark session."""
+    """Gives each process one file after the other, and one process all tests that share the Spark session.
+
+    Files come in the order of collection, the longest first, so that no process ends long before the others.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return _scope(nodeid)
@@ -98,6 +100,25 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFile:
-    """Say which process runs which tests, in the order in which they were collected."""
+    """Say which process runs which tests, and note how long they take."""
     config.option.loadscopereorder = False
+    config.pluginmanager.register(_Stopwatch(config))
     return _ByFile(config, log)
+
+
+class _Stopwatch:
+    """Notes how long each group of tests took, for the next run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        scope = _scope(report.nodeid)
+        self._seconds[scope] = self._seconds.get(scope, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        cache = self._config.cache
+        if cache is None or self._config.option.keyword or self._config.option.markexpr != "not slow":
+            return  # parts of files say nothing of the whole
+        cache.set(_CACHE, {**cache.get(_CACHE, {}), **{k: round(v, 2) for k, v in self._seconds.items()}})
