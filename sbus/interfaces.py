@@ -1,4 +1,4 @@
-"""The interfaces that plugins and embedding programs implement or use.
+"""The interfaces that plugins and embedding programs implement or use, and the types of their arguments and results.
 
 Twisted's plugin system finds a component: a module in ``twisted/plugins`` with an object that provides
 `twisted.plugin.IPlugin` and one of these interfaces. The command line selects it by its name, a client by the control
@@ -7,7 +7,8 @@ message that names it.
 
 from __future__ import annotations
 
-from sbus.flood.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
+from sbus.flood.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy, Verdict
+from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.server.interfaces import ICredentials, ICredentialsPolicy, IObserver
 
@@ -21,4 +22,7 @@ __all__ = [
     "IPacketTransport",
     "IQueueOrder",
     "ISoftStrategy",
+    "PeerCredentials",
+    "SecretKey",
+    "Verdict",
 ]

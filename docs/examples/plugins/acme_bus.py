@@ -8,9 +8,17 @@ from twisted.plugin import IPlugin
 from zope.interface import implementer
 
 from sbus.errors import Violation, ViolationReason
-from sbus.flood import SendQueue, Verdict
-from sbus.interfaces import ICredentials, ICredentialsPolicy, IHardStrategy, IQueueOrder, ISoftStrategy
-from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.flood import SendQueue
+from sbus.interfaces import (
+    ICredentials,
+    ICredentialsPolicy,
+    IHardStrategy,
+    IQueueOrder,
+    ISoftStrategy,
+    PeerCredentials,
+    SecretKey,
+    Verdict,
+)
 from sbus.server.credentials import AccessSettings, KernelPolicy
 
 

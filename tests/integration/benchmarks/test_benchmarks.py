@@ -85,7 +85,8 @@ def test_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "run", lambda shop, server, case, scale: {"server": server.name, "case": case.name})
     servers = [SERVERS["sbus"], YARDSTICK, SERVERS["zmq"]]
     cases = [*WORKLOADS["1-1"].cases, Case("once", "", Kind.EMPTY, rounds=1)]
-    made = list(measure.measure(None, servers, cases, Scale(), 2))  # type: ignore[arg-type]
+    no_workshop: Any = None
+    made = list(measure.measure(no_workshop, servers, cases, Scale(), 2))
     assert [(r["round"], r["case"], r["server"]) for r in made] == [
         (0, "1-1/unbatched", "sbus"),
         (0, "1-1/unbatched", "yardstick"),

@@ -457,9 +457,7 @@ def with_plugins(directory: Path) -> dict[str, str]:
 def acme(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of the page on plugins."""
     monkeypatch.syspath_prepend(str(PLUGINS))
-    import acme_bus  # type: ignore[import-not-found, unused-ignore]
-
-    yield acme_bus
+    yield importlib.import_module("acme_bus")
     sys.modules.pop("acme_bus")
 
 
