@@ -84,8 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if spark and (problem := _java_problem()):
         for item in spark:
             item.add_marker(pytest.mark.skip(reason=problem))
-    if hasattr(config, "workerinput") and config.cache is not None:
-        items[:] = _by_length(items, config.cache.get(_CACHE, {}))
+    if hasattr(config, "workerinput"):
+        cache = getattr(config, "cache", None)
+        items[:] = _by_length(items, cache.get(_CACHE, {}) if cache else {})
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -118,7 +119,7 @@ class _Stopwatch:
         self._seconds[scope] = self._seconds.get(scope, 0.0) + report.duration
 
     def pytest_sessionfinish(self) -> None:
-        cache = self._config.cache
+        cache = getattr(self._config, "cache", None)  # pytest may run without one
         if cache is None or self._config.option.keyword or self._config.option.markexpr != "not slow":
             return  # parts of files say nothing of the whole
         cache.set(_CACHE, {**cache.get(_CACHE, {}), **{k: round(v, 2) for k, v in self._seconds.items()}})
