@@ -1,13 +1,13 @@
-"""The compiled part of sbus; everything else about the package is in pyproject.toml.
+"""The compiled modules of sbus. Everything else about the package is in pyproject.toml.
 
-The environment variable SBUS_EXTENSION says what happens to it:
+The environment variable SBUS_EXTENSION decides about them:
 
 unset or ``auto``
-    build it; where that fails, install without it (sbus then uses its plain Python twin);
+    build them; if that fails, install without them (sbus then uses their plain Python twins);
 ``yes``
-    build it; a failure ends the installation (for CI and for wheels);
+    build them; a failure ends the installation (for CI and for wheels);
 ``no``
-    do not build it.
+    do not build them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 
 from setuptools import Extension, setup
 
-#: Each compiled module: a path, which also gives the module its name.
+#: The compiled modules, by path; the path also gives the module its name.
 MODULES = [
     "sbus/protocol/_bundles.pyx",
     "sbus/routing/_runs.pyx",
@@ -47,12 +47,12 @@ def extensions() -> list[Extension]:
             )
             for path in MODULES
         ],
-        # The C source goes there, not beside the .pyx.
+        # Keep the C source out of the tree.
         build_dir="build/cython",
         language_level=3,
     )
     for extension in found:
-        extension.optional = choice == "auto"  # cythonize drops it when it is given above
+        extension.optional = choice == "auto"  # cythonize drops the argument of Extension
     return found
 
 

@@ -1,4 +1,4 @@
-"""Settings of the documentation. Building it needs no network."""
+"""Settings of the documentation. The build needs no network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 here = Path(__file__).parent
 sys.path[:0] = [str(here / "_ext"), str(here.parent)]
-# The reference shows the plain twin of the compiled helper, whether or not that is installed.
+# The reference shows the plain twins of compiled modules, whether or not these were built.
 os.environ["SBUS_PURE"] = "1"
 
 import sbus  # noqa: E402
@@ -21,7 +21,7 @@ release = version = sbus.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sbusdocs"]
 exclude_patterns = ["_build"]
-# Docstrings put single backticks around names.
+# Docstrings put names between single backticks.
 default_role = "code"
 highlight_language = "text"
 
@@ -31,12 +31,9 @@ html_title = f"sbus {release}"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-# The pipeline's libraries are large, and their pages are made without them.
-autodoc_mock_imports = ["pyarrow", "pyspark"]
 python_use_unqualified_type_names = True
 
-# Links to the documentation of Python and Twisted would need their inventories from the net, so they are made
-# on request only.
+# Links to the documentation of Python and Twisted need inventories from the network, so they are optional.
 intersphinx_mapping = {}
 if os.environ.get("SBUS_DOCS_INTERSPHINX"):
     intersphinx_mapping = {
@@ -44,10 +41,15 @@ if os.environ.get("SBUS_DOCS_INTERSPHINX"):
         "twisted": ("https://docs.twisted.org/en/stable/api", None),
     }
 
-# Every reference must lead somewhere (sphinx-build -n), but those to other people's modules have nowhere to go.
-_others = "|".join(map(re.escape, sorted({*sys.stdlib_module_names, "pyarrow", "pyspark", "twisted", "zope"})))
+# Every reference has to resolve (sphinx-build -n), except those to the modules of other projects.
+_others = "|".join(
+    map(
+        re.escape,
+        sorted({*sys.stdlib_module_names, "click", "jinja2", "py4j", "pyarrow", "pyspark", "twisted", "zope"}),
+    )
+)
 nitpick_ignore_regex = [
     (r"py:.*", rf"({_others})\..*"),
-    (r"py:class", r"sbus\.(index|routes|runs)\.[MS]"),  # type variables
+    (r"py:class", r"sbus\.routing\.(trie|cache|runs)\.[KMS]"),  # type variables
     (r"py:class", r"(sbus\.client\.(\w+\.)+)?(Sub|Owner|Args)"),
 ]

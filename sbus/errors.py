@@ -1,26 +1,26 @@
-"""What can go wrong: our exceptions, and the enumerated reasons for a violation and for closing a client.
+"""The exceptions of this package, and the enumerated reasons for violations and disconnections.
 
 ::
 
     SbusError
-     ├─ Violation            a peer broke a rule of the protocol (carries a ViolationReason)
-     ├─ UsageError           a caller asked for something the bus does not offer
-     │   ├─ AddressError     an address that cannot be understood or used
-     │   ├─ InvalidKey       a key or pattern that the protocol forbids (carries a ViolationReason or None)
+     ├─ Violation            a client broke a rule of the protocol (has a ViolationReason)
+     ├─ UsageError           the caller asked for something that does not exist or is not allowed
+     │   ├─ AddressError     an address that is malformed or cannot be used
+     │   ├─ InvalidKey       a key or pattern that the protocol forbids (has a ViolationReason or None)
      │   ├─ PacketTooLong    a message that does not fit a packet
-     │   └─ PluginError      a component that is not installed, or named twice
-     ├─ ListenError          the address could not be listened on (carries the remedy)
-     ├─ ConnectError         no connection to a bus could be made (carries the remedy)
-     ├─ Disconnected         the connection to the bus is gone (and whatever waited for it fails)
-     │   └─ Closed           we closed it ourselves
-     ├─ JournalError         a journal that cannot be read or written (says which, and the remedy)
-     │   └─ JournalLocked    another recorder writes it
-     ├─ LakeError            a lake that cannot be read or written (says which, and the remedy)
-     ├─ SparkError           what Spark was asked to do has failed
+     │   └─ PluginError      a component that is not installed, or a name that is taken twice
+     ├─ ListenError          the server cannot listen on the address (the text has the remedy)
+     ├─ ConnectError         the client cannot connect (the text has the remedy)
+     ├─ Disconnected         the connection is gone; everything that waited for it fails with this
+     │   └─ Closed           this program closed the connection
+     ├─ JournalError         a journal cannot be read or written (the text has the path and the remedy)
+     │   └─ JournalLocked    another recorder is writing it
+     ├─ LakeError            a lake cannot be read or written (the text has the path and the remedy)
+     ├─ SparkError           a Spark job failed
      ├─ TimedOut             something did not happen in time; also a TimeoutError
-     └─ RequestFailed        the other side answered a request with an error
+     └─ RequestFailed        the other client answered a request with an error
 
-Anything else that escapes is a bug of ours.
+Any other exception that escapes from this package is a bug.
 """
 
 from __future__ import annotations
@@ -51,43 +51,43 @@ __all__ = [
 
 
 class ViolationReason(enum.Enum):
-    """Which rule of the protocol a packet broke; the value is the sentence that is logged."""
+    """The rule of the protocol that a packet broke. The value is the text in the log."""
 
-    UNKNOWN_VERB = "the packet is none of the message types of this dialect"
-    BAD_BUNDLE = "a bundle from a client that has not asked for bundles, or one whose framing is wrong"
-    KEY_NOT_ENDED = "MSG without a NUL after the routing key"
+    UNKNOWN_VERB = "unknown message type"
+    BAD_BUNDLE = "a bundle from a client that has not asked for bundles, or with bad framing"
+    KEY_NOT_ENDED = "MSG without a NUL after the key"
     PACKET_TOO_LONG = "the packet is longer than the limit"
     RESERVED_KEY = "'!' is reserved: it may only begin !/cred/<gid>/<uid>/<pid>/"
-    BAD_ID = "an ID in a secret key must be empty or a decimal number without leading zeros below 2^32"
-    FOREIGN_SECRET = "subscription to a secret key of somebody else's"
-    UNPROVEN_IDENTITY = "the peer's IDs are shared by many and prove nothing"
+    BAD_ID = "an ID in a secret key must be empty, or a decimal number below 2^32 without leading zeros"
+    FOREIGN_SECRET = "subscription to another client's secret key"
+    UNPROVEN_IDENTITY = "the client's IDs are shared by many processes, so they prove nothing"
     REFUSED_SUBSCRIPTION = "the credentials policy refuses this subscription"
     REFUSED_PUBLICATION = "the credentials policy refuses this publication"
-    TOO_MANY_PATTERNS = "more patterns than a client may hold"
-    TOO_MANY_PATTERN_BYTES = "more bytes in patterns than a client may hold"
+    TOO_MANY_PATTERNS = "more patterns than the limit for one client"
+    TOO_MANY_PATTERN_BYTES = "more bytes in patterns than the limit for one client"
 
 
 class CloseReason(enum.Enum):
-    """Why the server ended (or lost) a connection; the value is the sentence that is logged."""
+    """The cause of the end of a connection. The value is the text in the log."""
 
-    PEER_CLOSED = "the peer closed the connection"
+    PEER_CLOSED = "the client closed the connection"
     PEER_RESET = "the connection broke"
-    NOT_ALLOWED = "the peer's user is not allowed on this bus"
-    TOO_MANY_CLIENTS = "the bus has as many clients as it may have"
-    VIOLATION = "the peer broke the protocol"
-    SOCKET_FULL = "its socket was full and it had chosen blocking/soft/error"
-    QUEUE_FULL = "its queue was full and it had chosen blocking/hard/error"
-    BLOCKED_TOO_LONG = "it held publishers back and took nothing for the whole block time-out"
+    NOT_ALLOWED = "the client's user is not allowed on this bus"
+    TOO_MANY_CLIENTS = "the bus has reached its limit of clients"
+    VIOLATION = "the client broke the protocol"
+    SOCKET_FULL = "its socket was full, and it had chosen blocking/soft/error"
+    QUEUE_FULL = "its queue was full, and it had chosen blocking/hard/error"
+    BLOCKED_TOO_LONG = "it blocked publishers and received nothing for the whole block time-out"
     SERVER_STOPPED = "the server is stopping"
     SERVER_ERROR = "an error in the server"
 
 
 class SbusError(Exception):
-    """The base of every exception that this package raises on purpose."""
+    """The base class of all exceptions that this package raises deliberately."""
 
 
 class Violation(SbusError):
-    """A peer broke a rule of the protocol."""
+    """A client broke a rule of the protocol."""
 
     def __init__(self, reason: ViolationReason) -> None:
         super().__init__(reason.value)
@@ -98,15 +98,15 @@ class Violation(SbusError):
 
 
 class UsageError(SbusError):
-    """A caller asked for something that the bus does not offer; the text says what to do instead."""
+    """The caller asked for something that does not exist or is not allowed; the text says what to do instead."""
 
 
 class AddressError(UsageError):
-    """An address that cannot be understood or used."""
+    """An address that is malformed or cannot be used."""
 
 
 class InvalidKey(UsageError):
-    """A routing key or pattern that the protocol forbids; the text says which rule."""
+    """A key or pattern that the protocol forbids; the text names the rule."""
 
     def __init__(self, message: str, reason: ViolationReason | None = None) -> None:
         super().__init__(message)
@@ -114,48 +114,48 @@ class InvalidKey(UsageError):
 
 
 class PacketTooLong(UsageError):
-    """A message that does not fit a packet, or the socket's send buffer; the text says by which limit."""
+    """A message that does not fit a packet or the socket's send buffer; the text names the limit."""
 
 
 class PluginError(UsageError):
-    """A component that is not installed, or a name that two components claim."""
+    """A component that is not installed, or a name that two components share."""
 
 
 class ListenError(SbusError):
-    """An address could not be listened on; the text says why and names the remedy."""
+    """The server cannot listen on an address; the text gives the cause and the remedy."""
 
 
 class ConnectError(SbusError):
-    """No connection to a bus could be made; the text says why and names the remedy."""
+    """The client cannot connect to a bus; the text gives the cause and the remedy."""
 
 
 class Disconnected(SbusError):
-    """The connection to the bus is gone; the text says what is known of why."""
+    """The connection to the bus is gone; the text gives the cause as far as it is known."""
 
 
 class Closed(Disconnected):
-    """We have closed the connection ourselves."""
+    """This program closed the connection."""
 
 
 class JournalError(SbusError):
-    """A journal that cannot be read or written; the text says which one, why, and what to do."""
+    """A journal cannot be read or written; the text gives the path, the cause and the remedy."""
 
 
 class JournalLocked(JournalError):
-    """Another recorder writes this journal; there may be only one."""
+    """Another recorder is writing this journal; a journal has at most one."""
 
 
 class LakeError(SbusError):
-    """A lake that cannot be read or written; the text says which one, why, and what to do."""
+    """A lake cannot be read or written; the text gives the path, the cause and the remedy."""
 
 
 class SparkError(SbusError):
-    """What Spark was asked to do has failed; the text is the line of Spark's that says most."""
+    """A Spark job failed; the text is the most specific line of Spark's own error."""
 
 
 class TimedOut(SbusError, TimeoutError):
-    """Something did not happen in the time that was given for it."""
+    """Something did not happen in the given time."""
 
 
 class RequestFailed(SbusError):
-    """The other side answered a request with an error; the text is its."""
+    """The other client answered a request with an error, whose text this is."""

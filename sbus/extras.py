@@ -1,4 +1,4 @@
-"""Libraries that come with an extra only: where one is missing, the error names the extra."""
+"""Libraries that only an extra installs: if one is missing, the error names the extra."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from sbus.errors import UsageError
 
 __all__ = ["needs"]
 
-_BROUGHT = {"jinja2", "pyarrow", "pyspark", "py4j"}
+_LIBRARIES = {"jinja2", "pyarrow", "pyspark", "py4j"}
 
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Around imports: `extra` is the one of this package's that brings what is imported.
+    """Wrap imports of libraries that `extra` installs.
 
-    :raises UsageError: if a library of the extra is not installed.
+    :param extra: the name of an extra of this package.
+    :raises UsageError: if a library of the extra is missing.
     """
     try:
         yield
     except ModuleNotFoundError as e:
         library = (e.name or "").partition(".")[0]
-        if library not in _BROUGHT:
+        if library not in _LIBRARIES:
             raise
         raise UsageError(f"this needs {library}, which is not installed: pip install 'sbus[{extra}]'") from None

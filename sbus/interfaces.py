@@ -1,13 +1,14 @@
-"""The interfaces of everything that can be replaced, and of what a replacement works with.
+"""The interfaces that plugins and embedding programs implement or use, and the types of their arguments and results.
 
-A component is found through Twisted's plugin system: a module in ``twisted/plugins`` with an object that provides
-`twisted.plugin.IPlugin` and one of these interfaces. The command line chooses it by its name, or a client by the
-control message that names it.
+Twisted's plugin system finds a component: a module in ``twisted/plugins`` with an object that provides
+`twisted.plugin.IPlugin` and one of these interfaces. The command line selects it by its name, a client by the control
+message that names it.
 """
 
 from __future__ import annotations
 
-from sbus.flood.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
+from sbus.flood.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy, Verdict
+from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.server.interfaces import ICredentials, ICredentialsPolicy, IObserver
 
@@ -21,4 +22,7 @@ __all__ = [
     "IPacketTransport",
     "IQueueOrder",
     "ISoftStrategy",
+    "PeerCredentials",
+    "SecretKey",
+    "Verdict",
 ]

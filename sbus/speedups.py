@@ -1,12 +1,35 @@
-"""Whether the compiled parts are to be used: where they were built, and ``SBUS_PURE=1`` does not forbid it."""
+"""The choice between a compiled module and its plain Python twin.
+
+Hot loops exist twice behind one name: in Cython (``_name.pyx``) and in plain Python. sbus uses the compiled twin where
+it was built, unless the environment variable ``SBUS_PURE`` is set to something other than ``0``.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+from typing import Any
 
-__all__ = ["is_wanted"]
+__all__ = ["choose", "is_wanted"]
 
 
 def is_wanted() -> bool:
-    """Whether a compiled twin is to be used if there is one."""
+    """Return whether compiled twins may be used."""
     return os.environ.get("SBUS_PURE", "0") in ("", "0")
+
+
+def choose(module: str, **plain: Any) -> tuple[Any, ...]:
+    """Return the compiled twin of each function, or the plain functions where the module was not built.
+
+    :param module: the name of the compiled module.
+    :param plain: the plain functions, by the names that they have in that module.
+    :returns: the functions in the order of `plain`.
+    """
+    if is_wanted():
+        try:
+            compiled = importlib.import_module(module)
+        except ImportError:
+            pass
+        else:
+            return tuple(getattr(compiled, name) for name in plain)
+    return tuple(plain.values())

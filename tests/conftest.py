@@ -1,34 +1,125 @@
-"""What all tests share: deadlines of property tests, signals, and which tests run in one process of several."""
+"""Settings for all tests: property tests, signals, tests that need Java, and the distribution over processes."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from sbus.errors import UsageError
+
 pytest_plugins = ["tests.support.servers", "tests.support.journals"]
 
-# Other load on the machine is no failure.
+# Other load on the machine must not fail a property test.
 settings.register_profile("sbus", deadline=None)
 settings.load_profile("sbus")
 
-# What a shell starts in the background ignores it, and so would all that the tests start, and stop by it.
+# A shell starts background jobs with SIGINT ignored. The processes that tests start would inherit that, and tests
+# stop them with SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_OWN_SPARK = {
+    "tests/spark/test_archive_killed.py",
+    "tests/spark/test_cluster.py",
+    "tests/spark/test_demo.py",
+    "tests/spark/test_tutorial.py",
+}
+"""Files whose tests start Spark in processes of their own, so they need Java without the fixture ``spark``."""
 
-class _ByFolder(LoadScopeScheduling):  # type: ignore[misc]
-    """Keeps the tests of a file in one process, and all that share the Spark session in another."""
+_CACHE = "sbus/seconds"
+"""Where pytest's cache keeps how long each group of tests took, in seconds."""
+_INTEGRATION, _UNIT = 0.5, 0.05
+"""Seconds that a test is expected to take in a file that the cache does not know."""
+
+
+def _java_problem() -> str | None:
+    """Return why Spark cannot run here, with the remedy, or None if it can."""
+    try:
+        from sbus.spark.runtime.java import find_java
+
+        find_java()
+    except UsageError as e:
+        return str(e)
+    except ImportError as e:
+        return f"{e}: run make test, which installs it"
+    return None
+
+
+def _scope(nodeid: str) -> str:
+    """Return the group of tests that one process runs: a file, or all tests that share the Spark session."""
+    path = nodeid.partition("::")[0]
+    return "spark" if path.startswith("tests/spark/") else path
+
+
+def _by_length(items: Iterable[pytest.Item], known: dict[str, float]) -> list[pytest.Item]:
+    """Order tests so that the longest groups come first, each in its own order."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(_scope(item.nodeid), []).append(item)
+
+    def seconds(scope: str) -> float:
+        if scope == "spark":  # one process has it from start to end
+            return 1e9
+        guess = _UNIT if scope.startswith("tests/unit/") else _INTEGRATION
+        return known.get(scope, guess * len(groups[scope]))
+
+    return [item for scope in sorted(groups, key=seconds, reverse=True) for item in groups[scope]]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip tests that need Java where there is none, and start long files first where several processes share them."""
+    spark = [
+        item
+        for item in items
+        if "spark" in getattr(item, "fixturenames", ())
+        or item.nodeid.partition("::")[0] in _OWN_SPARK
+        or (_scope(item.nodeid) == "spark" and item.get_closest_marker("slow"))
+    ]
+    if spark and (problem := _java_problem()):
+        for item in spark:
+            item.add_marker(pytest.mark.skip(reason=problem))
+    if hasattr(config, "workerinput"):
+        cache = getattr(config, "cache", None)
+        items[:] = _by_length(items, cache.get(_CACHE, {}) if cache else {})
+
+
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each process one file after the other, and one process all tests that share the Spark session.
+
+    Files come in the order of collection, the longest first, so that no process ends long before the others.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "spark" if path.startswith("tests/spark/") else path
+        return _scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFolder:
-    """Say which process runs which tests."""
-    return _ByFolder(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFile:
+    """Say which process runs which tests, and note how long they take."""
+    config.option.loadscopereorder = False
+    config.pluginmanager.register(_Stopwatch(config))
+    return _ByFile(config, log)
+
+
+class _Stopwatch:
+    """Notes how long each group of tests took, for the next run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        scope = _scope(report.nodeid)
+        self._seconds[scope] = self._seconds.get(scope, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        cache = getattr(self._config, "cache", None)  # pytest may run without one
+        if cache is None or self._config.option.keyword or self._config.option.markexpr != "not slow":
+            return  # parts of files say nothing of the whole
+        cache.set(_CACHE, {**cache.get(_CACHE, {}), **{k: round(v, 2) for k, v in self._seconds.items()}})

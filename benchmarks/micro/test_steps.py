@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sbus.flood import DEFAULT_SETTINGS, ORDERS, QueueLimits, SendQueue, SharedBudget, UserShare
-from sbus.protocol.bundles import LARGEST, pack, unbundle
+from sbus.protocol.bundles import MAX_BUNDLE, pack, unbundle
 from sbus.protocol.keys import CURRENT, PeerCredentials, matches
 from sbus.protocol.packets import build, parse
 from sbus.routing.cache import RouteCache
@@ -67,16 +67,16 @@ def test_run_of_many_keys(benchmark: Any) -> None:
 
 def test_pack(benchmark: Any) -> None:
     """As many messages as one bundle holds are put together."""
-    messages = [MESSAGE] * (LARGEST // (len(MESSAGE) + 4))
-    bundles, counts = benchmark(pack, messages, LARGEST, BATCH)
+    messages = [MESSAGE] * (MAX_BUNDLE // (len(MESSAGE) + 4))
+    bundles, counts = benchmark(pack, messages, MAX_BUNDLE, BATCH)
     assert counts == [len(messages)]
     assert len(bundles) == 1
 
 
 def test_unbundle(benchmark: Any) -> None:
     """A bundle is taken apart."""
-    messages = [MESSAGE] * (LARGEST // (len(MESSAGE) + 4))
-    bundles, _ = pack(messages, LARGEST, BATCH)
+    messages = [MESSAGE] * (MAX_BUNDLE // (len(MESSAGE) + 4))
+    bundles, _ = pack(messages, MAX_BUNDLE, BATCH)
     assert benchmark(unbundle, bundles) == messages
 
 

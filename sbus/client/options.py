@@ -9,7 +9,7 @@ from typing import TypedDict
 from sbus.client.connecting import Backoff
 from sbus.client.core import ClientCore, find_dialect
 from sbus.errors import UsageError
-from sbus.protocol.bundles import LARGEST
+from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
 __all__ = ["ConnectOptions", "Keywords", "ServiceKeywords"]
@@ -65,7 +65,7 @@ class ConnectOptions:
     @property
     def buffer_size(self) -> int:
         """Bytes that buffers must hold: the longest packet or, if longer, a bundle."""
-        return max(self.max_packet, LARGEST) if self.bundles else self.max_packet
+        return max(self.max_packet, MAX_BUNDLE) if self.bundles else self.max_packet
 
     @property
     def backoff(self) -> Backoff | None:

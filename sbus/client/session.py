@@ -44,7 +44,7 @@ from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.client.subscription import QueuedSubscription
 from sbus.errors import Closed, ConnectError, Disconnected
-from sbus.protocol.bundles import LARGEST
+from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH
 
@@ -180,7 +180,7 @@ class Session(ClientApi[Sub]):
         if self._turn_writes:
             self._turn_writes += 1
             self._deferred_bytes += total_size(packets)
-            if self._deferred_bytes >= LARGEST:
+            if self._deferred_bytes >= MAX_BUNDLE:
                 self._deferred_bytes = 0
                 self._flush()
         elif not queued:

@@ -1,1 +1,1 @@
-"""The wire protocol and its rules: packets, bundles, keys, patterns. No input or output."""
+"""The wire protocol and its rules: packets, bundles, keys, patterns, control messages. No I/O."""

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The compiled twin of `sbus.protocol.bundles`: bundles taken apart and put together with one copy of each byte."""
+"""The compiled twin of `sbus.protocol.bundles`: it copies each byte once."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint32_t
@@ -28,7 +28,7 @@ cdef inline bint _is_bundle(object packet) except -1:
 
 
 cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
-    """Whether the lengths of a bundle fit, and nothing in it is empty or a bundle."""
+    """Check that the lengths add up and that no packet is empty or a bundle."""
     cdef Py_ssize_t at = 4
     cdef uint32_t length
     if size == 4:
@@ -38,7 +38,7 @@ cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
             return False
         length = _get(<const unsigned char *>data + at)
         at += 4
-        if length == 0 or length > <size_t>(size - at):  # unsigned: a length may be more than a 32-bit index
+        if length == 0 or length > <size_t>(size - at):  # compared unsigned: a length may exceed what a signed 32-bit index holds
             return False
         if length >= 4 and memcmp(data + at, b"BNDL", 4) == 0:
             return False
@@ -47,7 +47,7 @@ cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
 
 
 cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
-    """Whether behind this packet there are no more bundles."""
+    """Return whether this packet ends bundles: ``CMSG bundle/off``."""
     return size >= 15 and memcmp(data, b"CMSG bundle/off", 15) == 0 and (size == 15 or data[15] == 0)
 
 
@@ -87,7 +87,7 @@ def pack(list packets not None, Py_ssize_t limit, Py_ssize_t most):
     cdef unsigned char *data
     cdef object packet, bundle
     cdef list bundles = [], counts = []
-    total = len(packets)  # from here on nothing runs that could change the list
+    total = len(packets)  # no Python code runs from here on, so the list cannot change
     while at < total and len(bundles) < most:
         size = 4
         end = at

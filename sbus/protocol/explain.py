@@ -1,7 +1,6 @@
-"""Why a pattern does not match a key: the rules of `sbus.protocol.keys`, told to people.
+"""Explain in words why a pattern does not match a key.
 
-`explain` finds a mismatch exactly where `sbus.protocol.keys.matches` finds no match, and says how far the two
-agree.
+`explain` reports a mismatch exactly where `sbus.protocol.keys.matches` finds no match, and how far the two agree.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ __all__ = ["Mismatch", "explain"]
 class Mismatch(NamedTuple):
     """Where a pattern stops matching a key.
 
-    :ivar pattern_at: bytes of the pattern that are dealt with when it stops.
-    :ivar key_at: bytes of the key that they stand for.
-    :ivar reason: what is wrong there.
+    :ivar pattern_at: bytes of the pattern in front of the mismatch.
+    :ivar key_at: bytes of the key that these match.
+    :ivar reason: the cause, as a sentence.
     """
 
     pattern_at: int
@@ -27,21 +26,25 @@ class Mismatch(NamedTuple):
 
 
 def explain(pattern: bytes, key: bytes, dialect: Dialect = CURRENT) -> Mismatch | None:
-    """Say where and why a pattern stops matching a key; None if it matches.
+    """Return where and why a pattern stops matching a key, or None if it matches.
 
-    A secret pattern counts as matching if there is a subscriber who may use it and whom it lets read
-    the key: where it leaves an ID out, the one with the ID that the key has there.
+    A secret pattern counts as matching if some subscriber could use it to read the key: where the pattern leaves an
+    ID out, the subscriber whose ID the key has there.
 
-    :raises sbus.errors.Violation: if the pattern or the key is one that no peer may use.
+    :raises sbus.errors.Violation: if the protocol forbids the pattern or the key.
     """
     wanted = dialect.check(pattern)
     secret = dialect.check(key)
     if not wanted and not secret:
         return _explain_open(pattern, key, dialect.separator)
     if not wanted:
-        return Mismatch(0, 0, "the key is secret, and no wildcard reaches those: begin with !/cred/<gid>/<uid>/<pid>/")
+        return Mismatch(
+            0,
+            0,
+            "the key is secret, and no wildcard reaches secret keys: begin the pattern with !/cred/<gid>/<uid>/<pid>/",
+        )
     if not secret:
-        return Mismatch(0, 0, "the pattern is for secret keys, which begin with !/cred/, and this is none")
+        return Mismatch(0, 0, "the pattern is for secret keys, which begin with !/cred/, and this key is open")
     return _explain_secret(wanted, secret)
 
 
@@ -60,7 +63,7 @@ def _explain_secret(wanted: SecretKey, secret: SecretKey) -> Mismatch | None:
 
 
 def _explain_open(pattern: bytes, key: bytes, separator: bytes) -> Mismatch | None:
-    """Rules 1 to 4, segment by segment from the left."""
+    """Apply rules 1 to 4, segment by segment from the left."""
     if not pattern:
         return None
     parts = pattern.split(separator)
@@ -72,42 +75,42 @@ def _explain_open(pattern: bytes, key: bytes, separator: bytes) -> Mismatch | No
     pattern_at = key_at = 0
     for number, part in enumerate(parts):
         if number == len(segments):
-            return Mismatch(pattern_at - 1, len(key), f"the key ends here, but the pattern goes on with {shown!r}")
+            return Mismatch(pattern_at - 1, len(key), f"the key ends here, but the pattern continues with {shown!r}")
         found = _explain_segment(part, segments[number], shown)
         if found is not None:
             return Mismatch(pattern_at + found.pattern_at, key_at + found.key_at, found.reason)
         pattern_at += len(part) + 1
         key_at += len(segments[number]) + 1
     if below and len(segments) == len(parts):
-        return Mismatch(len(pattern) - 1, len(key), f"the key ends here, but the pattern wants {shown!r} after this")
+        return Mismatch(len(pattern) - 1, len(key), f"the key ends here, but the pattern needs {shown!r} next")
     if not below and len(segments) > len(parts):
         return Mismatch(
             len(pattern),
             key_at - 1,
-            f"the pattern ends here, but the key goes on: only one that ends with {shown!r} matches what is below",
+            f"the pattern ends here, but the key continues: end the pattern with {shown!r} to match keys below it",
         )
     return None
 
 
 def _explain_segment(part: bytes, segment: bytes, separator: str) -> Mismatch | None:
-    """One segment of a pattern against one of a key."""
+    """Compare one segment of a pattern with one of a key."""
     literal, star, rest = part.partition(b"*")
     at = 0
     while at < len(literal) and at < len(segment) and literal[at] == segment[at]:
         at += 1
     if at < len(literal):
         if at == len(segment):
-            return Mismatch(at, at, "the key's segment ends here, but the pattern's goes on")
+            return Mismatch(at, at, "the key's segment ends here, but the pattern's continues")
         return Mismatch(at, at, "pattern and key differ here")
     if not star:
         if at < len(segment):
-            return Mismatch(at, at, "the pattern's segment ends here, but the key's goes on")
+            return Mismatch(at, at, "the pattern's segment ends here, but the key's continues")
         return None
     behind = len(rest) - len(rest.lstrip(b"*"))
     if behind < len(rest):
         return Mismatch(
             at + 1 + behind,
             len(segment),
-            f"'*' has taken all up to the next {separator!r} or the end, so that nothing is left for what follows it",
+            f"'*' takes everything up to the next {separator!r} or the end, so nothing is left for what follows it",
         )
     return None

@@ -1,8 +1,31 @@
-"""Routing keys, patterns and secret keys; and one pattern against one key, as the plain reference.
+"""Routing keys, patterns and secret keys, and the reference for matching one pattern against one key.
 
-The index (`sbus.routing.trie`) must find what `matches` finds; this module says what that is, and which
-keys and patterns a peer may use at all. Numbers in the comments are the rules of the protocol's
-section on matching.
+Theory of operation
+-------------------
+
+This module defines which keys and patterns a client may use, and which pattern matches which key. It favours clarity
+over speed: `matches` states the rules in the order of the protocol, and the trie (`sbus.routing.trie`) has to find
+exactly what `matches` finds. A property test compares the two. The numbers in comments are those rules; 1 to 4 are
+numbered in the protocol's "Keys and patterns", 5 and 8 are these:
+
+5. No wildcard reaches a key whose first segment is ``!``.
+8. A segment ``!`` may only begin complete credentials: at the start of a key or, chained, within ``<rest>``.
+
+Invariants:
+
+* `Dialect.check` runs on every key and every pattern before anything else uses it. Everything behind it may rely on a
+  secret key having three well-formed IDs.
+* IDs are canonical (decimal, no leading zeros, below 2^32), so two IDs are equal as numbers if and only if they are
+  equal as bytes. Nothing after `check` converts them.
+* A pattern is secret if and only if it begins with ``!/cred/`` literally. An open pattern therefore can only match open
+  keys, whatever wildcards it has.
+* An empty ID in a pattern means "empty, or my own". `SecretKey.readers` expands it when a client subscribes, into at
+  most eight combinations, so that matching a key needs no credentials at all.
+
+The protocol has no backtracking: a ``*`` takes everything up to the end of its segment, so a pattern with anything but
+``*`` behind a ``*`` in one segment matches nothing. That makes matching linear in the length of the key.
+
+The early dialect has the same rules of matching with ``.`` as separator, no control messages and no secret keys.
 """
 
 from __future__ import annotations
@@ -22,7 +45,7 @@ _LARGEST_ID = 2**32 - 1
 
 
 class PeerCredentials(NamedTuple):
-    """Who is at the other end of a connection, by the kernel's word (``SO_PEERCRED``, unix(7))."""
+    """The peer of a connection, as the kernel reports it (``SO_PEERCRED``, unix(7))."""
 
     pid: int
     uid: int
@@ -30,9 +53,9 @@ class PeerCredentials(NamedTuple):
 
 
 class SecretKey(NamedTuple):
-    """A key or pattern ``!/cred/<gid>/<uid>/<pid>/<rest>`` taken apart.
+    """The parts of a key or pattern ``!/cred/<gid>/<uid>/<pid>/<rest>``.
 
-    The IDs are decimal and canonical, or empty; so comparing them as bytes compares the numbers.
+    An ID is empty or canonical decimal, so comparing IDs as bytes compares the numbers.
     """
 
     gid: bytes
@@ -42,31 +65,31 @@ class SecretKey(NamedTuple):
 
     @property
     def ids(self) -> bytes:
-        """The three IDs as they stand in the key: ``<gid>/<uid>/<pid>``."""
+        """The three IDs as in the key: ``<gid>/<uid>/<pid>``."""
         return b"%b/%b/%b" % self[:3]
 
     def readers(self, peer: PeerCredentials) -> list[bytes]:
-        """For a pattern of this peer's: the `ids` of all keys whose secrets it is to get.
+        """Return the `ids` of all keys that this pattern reads from if `peer` subscribes to it.
 
-        An empty field stands for an empty field or for the subscriber's own ID.
+        An empty field in the pattern stands for an empty field and for the peer's own ID.
         """
         own = (b"%d" % peer.gid, b"%d" % peer.uid, b"%d" % peer.pid)
         gids, uids, pids = ((f,) if f else (b"", mine) for f, mine in zip(self[:3], own, strict=True))
         return [b"%b/%b/%b" % (g, u, p) for g in gids for u in uids for p in pids]
 
     def belongs_to(self, peer: PeerCredentials) -> bool:
-        """Whether every ID that is given is the peer's own."""
+        """Return whether each ID that is not empty is the peer's own."""
         own = (b"%d" % peer.gid, b"%d" % peer.uid, b"%d" % peer.pid)
         return all(not field or field == mine for field, mine in zip(self[:3], own, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One revision of the protocol: its separator, and what it reserves.
+    """One revision of the protocol.
 
-    :ivar name: what ``--dialect`` calls it.
-    :ivar separator: the byte between two segments of a key.
-    :ivar control: whether there are control messages (``CMSG``) and secret keys.
+    :ivar name: the name for ``--dialect``.
+    :ivar separator: the byte between segments of a key.
+    :ivar control: whether it has control messages (``CMSG``) and secret keys.
     """
 
     name: str
@@ -74,10 +97,10 @@ class Dialect:
     control: bool
 
     def check(self, key: bytes) -> SecretKey | None:
-        """Check a key or a pattern that a peer publishes or subscribes to.
+        """Check a key to publish, or a pattern to subscribe to.
 
-        :returns: its parts if it is secret, else None.
-        :raises Violation: if it uses ``!`` in a way that is reserved.
+        :returns: the parts of a secret key, or None for an open one.
+        :raises Violation: for a reserved use of ``!``, or a bad ID.
         """
         if b"!" not in key:
             return None
@@ -88,11 +111,11 @@ class Dialect:
         return _check_reserved(key)
 
     def is_secret(self, key: bytes) -> bool:
-        """Whether the key is reserved, so that no open pattern may reach it (rule 5)."""
+        """Return whether the key is out of reach of open patterns (rule 5)."""
         return self.control and (key == b"!" or key.startswith(b"!/"))
 
     def shown(self, key: bytes) -> str:
-        """A key for people to read in a log: escaped, cut to a length, and a secret one cut after ``<pid>``."""
+        """Return a key as text for a log: escaped, at most 200 bytes of it, and without a secret key's ``<rest>``."""
         if self.is_secret(key) and (match := _CREDENTIALS.match(key)):
             key = match[0] + (b"..." if match.end() < len(key) else b"")
         text = key[:200].decode("ascii", "backslashreplace")
@@ -105,7 +128,7 @@ EARLY = Dialect("early", b".", control=False)
 
 
 def _check_reserved(key: bytes) -> SecretKey | None:
-    """Rule 8: a segment ``!`` stands only where complete credentials begin, at the start or in ``<rest>``."""
+    """Apply rule 8: a segment ``!`` only begins complete credentials, at the start or within ``<rest>``."""
     secret = None
     bang = _BANG.search(key)
     while bang:
@@ -124,7 +147,7 @@ def _check_reserved(key: bytes) -> SecretKey | None:
 
 
 def matches_open(pattern: bytes, key: bytes, separator: bytes = b"/") -> bool:
-    """Rules 1 to 4, on text alone: does the pattern match the key if nothing in it is reserved?"""
+    """Apply rules 1 to 4: return whether the pattern matches the key, with no regard to what is reserved."""
     if not pattern:
         return True
     stars = b"*"
@@ -148,10 +171,10 @@ def matches_open(pattern: bytes, key: bytes, separator: bytes = b"/") -> bool:
 
 
 def matches(pattern: bytes, key: bytes, dialect: Dialect = CURRENT, subscriber: PeerCredentials | None = None) -> bool:
-    """Whether a subscriber with this pattern gets a message with this key: all rules, the plain reference.
+    """Return whether a subscriber with this pattern receives a message with this key: the reference for all rules.
 
-    :param subscriber: who subscribes; without one, nobody, who can have no secrets.
-    :raises Violation: if the pattern or the key is one that no peer may use.
+    :param subscriber: the subscriber's credentials; without them, no secret key matches.
+    :raises Violation: if the protocol forbids the pattern or the key.
     """
     wanted = dialect.check(pattern)
     secret = dialect.check(key)

@@ -1,7 +1,23 @@
-"""The packets of the protocol: parse what a peer sent, build what a peer is sent.
+"""Packets: parse what a client sent, and build what it receives.
 
-A packet is one message. Keys, patterns and payloads are bytes; the protocol's page says which
-bytes they may hold.
+Theory of operation
+-------------------
+
+A packet is a verb (``MSG``, ``SUB``, ``UNSUB``, ``CMSG``), one space, a key or pattern, and, behind a NUL, a payload.
+The kernel keeps packets apart, so there is no framing and no partial input: `parse` either returns a `Packet` or raises
+`Violation`. Protocol: "Packets".
+
+Invariants:
+
+* `parse` accepts every byte string that the protocol allows, and nothing else. Keys and payloads are bytes and stay
+  bytes; this module decodes nothing. Whether a *key* is allowed is another question (`sbus.protocol.keys`).
+* The server never rebuilds a message. It delivers the bytes that it received, so a message arrives byte for byte;
+  `build` is for replies and for clients.
+* The empty packet means "too long". No peer can send an empty packet (it reads as end-of-file), so the reader uses
+  it for a packet that the kernel had to truncate; a truncated packet is never parsed and never forwarded.
+
+On the hot path the server does not parse messages at all: `sbus.routing.runs` recognises them in place, and only
+what it does not recognise comes here.
 """
 
 from __future__ import annotations
@@ -19,11 +35,11 @@ UNSUB = b"UNSUB"
 CMSG = b"CMSG"
 
 DEFAULT_MAX_PACKET = 409_600
-"""Bytes in the longest packet; what clients of the original server allocate for one."""
+"""Default limit for a packet, in bytes: the buffer size of clients of the original server."""
 
 
 class Packet(NamedTuple):
-    """One message: its verb, its key (or pattern), and what follows the key's NUL (empty without one)."""
+    """A parsed packet: verb, key (or pattern), and the bytes behind the key's NUL (empty without a NUL)."""
 
     verb: bytes
     key: bytes
@@ -33,13 +49,12 @@ class Packet(NamedTuple):
 def parse(packet: bytes) -> Packet:
     """Take a packet apart.
 
-    :raises Violation: on an unknown verb, on a bundle, on ``MSG`` without a NUL, and on the empty packet, which
-        stands for one that was too long to be received whole (no peer can send an empty packet:
-        it reads as end-of-file).
+    :raises Violation: for an unknown verb, a bundle, ``MSG`` without a NUL, and for the empty packet, which stands for
+        a packet over the size limit.
     """
     verb, space, _ = packet[:6].partition(b" ")
     if not space or verb not in (MSG, SUB, UNSUB, CMSG):
-        if packet.startswith(MAGIC):  # a good one from who has asked is taken apart before
+        if packet.startswith(MAGIC):  # a good bundle from a client that asked for them was unbundled before
             raise Violation(ViolationReason.BAD_BUNDLE)
         raise Violation(ViolationReason.UNKNOWN_VERB if packet else ViolationReason.PACKET_TOO_LONG)
     key, nul, payload = packet[len(verb) + 1 :].partition(b"\0")
@@ -49,7 +64,7 @@ def parse(packet: bytes) -> Packet:
 
 
 def build(verb: bytes, key: bytes, payload: bytes | None = None) -> bytes:
-    """Put a packet together; without a payload there is no NUL (``MSG`` and replies always have one)."""
+    """Build a packet. Without a payload it has no NUL; ``MSG`` and replies always have a payload."""
     if payload is None:
         return b"%b %b" % (verb, key)
     return b"%b %b\0%b" % (verb, key, payload)

@@ -1,1 +1,1 @@
-"""Routing: which receivers a routing key reaches, found once and cached. No input or output."""
+"""Routing: the receivers of a key, looked up once and then cached. No I/O."""

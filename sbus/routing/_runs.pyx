@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The compiled twin of `sbus.routing.runs`: no key is copied or hashed that equals the one before it."""
+"""The compiled twin of `sbus.routing.runs`: it neither copies nor hashes a key that equals the key before it."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError
@@ -86,10 +86,10 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
             receivers = <object>found
         message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
         if not messages:
-            message = tuple.__new__(kind, message)  # it checks that this kind may be made so
+            message = tuple.__new__(kind, message)  # checks that `kind` can be constructed this way
         else:
-            message = PyTuple_Type.tp_new(<PyTypeObject *>kind, (message,), NULL)  # the same, without the detour
-        PyObject_GC_UnTrack(<void *>message)  # of bytes there can be no cycle
+            message = PyTuple_Type.tp_new(<PyTypeObject *>kind, (message,), NULL)  # the same without that check
+        PyObject_GC_UnTrack(<void *>message)  # bytes cannot be part of a cycle
         messages.append(message)
     return receivers, messages
 
@@ -121,7 +121,7 @@ def build_messages(list messages not None, Py_ssize_t start, Py_ssize_t longest)
                 break
             if memchr(data, 33, <size_t>length) != NULL or memchr(data, 0, <size_t>length) != NULL:
                 break
-            last = key  # keeps what `data` points to
+            last = key  # keeps the bytes alive that `data` points to
         size = PyBytes_GET_SIZE(payload)
         if length > longest - 5 or size > longest - 5 - length:
             break

@@ -1,9 +1,36 @@
-"""The route cache: routing keys that were looked up, with their receivers; bounded, and cheap to keep true.
+"""The route cache: keys that were looked up, with their receivers.
 
-A change of subscriptions must forget the routes it touches and few others, and may not cost by the
-number of routes that it leaves alone. Keys are therefore grouped by their first two segments (a
-secret key by its IDs). A pattern without wildcards forgets one key; any other the groups that its
-leading literal segments allow. Forgetting a group costs what filling it cost, once.
+Theory of operation
+-------------------
+
+Nearly every message has a key that was seen before. The cache maps such a key to its route, a tuple of receivers, so
+the common case costs one dictionary look-up instead of a walk through the trie.
+
+Invariants:
+
+* A cached route is what the trie would return now. Every change of a subscription passes through `forget` before the
+  next look-up.
+* Equal routes are one tuple object (`remember` shares them and counts their uses). That is what makes two keys with the
+  same receivers recognisable as one run (`sbus.routing.runs`), by comparing pointers.
+* The size is bounded twice: in keys (16,384) and in receivers summed over all routes (2^20). At either limit the cache
+  is emptied; the keys in use are back after one look-up each, which costs no more than the look-ups that filled it.
+  Keys of more than 1,024 bytes are never cached, so a bound on keys is a bound on memory.
+
+Invalidation is the interesting part. A change of one subscription must forget the routes that it touches and few
+others, and its cost must not depend on the number of routes that it leaves alone. Keys are therefore grouped by their
+first two segments (a secret key by its IDs), and
+
+* a pattern without wildcards, such as ``a/b/c``, forgets one key;
+* a pattern such as ``a/b/*`` or ``a/b/`` forgets the group ``a``, ``b``;
+* a pattern such as ``a/*``, ``a/*/c`` or ``a/`` forgets all groups below ``a``;
+* the empty pattern, and a pattern with a wildcard in its first segment, forget everything;
+* a secret pattern forgets the group of each set of IDs that it reads from.
+
+To forget a group costs what filling it cost, once.
+
+Rejected: forgetting everything at each change. It would be correct, but one client that subscribes and leaves all day
+would keep the cache cold for all others. With groups, 5,000 changes of subscriptions a second leave the routes of other
+clients in place (``docs/performance.rst``, "Growth").
 """
 
 from __future__ import annotations
@@ -17,11 +44,11 @@ __all__ = ["RouteCache"]
 S = TypeVar("S")
 
 _LONGEST_KEY = 1024
-"""Bytes in the longest key that is cached; longer ones are looked up each time."""
+"""Size limit of a cached key, in bytes; longer keys are looked up each time."""
 
 
 class _Shared(Generic[S]):
-    """One tuple of receivers, and how many routes it is."""
+    """A tuple of receivers, and the number of keys whose route it is."""
 
     __slots__ = ("receivers", "uses")
 
@@ -31,14 +58,11 @@ class _Shared(Generic[S]):
 
 
 class RouteCache(Generic[S]):
-    """Key → tuple of receivers, for keys that were looked up before.
+    """A bounded table from keys to routes.
 
-    :ivar routes: the cache itself, to be read in hot loops; only this class writes it.
-    :param max_keys: how many keys it holds at most.
-    :param max_receivers: how many receivers, over all routes, it holds at most.
-
-    When either is reached it starts afresh: the hot keys are back after one look-up each, which
-    costs no more than the many look-ups that filled it.
+    :ivar routes: the table itself, for hot loops to read; only this class writes it.
+    :param max_keys: the limit for keys.
+    :param max_receivers: the limit for receivers, summed over all routes.
     """
 
     def __init__(self, dialect: Dialect = CURRENT, max_keys: int = 16_384, max_receivers: int = 1 << 20) -> None:
@@ -51,9 +75,9 @@ class RouteCache(Generic[S]):
         self._shared: dict[tuple[S, ...], _Shared[S]] = {}
 
     def remember(self, key: bytes, secret: SecretKey | None, receivers: tuple[S, ...]) -> tuple[S, ...]:
-        """Keep a route; equal routes become one tuple, so that packets in a row to the same receivers are seen as such.
+        """Keep a route.
 
-        :returns: the tuple to use from now on.
+        :returns: the tuple to use from now on: equal routes are one object.
         """
         if len(key) > _LONGEST_KEY:
             return receivers
@@ -74,7 +98,7 @@ class RouteCache(Generic[S]):
         return receivers
 
     def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
-        """A subscription to this pattern came or went: forget the routes that it may have changed."""
+        """Forget the routes that a new or ended subscription to this pattern may have changed."""
         if not self.routes:
             return
         if secret:
@@ -98,7 +122,7 @@ class RouteCache(Generic[S]):
             self._forget_group(first, second)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all routes."""
         self.routes.clear()
         self._groups.clear()
         self._shared.clear()
@@ -132,5 +156,5 @@ class RouteCache(Generic[S]):
 
 
 def _is_plain(pattern: bytes, separator: bytes) -> bool:
-    """Whether a pattern matches one key only, the one that reads like it."""
+    """Return whether a pattern matches exactly one key: the one that is spelled like it."""
     return bool(pattern) and b"*" not in pattern and not pattern.endswith(separator)

@@ -1,10 +1,37 @@
-"""Runs of messages that go the same way, so that they can be handed on as one: the hot loops of server and client."""
+"""Runs: consecutive messages with one route, found in a batch of packets in one pass.
+
+Theory of operation
+-------------------
+
+A busy publisher sends many messages in a row to the same receivers. The server reads up to 64 packets with one system
+call; handling them one by one would cost a parse, a look-up and a delivery each. `next_run` finds how far the first
+message's route extends, and the caller delivers that whole slice of the list in one step. `next_messages` does the same
+for the client, which needs the keys and payloads as well.
+
+Invariants:
+
+* Two messages belong to one run only if the route cache holds *the same tuple* for both keys, not merely an equal one.
+  The cache makes equal routes one object (`sbus.routing.cache`), so the comparison is one of two pointers.
+* A run consists of well-formed ``MSG`` packets with cached keys. Everything else ends it: another verb, a malformed
+  packet, an unknown key. The caller handles that packet by itself, with the full parser and the full set of checks. So
+  the fast path never has to report an error.
+* What has to see each message by itself (an observer of ``published``, a policy that restricts publishing, a publisher
+  without echo) makes the server not use runs at all.
+
+The compiled twin neither copies nor hashes a key that equals the key before it; a comparison of the bytes in place
+decides. Its objects contain nothing but ``bytes``, so it takes each message out of the garbage collector's list: no
+cycle can go through it.
+
+`build_messages` is the reverse, for ``publish_many``: it builds packets up to the first message that needs a closer
+look (a key with ``!`` or NUL, a packet that is too long, a wrong type). The caller applies the full set of rules to
+that message, which raise the right error or build its packet, and calls again.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from sbus.speedups import is_wanted
+from sbus.speedups import choose
 
 __all__ = ["build_messages", "next_messages", "next_run", "total_size"]
 
@@ -15,10 +42,12 @@ M = TypeVar("M", bound=tuple[bytes, bytes])
 def _next_run(
     packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]]
 ) -> tuple[tuple[S, ...] | None, int]:
-    """How many packets from `start` to `end` are messages that go, by known routes, to the very same receivers?
+    """Find the run that begins at `start`.
 
-    :returns: the receivers, and the index behind the last such packet. They are None if the first packet
-        is of another kind or malformed, or its key not in `routes`.
+    :param end: the index behind the last packet to look at.
+    :param routes: the route cache's table, key to receivers.
+    :returns: the receivers of the run, and the index behind its last packet. The receivers are None if there is no run:
+        the first packet is not a well-formed message, or its key is not in `routes`.
     """
     receivers: tuple[S, ...] | None = None
     for at in range(start, end):
@@ -37,10 +66,10 @@ def _next_run(
 def _next_messages(
     packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]], kind: type[M]
 ) -> tuple[tuple[S, ...] | None, list[M]]:
-    """As `next_run`, for who wants the messages themselves.
+    """Find the run that begins at `start`, like `next_run`, and take its messages apart.
 
-    :param kind: a named tuple of (key, payload).
-    :returns: the receivers, and the messages of the run as `kind`.
+    :param kind: the type of a message: a named tuple of key and payload.
+    :returns: the receivers of the run (None without a run), and its messages.
     """
     receivers: tuple[S, ...] | None = None
     messages: list[M] = []
@@ -59,10 +88,14 @@ def _next_messages(
 
 
 def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longest: int) -> list[bytes]:
-    """The packets that publish messages, (key, payload) each, from `start` up to the first that needs a closer look.
+    """Build the packets that publish messages, up to the first message that needs a closer look.
 
-    That is one with a key that holds ``!`` or a NUL, one whose packet has more than `longest` bytes, and one
-    that is anything else than a tuple of bytes (or str) and bytes.
+    That is a message with ``!`` or a NUL in its key, with a packet of more than `longest` bytes, or with anything but
+    a tuple of bytes (or str) and bytes.
+
+    :param messages: (key, payload) each.
+    :param start: the index of the first message to build.
+    :param longest: the limit for a packet, in bytes.
     """
     packets: list[bytes] = []
     for at in range(start, len(messages)):
@@ -81,14 +114,16 @@ def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longe
 
 
 def _total_size(packets: list[bytes]) -> int:
-    """The bytes of all packets together."""
+    """Return the size of all packets together, in bytes."""
     return sum(map(len, packets))
 
 
-if TYPE_CHECKING or not is_wanted():
-    build_messages, next_messages, next_run, total_size = _build_messages, _next_messages, _next_run, _total_size
-else:
-    try:
-        from sbus.routing._runs import build_messages, next_messages, next_run, total_size
-    except ImportError:
-        build_messages, next_messages, next_run, total_size = _build_messages, _next_messages, _next_run, _total_size
+build_messages, next_messages, next_run, total_size = _build_messages, _next_messages, _next_run, _total_size
+if not TYPE_CHECKING:
+    build_messages, next_messages, next_run, total_size = choose(
+        "sbus.routing._runs",
+        build_messages=_build_messages,
+        next_messages=_next_messages,
+        next_run=_next_run,
+        total_size=_total_size,
+    )

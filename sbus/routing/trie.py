@@ -1,13 +1,30 @@
-"""Many patterns at once: who is subscribed to a key?
+"""The pattern trie: the subscribers of a key, among many patterns.
 
-Patterns are cut at the separator and kept in a trie, so that routing a key costs by the key's
-depth, and by the beginnings of patterns that match its own, however many others there are. Within a
-segment a ``*`` can only be followed by the segment's end (there is no backtracking, so anything
-else matches nothing): a segment is a literal or a prefix. The prefixes of a node are found by their
-lengths, of which there are few.
+Theory of operation
+-------------------
 
-Secret patterns live in tries of their own, one for each ``<gid>/<uid>/<pid>`` that they read from.
-An open pattern is not in them, so that no mistake in matching can ever show it a secret.
+Patterns are split at the separator and kept in a trie. Within a segment a ``*`` can only be followed by the segment's
+end (the protocol has no backtracking, so anything else matches nothing). Each step of a pattern is therefore either a
+*literal* or a *prefix*, and a node finds both with dictionary look-ups: one for the literal, and one for each distinct
+length of its prefixes.
+
+Looking up a key costs by the key's depth, and by the number of distinct beginnings of wildcard patterns that match its
+own beginning. It does not depend on the number of patterns or subscribers. The worst case that one client can create
+with its 16,384 patterns is 14 segments of ``a`` and ``*`` in all combinations: the first look-up of a key of 14
+segments ``a`` then takes 25 ms, and the route cache answers from then on.
+
+Invariants:
+
+* The result equals `sbus.protocol.keys.matches` applied to every pattern; a property test compares the two.
+* Each subscriber appears once in a route, however many of its patterns match.
+* Subscriptions are counted per node, since two patterns of one client may end at one node (``a*`` and ``a**``).
+* `unsubscribe` removes the nodes that it leaves empty, so memory follows the patterns that exist. It takes time by the
+  pattern's depth; a node counts its prefixes by length, so that removing one does not visit its neighbours.
+* Secret patterns live in tries of their own, one for each ``<gid>/<uid>/<pid>`` that they read from. The IDs in a key
+  select the one trie to look in. An open pattern is in none of these, so no mistake in matching wildcards can show it
+  a secret message.
+
+Patterns that match every key (the empty one) or none (``a/*b``) are counted beside the tree.
 """
 
 from __future__ import annotations
@@ -24,11 +41,14 @@ S = TypeVar("S")
 
 
 class _Node(Generic[S]):
-    """A place in the trie: what follows it, and who is subscribed here (``a/b``) and below (``a/b/``).
+    """A node of the trie.
 
-    Subscribers are counted, as two patterns of one client may end at one node (``a*`` and ``a**``).
-
-    :ivar lengths: the lengths of `prefixes`, ascending; `same_length` says how many have each.
+    :ivar literals: the children for literal segments.
+    :ivar prefixes: the children for segments that end with ``*``, by what stands before the ``*``.
+    :ivar lengths: the distinct lengths of `prefixes`, ascending, in bytes.
+    :ivar same_length: the number of prefixes of each length.
+    :ivar here: the subscribers of patterns that end here (``a/b``), with the number of such patterns.
+    :ivar below: the same for patterns that end with a separator (``a/b/``).
     """
 
     __slots__ = ("below", "here", "lengths", "literals", "prefixes", "same_length")
@@ -46,10 +66,7 @@ class _Node(Generic[S]):
 
 
 class _Trie(Generic[S]):
-    """Patterns without a thought of what is reserved (rules 1 to 4 of matching).
-
-    Patterns that match everything or nothing are counted beside the tree.
-    """
+    """Patterns and their subscribers by rules 1 to 4 of matching, with no regard to what is reserved."""
 
     __slots__ = ("_everything", "_nothing", "_root", "_separator")
 
@@ -63,7 +80,7 @@ class _Trie(Generic[S]):
         return not self._everything and not self._nothing and self._root.is_empty()
 
     def _steps(self, pattern: bytes) -> Iterator[tuple[bytes, bool]] | None:
-        """The pattern's segments, each as (literal or prefix, is it a prefix); None if nothing can match."""
+        """Return the pattern's segments as (text, whether it is a prefix), or None if the pattern matches nothing."""
         steps = []
         for part in pattern.split(self._separator):
             literal, star, rest = part.partition(b"*")
@@ -110,7 +127,7 @@ class _Trie(Generic[S]):
             node.here[subscriber] = node.here.get(subscriber, 0) + 1
 
     def remove(self, pattern: bytes, subscriber: S) -> None:
-        """Take back one `add`; the nodes that nobody needs any more go with it."""
+        """Undo one `add`, and remove the nodes that it leaves empty."""
         if not pattern:
             _discount(self._everything, subscriber)
             return
@@ -146,7 +163,7 @@ class _Trie(Generic[S]):
             node = parent
 
     def collect(self, key: bytes, found: dict[S, int]) -> None:
-        """Put everyone who is subscribed to the key into `found`."""
+        """Add all subscribers of the key to `found`."""
         found.update(self._everything)
         find, width = key.find, len(self._separator)
         nodes = [self._root]
@@ -187,10 +204,10 @@ def _discount(counts: dict[K, int], key: K) -> None:
 
 
 class PatternIndex(Generic[S]):
-    """Who is subscribed to which patterns; subscribers are any hashable objects.
+    """The patterns of all subscribers. A subscriber is any hashable object.
 
-    Patterns and keys must have passed `Dialect.check`. The index does not check credentials: that
-    is a policy's business, before a pattern gets here.
+    Patterns and keys must have passed `Dialect.check`. The index does not check credentials; a policy does, before a
+    pattern gets here.
     """
 
     def __init__(self, dialect: Dialect = CURRENT) -> None:
@@ -199,7 +216,11 @@ class PatternIndex(Generic[S]):
         self._secret: dict[bytes, _Trie[S]] = {}
 
     def subscribe(self, subscriber: S, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
-        """Add a subscription; `secret` is what `Dialect.check` said of the pattern, `peer` who subscribes."""
+        """Add a subscription.
+
+        :param secret: what `Dialect.check` returned for the pattern.
+        :param peer: the credentials of the subscriber.
+        """
         if not secret:
             self._open.add(pattern, subscriber)
             return
@@ -210,21 +231,24 @@ class PatternIndex(Generic[S]):
             trie.add(secret.rest, subscriber)
 
     def unsubscribe(self, subscriber: S, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
-        """Take back one `subscribe` with the same arguments.
+        """Undo one `subscribe` with the same arguments.
 
-        :raises KeyError: if there was none.
+        :raises KeyError: if there is no such subscription.
         """
         if not secret:
             self._open.remove(pattern, subscriber)
             return
         for ids in secret.readers(peer):
-            trie = self._secret[ids]  # there until the last subscription that is in it goes
+            trie = self._secret[ids]  # exists until its last subscription ends
             trie.remove(secret.rest, subscriber)
             if trie.is_empty():
                 del self._secret[ids]
 
     def route(self, key: bytes, secret: SecretKey | None) -> tuple[S, ...]:
-        """Everyone who is subscribed to the key, each once; `secret` is what `Dialect.check` said of it."""
+        """Return the subscribers of a key, each once.
+
+        :param secret: what `Dialect.check` returned for the key.
+        """
         found: dict[S, int] = {}
         if not secret:
             self._open.collect(key, found)
@@ -233,5 +257,5 @@ class PatternIndex(Generic[S]):
         return tuple(found)
 
     def is_empty(self) -> bool:
-        """Whether nobody is subscribed to anything."""
+        """Return whether there is no subscription at all."""
         return self._open.is_empty() and not self._secret

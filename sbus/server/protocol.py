@@ -47,7 +47,7 @@ from zope.interface import implementer
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import ClientSettings, Outcome, SendQueue
 from sbus.protocol import controls
-from sbus.protocol.bundles import LARGEST, MAGIC, SMALLEST_LIMIT, unbundle
+from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
@@ -313,14 +313,14 @@ class BusProtocol:
         if transport is None:
             return False
         wanted = key == controls.BUNDLE_ON
-        if wanted and self._registry.limits.max_packet < SMALLEST_LIMIT:
+        if wanted and self._registry.limits.max_packet < MIN_BUNDLE_LIMIT:
             return False
-        bundles = wanted and transport.start_bundling(LARGEST) >= SMALLEST_LIMIT
+        bundles = wanted and transport.start_bundling(MAX_BUNDLE) >= MIN_BUNDLE_LIMIT
         if not bundles:
             transport.stop_bundling()
         self._apply(replace(self.settings, bundles=bundles))
         if bundles == wanted:
-            self._reply(key, b"%d" % LARGEST if bundles else b"")
+            self._reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
         return bundles == wanted
 
     def _apply(self, settings: ClientSettings) -> None:

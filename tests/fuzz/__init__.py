@@ -1,1 +1,1 @@
-"""Fuzz targets: what they check, a short run that belongs to the tests, and one without end for whoever has time."""
+"""Fuzz targets, with a short run as part of the tests and an endless one by hand."""

@@ -1,4 +1,4 @@
-"""Whatever bytes arrive as packets and bundles: nobody crashes, twins agree, and only their sender is any the worse.
+"""Any bytes as packets and bundles: nothing crashes, the twins agree, and only the sender is affected.
 
 Each input is a list of packets. It is taken apart and put together, received by a client, and by a server with two
 other clients on it. To fuzz for as long as one likes, coverage-guided if atheris is installed, else at random::
@@ -51,7 +51,7 @@ PIECES = (
 
 
 def packets_of(data: bytes) -> list[bytes]:
-    """The packets that an input stands for.
+    """Return the packets that an input encodes.
 
     Its first byte of each part says what the part is: a known piece, raw bytes, or a bundle of the parts before.
     """
@@ -83,7 +83,7 @@ def packets_of(data: bytes) -> list[bytes]:
 
 
 def try_input(data: bytes) -> None:
-    """Do all checks with one input.
+    """Run all checks with one input.
 
     :raises AssertionError: if one fails.
     """
@@ -99,7 +99,7 @@ def _compiled(name: str) -> Any:
 
 
 def _check_twins(packets: list[bytes]) -> None:
-    """The compiled functions say what the plain ones say."""
+    """Check that the compiled functions return what the plain ones return."""
     twin, runner = _compiled("sbus.protocol._bundles"), _compiled("sbus.routing._runs")
     routes = {b"a": ("one",), b"k": ("one", "two"), b"": ()}
     plain = bundles._unbundle(list(packets))
@@ -116,7 +116,7 @@ def _check_twins(packets: list[bytes]) -> None:
 
 
 def _check_framing(packets: list[bytes]) -> None:
-    """What is whole comes out again; what is left as it is has a framing that is wrong, or is behind the end."""
+    """Check that good bundles are unbundled, and that others have bad framing or are behind ``bundle/off``."""
     plain = bundles.unbundle(list(packets))
     end = next((at for at, packet in enumerate(plain) if bundles._is_end(packet)), len(plain))
     assert all(bundles._split(packet) == [] for packet in plain[:end] if packet[:4] == b"BNDL")
@@ -140,7 +140,7 @@ class _Sink:
 
 
 def _check_client(packets: list[bytes]) -> None:
-    """A client bears all of it, and gets each message that it wants once and in order."""
+    """Check that a client survives the input and receives each message once and in order."""
     core, sink = ClientCore(bundles=True, on_control=lambda key, payload: None), _Sink()
     core.subscribe("k", sink)
     core.receive(list(packets))
@@ -150,7 +150,7 @@ def _check_client(packets: list[bytes]) -> None:
 
 
 def _check_server(packets: list[bytes]) -> None:
-    """A server bears it; what it does to its sender, others are served as before, with each message once."""
+    """Check that a server survives the input and still delivers each message to the others once."""
     bus = Bus(limits=Limits(queue_messages=50, queue_bytes=5000, total_queue_bytes=8000))
     reader, publisher, sender = (bus.connect(uid=uid) for uid in (1, 2, 3))
     reader.send(b"SUB k", b"SUB fuzz/")
@@ -167,7 +167,7 @@ def _check_server(packets: list[bytes]) -> None:
 
 
 def _deliver(sender: Peer, packets: list[bytes]) -> None:
-    """As a transport does: bundles are taken apart once they are agreed on, before the protocol sees them."""
+    """Unbundle as a transport does: once both ends have agreed, before the protocol sees the packets."""
     sender.send(packets[0])
     for at in range(1, len(packets), 8):
         some = packets[at : at + 8]
@@ -176,7 +176,7 @@ def _deliver(sender: Peer, packets: list[bytes]) -> None:
 
 
 def inputs(seed: int) -> Iterator[bytes]:
-    """Random inputs without end; the same ones for the same seed."""
+    """Yield random inputs for ever, the same ones for the same seed."""
     chance = random.Random(seed)
     kept = [bytes(range(0, 160, 7)), bytes([0, 1, 200, 35, 36, 37, 215, 230, 5])]
     while True:
@@ -196,7 +196,7 @@ def inputs(seed: int) -> Iterator[bytes]:
 
 
 def main(argv: list[str]) -> None:
-    """Fuzz until something is found, or the time is over."""
+    """Fuzz until a check fails or the time is over."""
     if importlib.util.find_spec("atheris"):
         atheris: Any = importlib.import_module("atheris")
         for function in (bundles._unbundle, bundles._split, bundles._pack, runs._next_run, runs._next_messages):

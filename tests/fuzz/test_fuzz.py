@@ -19,7 +19,7 @@ def test_packets_and_bundles(seed: int) -> None:
 
 
 def test_inputs_are_of_all_kinds() -> None:
-    """Among the inputs are good bundles, spoilt ones, nested ones, and every known packet."""
+    """The inputs include good bundles, damaged ones, nested ones, and every type of packet."""
     seen = [packet for data in islice(inputs(0), 2000) for packet in packets_of(data)]
     wrapped = [packet for packet in seen if packet[:4] == b"BNDL"]
     assert any(bundles._split(packet) for packet in wrapped)
@@ -29,7 +29,7 @@ def test_inputs_are_of_all_kinds() -> None:
 
 
 def test_checks_notice_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a function that loses the last packet of a bundle the target fails."""
+    """The target fails with a function that loses the last packet of a bundle."""
     whole = bundles.unbundle
     monkeypatch.setattr(bundles, "unbundle", lambda packets: whole(packets)[:-1])
     with pytest.raises(AssertionError):

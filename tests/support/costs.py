@@ -1,4 +1,4 @@
-"""What a call costs, measured so that no other load on the machine disturbs it."""
+"""The cost of a call, measured so that other load on the machine does not matter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["calls"]
 
 
 def calls(function: Callable[..., object], *args: object) -> int:
-    """How many functions, Python's and C's, run in one call of this one."""
+    """Return the number of Python and C functions that run in one call of `function`."""
     count = 0
 
     def profile(frame: object, event: str, arg: object) -> None:

@@ -1,7 +1,7 @@
-"""What the integration tests work with: the real twistd as a process, and clients that know nothing of this package.
+"""The integration tests' tools: the real twistd as a process, and clients that do not use this package.
 
 The clients use nothing but Python's `socket`, as a client of the original would. Nothing here
-sleeps: a client waits for a packet, a server for its log; who has to wait in vain fails.
+sleeps: a client waits for a packet, a server for its log; a wait that times out fails.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 TIMEOUT = 10.0
-"""Seconds after which something that should have happened has not."""
+"""Time limit for anything that should happen, in seconds."""
 
 OTHER_USER = (12001, 12001)
-"""A UID and a GID that are neither root's nor anybody's, nor the overflow ids that stand for many."""
+"""A UID and a GID of no real user: neither root nor the overflow IDs."""
 THIRD_USER = (12002, 12002)
 SAME_USER = (os.geteuid(), os.getegid())
-"""For a client that differs from the others in its PID only."""
+"""The user of a client that differs from the others in its PID only."""
 
 WHOAMI = b"CMSG !/cred/whoami"
 
@@ -57,7 +57,7 @@ def twistd() -> list[str]:
 
 
 def name_of(address: str | Path) -> bytes:
-    """What connect(2) takes for an address as it is written on the command line."""
+    """Return the address for connect(2), from its form on the command line."""
     text = str(address)
     if text.startswith("@"):
         return b"\0" + text[1:].encode()
@@ -67,11 +67,11 @@ def name_of(address: str | Path) -> bytes:
 
 
 class Client:
-    """A raw client: a SEQPACKET socket on which nobody waits for ever.
+    """A raw client: a SEQPACKET socket with a time limit for every wait.
 
     :param address: as the server's ``--socket``.
     :param user: connect as this (uid, gid), in a process of its own.
-    :ivar pid, uid, gid: what the kernel tells the server.
+    :ivar pid, uid, gid: the credentials that the kernel reports to the server.
     """
 
     _buffer = bytearray(_LARGEST)
@@ -124,14 +124,14 @@ class Client:
             self.send(b"CMSG " + key)
 
     def push(self, packet: bytes) -> bool:
-        """Send if that needs no waiting; whether it was sent."""
+        """Send without waiting. Return whether the packet was sent."""
         try:
             return self.sock.send(packet) == len(packet)
         except BlockingIOError:
             return False
 
     def recv(self) -> bytes:
-        """The next packet, or the empty one at end-of-file."""
+        """Return the next packet, or an empty one at end-of-file."""
         was_reset = False
         while True:
             try:
@@ -141,7 +141,7 @@ class Client:
             except ConnectionResetError:
                 if was_reset:
                     return b""
-                was_reset = True  # told once, before the packets that still wait
+                was_reset = True  # reported once, before the packets that still wait
 
     def _wait(self, event: int, timeout: float = TIMEOUT) -> bool:
         poll = select.poll()
@@ -149,7 +149,7 @@ class Client:
         return bool(poll.poll(timeout * 1000))
 
     def receive(self, count: int) -> list[bytes]:
-        """So many packets."""
+        """Return `count` packets."""
         packets: list[bytes] = []
         for _ in range(count):
             packet = self.recv()
@@ -158,11 +158,11 @@ class Client:
         return packets
 
     def has_input(self) -> bool:
-        """Whether a packet or end-of-file is there now."""
+        """Return whether a packet or end-of-file can be read now."""
         return self._wait(select.POLLIN, 0)
 
     def sync(self) -> list[bytes]:
-        """Have the server answer, which it does after all it was sent before; returns what came until then.
+        """Wait until the server has handled everything sent before. Return what arrived until then.
 
         What others sent that the server had handled by then is among it, unless the client chose
         an order other than ``order/queue``.
@@ -175,7 +175,7 @@ class Client:
         return packets
 
     def echo(self, key: bytes = b"to/myself") -> list[bytes]:
-        """As `sync`, for a dialect without whoami: wait for a message to oneself."""
+        """Do what `sync` does in a dialect without whoami: wait for a message to this client itself."""
         self.sub(key)
         mine = self.msg(key, b"%d" % next(self._numbers))
         self.unsub(key)
@@ -186,14 +186,14 @@ class Client:
         return packets
 
     def rest(self) -> list[bytes]:
-        """All that comes until end-of-file."""
+        """Return everything up to end-of-file."""
         packets: list[bytes] = []
         while packet := self.recv():
             packets.append(packet)
         return packets
 
     def has_ended(self) -> bool:
-        """Wait for end-of-file; False if a packet comes instead."""
+        """Wait for end-of-file. Return False if a packet arrives instead."""
         return not self.recv()
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Client:
 
 
 def _connect_as(name: bytes, user: tuple[int, int]) -> tuple[socket.socket, int]:
-    """Connect in a process of its own that is another user: who a peer is is taken down at connect(2)."""
+    """Connect as another user, in a process of its own: connect(2) fixes the peer credentials."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -217,7 +217,7 @@ def _connect_as(name: bytes, user: tuple[int, int]) -> tuple[socket.socket, int]
 
 
 class Process:
-    """A twistd process; its standard output and error are collected, in one text.
+    """A twistd process. Its standard output and error are collected in one text.
 
     :param arguments: twistd's, the plugin's name included.
     :param before: a command that starts the one given behind it.
@@ -267,17 +267,17 @@ class Process:
 
     @property
     def log(self) -> str:
-        """All output so far (since the `mark`)."""
+        """All output so far, or since the `mark`."""
         with self._changed:
             return "".join(self._lines[self._mark :])
 
     def mark(self) -> None:
-        """Forget the output so far, as another test begins."""
+        """Ignore the output so far, because another test begins."""
         with self._changed:
             self._mark = len(self._lines)
 
     def wait_log(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
-        """Wait until the pattern occurs (so often) in the output; returns the places."""
+        """Wait until the output contains the pattern (`count` times). Return the matches."""
         with self._changed:
             deadline = time.monotonic() + TIMEOUT
             while True:
@@ -293,7 +293,7 @@ class Process:
         return self._process.poll() is None
 
     def wait(self) -> int:
-        """Wait for the end; returns the exit status (negative: the signal that ended it)."""
+        """Wait for the end. Return the exit status; a negative one is the signal that ended the process."""
         status = self._process.wait(TIMEOUT)
         self._reader.join(TIMEOUT)
         return status
@@ -302,26 +302,26 @@ class Process:
         self._process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it by a signal; returns the exit status."""
+        """End the process with a signal. Return the exit status."""
         self.kill(number)
         return self.wait()
 
     def ensure_gone(self) -> None:
-        """Clean up, whatever has happened."""
+        """Clean up in any case."""
         if self.is_running():
             self._process.kill()
         self._process.wait()
         self._reader.join(TIMEOUT)
 
-    # --- what /proc tells --------------------------------------------------------------------
+    # --- what /proc shows --------------------------------------------------------------------
 
     def cpu(self) -> float:
-        """Seconds of CPU time used so far."""
+        """Return the CPU time used so far, in seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def descriptors(self) -> dict[int, str]:
-        """Its open descriptors."""
+        """Return the open descriptors."""
         found = {}
         for entry in Path(f"/proc/{self.pid}/fd").iterdir():
             try:
@@ -331,7 +331,7 @@ class Process:
         return found
 
     def memory(self) -> int:
-        """Bytes resident."""
+        """Return the resident memory, in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -367,13 +367,13 @@ class Bus(Process):
         return self
 
     def has_started(self) -> bool:
-        """Wait for the start; whether it came to that."""
+        """Wait for the start. Return whether the bus has started."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or "sbus listens on" in "".join(self._lines), TIMEOUT)
         return "sbus listens on" in self.log
 
     def client(self, *patterns: bytes, user: tuple[int, int] | None = None) -> Client:
-        """A connected client, subscribed to the patterns by the time this returns."""
+        """Return a connected client whose subscriptions are in force."""
         client = Client(self.address, user=user)
         self._clients.append(client)
         if patterns:
@@ -382,7 +382,7 @@ class Bus(Process):
         return client
 
     def lease(self) -> Bus:
-        """Begin a test with a bus that was used before, and has no clients now."""
+        """Begin a test with a bus that was used before and has no clients now."""
         # What the log says of the last test may still be on its way: the client that breaks this rule is the last one.
         self._leases += 1
         with Client(self.address) as last:
@@ -395,11 +395,11 @@ class Bus(Process):
         return self
 
     def nth(self, number: int) -> int:
-        """What the log calls the client that has connected as number `number` in this test."""
+        """Return the log's number of the client that connected as number `number` in this test."""
         return self._before + number
 
     def release(self) -> None:
-        """End a test: disconnect everyone, and wait until the server has noticed."""
+        """End a test: disconnect all clients, and wait until the server has noticed."""
         self.disconnect()
         with self._changed:
             done = self._changed.wait_for(
@@ -420,7 +420,7 @@ class Bus(Process):
         super().ensure_gone()
 
     def dropped(self) -> int:
-        """Messages that the log counts as dropped so far."""
+        """Return the number of messages that the log reports as dropped so far."""
         return sum(int(n) for n in re.findall(r"dropped (\d+) messages", self.log))
 
 
@@ -434,7 +434,7 @@ def refusal(
     before: Sequence[str | Path] = (),
     pass_fds: Sequence[int] = (),
 ) -> str:
-    """The one line with which a bus says on standard error why it does not start; it leaves nothing behind."""
+    """Return the one line on standard error that explains why a bus does not start; it leaves nothing behind."""
     there = sorted(os.listdir(directory))
     where = [f"--socket={directory / 'bus' if address is None else address}"] if named else []
     result = subprocess.run(
@@ -458,7 +458,7 @@ def refusal(
 
 
 def environment_with(changes: dict[str, str | None]) -> dict[str, str]:
-    """The environment for a twistd: ours, without systemd's sockets, with these changes (None removes)."""
+    """Return the environment for a twistd: this one without systemd's sockets, with these changes (None removes)."""
     environment: dict[str, str] = {**os.environ, "PYTHONWARNINGS": "default"}
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         environment.pop(name, None)
@@ -470,12 +470,12 @@ def environment_with(changes: dict[str, str | None]) -> dict[str, str]:
 
 
 def numbered(key: bytes, count: int, size: int = 0, start: int = 0) -> list[bytes]:
-    """Messages that can be told apart, each of at least `size` bytes."""
+    """Return distinguishable messages, each of at least `size` bytes."""
     return [(b"MSG %b\0%d " % (key, i)).ljust(size, b".") for i in range(start, start + count)]
 
 
 def is_held_back(publisher: Client, bystander: Client, packet: bytes, most: int = 20_000) -> bool:
-    """Whether the server reads no more from a publisher: its socket fills up, and stays full.
+    """Return whether the server has stopped reading from a publisher: its socket fills up and stays full.
 
     To stay full means: while the server served the bystander many times. `most` packets or so are
     more than any socket holds.
@@ -494,7 +494,7 @@ def is_held_back(publisher: Client, bystander: Client, packet: bytes, most: int 
 
 
 def goes_on(bus: Bus, count: int = 100) -> bool:
-    """Whether two bystanders, just come, can talk to each other at length."""
+    """Return whether two new clients can exchange many messages."""
     with Client(bus.address) as one, Client(bus.address) as other:
         other.sub(b"bystander/*")
         other.sync()
@@ -506,7 +506,7 @@ def goes_on(bus: Bus, count: int = 100) -> bool:
 
 
 def wait_end(pid: int) -> None:
-    """Wait for the end of a process that is not our child."""
+    """Wait for the end of a process that is not a child of this one."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -518,6 +518,6 @@ def wait_end(pid: int) -> None:
 
 
 def send_with_descriptors(client: Client, packet: bytes, descriptors: Sequence[int]) -> None:
-    """Send a packet with descriptors along (SCM_RIGHTS)."""
+    """Send a packet together with descriptors (SCM_RIGHTS)."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     client.sock.sendmsg([packet], [rights])

@@ -1,4 +1,4 @@
-"""Fixtures that start the real twistd, stop it by its pid, and show its log where a test fails."""
+"""Fixtures that start the real twistd, stop it by its PID, and show its log if a test fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _new_directory() -> Path:
-    """A directory with a short name (a socket's path has 107 bytes at most) into which other users may look."""
+    """A directory with a short name (a socket's path has at most 107 bytes) that other users can enter."""
     directory = Path(tempfile.mkdtemp(prefix="sbus-"))
     directory.chmod(0o755)
     return directory
@@ -39,7 +39,7 @@ def _new_directory() -> Path:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """An empty directory for a test, which other users may enter."""
+    """An empty directory for a test that other users can enter."""
     directory = _new_directory()
     yield directory
     shutil.rmtree(directory)
@@ -75,7 +75,7 @@ def bus(spawn: Callable[..., Any], directory: Path) -> StartBus:
 
 @pytest.fixture(scope="module")
 def module_bus() -> Iterator[StartBus]:
-    """As `bus`, for buses that the tests of a module share; these must outlive all of the tests."""
+    """Like `bus`, for buses that the tests of a module share. Every test must leave them running."""
     mine: list[tuple[Bus, Path]] = []
 
     def start(*options: str, **kwargs: Any) -> Bus:
@@ -109,7 +109,7 @@ def _leased(module_bus: StartBus) -> StartBus:
 
 @pytest.fixture
 def lease(_leased: StartBus) -> Iterator[StartBus]:
-    """As `bus`, but a bus with the same options is used by all tests of a module, one after the other.
+    """Like `bus`, but the tests of a module use one bus with the same options, one after the other.
 
     Each finds it without clients, and as if nothing had been logged yet.
     """
@@ -126,7 +126,7 @@ def lease(_leased: StartBus) -> Iterator[StartBus]:
 
 @pytest.fixture(scope="module")
 def shared(module_bus: StartBus) -> Bus:
-    """A bus with default options which the tests of a module share."""
+    """A bus with default options that the tests of a module share."""
     return module_bus()
 
 
@@ -142,14 +142,14 @@ def _may_become_others() -> bool:
 
 @pytest.fixture(scope="session")
 def as_root() -> None:
-    """For tests that play several users, which only root can."""
+    """Skip the test unless it runs as root, which tests with several users need."""
     if not _may_become_others():
         pytest.skip("only root can play several users")
 
 
 @pytest.fixture(scope="session")
 def become(as_root: None) -> list[str]:
-    """A command that starts another, given behind it, as another user who can run this interpreter.
+    """Return a command that runs the command behind it as another user, who can run this interpreter.
 
     The interpreter may lie where only root may read (in root's home directory), so the command keeps
     the capability to read everything; not the one to write.

@@ -1,4 +1,4 @@
-"""Keys, patterns, packets and peers as the property tests need them: few different ones, so that they meet."""
+"""Hypothesis strategies for keys, patterns, packets and peers: few different ones, so that they match often."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ peers = st.sampled_from(PEERS)
 dialects = st.sampled_from((CURRENT, EARLY))
 
 texts = st.binary(max_size=12).map(lambda text: text.replace(b"\0", b""))
-"""Bytes of any kind that may stand in a key (`usable` by every dialect or not)."""
+"""Any bytes that a key can contain, `usable` in a dialect or not."""
 
 payloads = st.binary(max_size=12)
 
@@ -42,7 +42,7 @@ _IDS = (b"", b"", b"1", b"2", b"7", b"8")
 
 
 def usable(text: bytes, dialect: Dialect) -> bool:
-    """Whether a peer may publish or subscribe to this text, its credentials aside."""
+    """Return whether this text is an allowed key or pattern, credentials aside."""
     try:
         dialect.check(text)
     except Violation:
@@ -51,14 +51,14 @@ def usable(text: bytes, dialect: Dialect) -> bool:
 
 
 def may_subscribe(dialect: Dialect, peer: PeerCredentials, pattern: bytes) -> bool:
-    """Whether this peer's credentials allow a pattern that is `usable`."""
+    """Return whether this peer's credentials allow a pattern that is `usable`."""
     secret = dialect.check(pattern)
     return secret is None or secret.belongs_to(peer)
 
 
 @st.composite
 def _secret(draw: st.DrawFn) -> bytes:
-    """A secret key or pattern; sometimes of IDs that are one of the `PEERS`', so that it can be subscribed to."""
+    """Draw a secret key or pattern, sometimes with the IDs of one of the `PEERS`."""
     if draw(st.booleans()):
         peer = draw(peers)
         own = (b"%d" % peer.gid, b"%d" % peer.uid, b"%d" % peer.pid)
@@ -81,17 +81,17 @@ def _joined(draw: st.DrawFn, dialect: Dialect) -> bytes:
 
 
 def keys(dialect: Dialect = CURRENT) -> st.SearchStrategy[bytes]:
-    """Keys that a peer may publish with: open and secret ones, and such as hold ``*`` as an ordinary byte."""
+    """Keys that a client may publish to: open and secret ones, some with ``*`` as an ordinary byte."""
     return _joined(dialect).filter(lambda key: usable(key, dialect))
 
 
 patterns = keys
-"""Patterns that a peer may subscribe to, its credentials aside; text that is a good key is a good pattern."""
+"""Patterns that are allowed, credentials aside; every allowed key is an allowed pattern."""
 
 
 @st.composite
 def patterns_near(draw: st.DrawFn, some_keys: list[bytes], dialect: Dialect = CURRENT) -> bytes:
-    """A pattern that is one of these keys, or is like it: with wildcards, or with what is above it."""
+    """Draw a pattern that resembles one of these keys: the key itself, with wildcards, or a parent."""
     key = draw(st.sampled_from(some_keys))
     start = len(b"!/cred/") if dialect.is_secret(key) else 0
     segments = key[start:].split(dialect.separator)

@@ -1,4 +1,4 @@
-"""Components of our own for sbus: a credentials policy, a soft and a hard strategy, and an order."""
+"""Components for sbus: a credentials policy, a soft strategy, a hard strategy and an order."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from twisted.plugin import IPlugin
 from zope.interface import implementer
 
 from sbus.errors import Violation, ViolationReason
-from sbus.flood import SendQueue, Verdict
-from sbus.interfaces import ICredentials, ICredentialsPolicy, IHardStrategy, IQueueOrder, ISoftStrategy
-from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.flood import SendQueue
+from sbus.interfaces import (
+    ICredentials,
+    ICredentialsPolicy,
+    IHardStrategy,
+    IQueueOrder,
+    ISoftStrategy,
+    PeerCredentials,
+    SecretKey,
+    Verdict,
+)
 from sbus.server.credentials import AccessSettings, KernelPolicy
 
 
 @implementer(ICredentials)
 class HouseRules:
-    """As the kernel's word has it; and nobody listens to everything, or speaks for the system unless he runs it."""
+    """The kernel's policy, with two more rules: on subscriptions to everything, and on ``system/``."""
 
     restrictsPublishing = True
 
@@ -50,7 +58,7 @@ class HouseRulesPolicy:
 
 @implementer(IPlugin, ISoftStrategy)
 class Recent:
-    """Keep the ten newest messages of those that the socket does not take."""
+    """Keep the ten newest of the messages that the socket does not accept."""
 
     selector = b"blocking/soft/recent"
     always = None
@@ -63,7 +71,7 @@ class Recent:
 
 @implementer(IPlugin, IHardStrategy)
 class MakeRoom:
-    """At the limit, drop what would be sent next rather than what comes."""
+    """At the limit, drop the messages that would be sent next instead of the new one."""
 
     selector = b"blocking/hard/make-room"
     always = None
@@ -78,7 +86,7 @@ class MakeRoom:
 
 @implementer(IPlugin, IQueueOrder)
 class SmallestFirst:
-    """The smallest packet first; equal sizes in order of arrival."""
+    """Send the smallest packet first, and equal sizes in order of arrival."""
 
     selector = b"order/smallest"
     newestFirst = None

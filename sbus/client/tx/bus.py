@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Unpack
 
 from twisted.internet import defer, error
 from twisted.internet.endpoints import clientFromString
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -31,6 +31,7 @@ from sbus.client.tx.protocol import BusFactory, BusProtocol
 from sbus.client.tx.waiter import DeferredWaiter, DoneWaiter
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
+from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
@@ -57,7 +58,7 @@ class Subscription(QueuedSubscription):
 
 
 def connect(
-    reactor: IReactorTime, address: str | IStreamClientEndpoint | None = None, **options: Unpack[Keywords]
+    reactor: Reactor, address: str | IStreamClientEndpoint | None = None, **options: Unpack[Keywords]
 ) -> defer.Deferred[Bus]:
     """Connect to a bus.
 
@@ -81,9 +82,7 @@ class Bus(Session[Subscription]):
 
     _log = Logger(namespace="sbus.client")
 
-    def __init__(
-        self, reactor: IReactorTime, address: str | IStreamClientEndpoint | None, options: ConnectOptions
-    ) -> None:
+    def __init__(self, reactor: Reactor, address: str | IStreamClientEndpoint | None, options: ConnectOptions) -> None:
         self._reactor = reactor
         if address is None or (isinstance(address, str) and not address.startswith("seqpacket:")):
             text = find_address(address)

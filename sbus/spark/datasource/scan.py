@@ -63,7 +63,7 @@ def schema(*, raw_keys: bool) -> StructType:
     """Return the columns of a journal in Spark's types."""
     columns = StructType()
     for column in COLUMNS:
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        kind = column.arrow_type.value_type if pa.types.is_dictionary(column.arrow_type) else column.arrow_type
         is_text = column.name == "key" and not raw_keys
         columns = columns.add(column.name, StringType() if is_text else from_arrow_type(kind))
     return columns

@@ -1,4 +1,4 @@
-"""The benchmarks' own parts: what they count, that they notice what goes wrong, and that one command does it all."""
+"""The benchmarks themselves: what they count, which errors they notice, and the one command that runs them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def results(*records: dict[str, Any], **about: Any) -> measure.Results:
 
 
 def test_median() -> None:
-    """A figure is the median of the rounds; a run that failed has no part in it, and is listed."""
+    """A figure is the median of the rounds; failed runs do not count and are listed."""
     failed = record("sbus", 3, 1e9, error="lost 3")
     found = results(*(record("sbus", i, value) for i, value in enumerate([30, 10, 20])), failed)
     assert found.median("sbus", "1-1/pipelined", "per_second") == 20
@@ -59,7 +59,7 @@ def test_median() -> None:
 
 
 def test_ratio() -> None:
-    """A ratio is of two runs in the same round; a round that has but one of them does not count."""
+    """A ratio compares two runs of one round; a round with only one of them does not count."""
     found = results(
         record("sbus", 0, 10),
         record("yardstick", 0, 5),
@@ -75,17 +75,18 @@ def test_ratio() -> None:
 
 
 def test_times() -> None:
-    """Of the quantiles, too, each is the median of the rounds."""
+    """Each quantile is the median of the rounds too."""
     found = results(*(record("sbus", i, 1, times_us=[i, 10 * i]) for i in (1, 5, 3)))
     assert found.times("sbus", "1-1/pipelined") == [3, 30]
 
 
 def test_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a round every case goes through all servers, each time beginning with another one."""
+    """In a round, every case runs on all servers, beginning with another one each time."""
     monkeypatch.setattr(measure, "run", lambda shop, server, case, scale: {"server": server.name, "case": case.name})
     servers = [SERVERS["sbus"], YARDSTICK, SERVERS["zmq"]]
     cases = [*WORKLOADS["1-1"].cases, Case("once", "", Kind.EMPTY, rounds=1)]
-    made = list(measure.measure(None, servers, cases, Scale(), 2))  # type: ignore[arg-type]
+    no_workshop: Any = None
+    made = list(measure.measure(no_workshop, servers, cases, Scale(), 2))
     assert [(r["round"], r["case"], r["server"]) for r in made] == [
         (0, "1-1/unbatched", "sbus"),
         (0, "1-1/unbatched", "yardstick"),
@@ -127,13 +128,13 @@ def test_bounded(case: Case) -> None:
     ],
 )
 def test_verdict(at_least: bool, value: float, verdict: str) -> None:
-    """A target is met from its bound on; by 5 % it may be missed."""
+    """A target is met at its bound, with a tolerance of 5 %."""
     target = targets.Target("speed", 2.0, "×", lambda results: value, at_least)
     assert target.verdict(value) == verdict
 
 
 def test_every_target_can_be_measured() -> None:
-    """Each target finds its figure in records of the cases that there are."""
+    """Each target finds its figure in the records of the existing cases."""
     figures = {"per_second": 2, "cpu_us": 2, "p50_us": 2, "p99_us": 2, "rss_kb": 2, "before_kb": 1, "held": 1}
     made = [
         {"server": server, "case": case.name, "round": 0, "start_seconds": 2, **figures}
@@ -148,7 +149,7 @@ def test_every_target_can_be_measured() -> None:
 
 
 def test_table() -> None:
-    """A table is the same one in reStructuredText and in Markdown."""
+    """A table has the same content in reStructuredText and in Markdown."""
     table = report.Table("speed", "How fast", ["", "1→1", "1→8"], [["sbus", "1.00M", "×2"], ["other", "–", "17.5k"]])
     assert table.rst().splitlines() == [
         ".. list-table:: How fast",
@@ -176,7 +177,7 @@ def test_table() -> None:
 
 
 def test_tables_say_what_there_is() -> None:
-    """What was not measured is in no table; who is ahead of sbus is named."""
+    """Tables contain only what was measured, and name the servers that are ahead of sbus."""
     found = results(record("sbus", 0, 500_000), record("yardstick", 0, 250_000), record("redis", 0, 1_500_000))
     tables = {table.name: table for table in (*report.tables(found), *report.ahead(found))}
     assert set(tables) == {"throughput-pipelined", "ahead"}
@@ -194,7 +195,7 @@ def test_tables_say_what_there_is() -> None:
     ids=["whole", "quick", "busy"],
 )
 def test_notes(about: dict[str, Any], warned: bool) -> None:
-    """The reader is told of which machine the figures are, which runs failed, and if the figures are worth little."""
+    """A report names the machine, the failed runs, and whether its figures are of little worth."""
     notes = report.notes(results(record("redis", 1, 1, error="it has\nended"), **about))
     assert "a fast one" in notes
     assert "* 1-1/pipelined, redis, round 2: it has ended" in notes
@@ -202,7 +203,7 @@ def test_notes(about: dict[str, Any], warned: bool) -> None:
 
 
 def test_slow_down() -> None:
-    """What takes longer than its baseline is noticed; a slower machine is no slow-down."""
+    """A step that takes longer than its baseline is reported; a slower machine is not."""
     then = {compare.CALIBRATION: 100.0, "parse": 10.0, "route": 20.0, "gone": 1.0}
     found = compare.ratios({compare.CALIBRATION: 200.0, "parse": 20.0, "route": 60.0, "new": 1.0}, then)
     assert found == {"parse": 1.0, "route": 1.5}
@@ -210,7 +211,7 @@ def test_slow_down() -> None:
 
 
 def test_baselines() -> None:
-    """There is a baseline for either implementation, and both have the same steps."""
+    """Both implementations have a baseline, with the same steps."""
     stored = compare.stored()
     assert set(stored) == {"compiled", "plain"}
     assert stored["compiled"]["times"].keys() == stored["plain"]["times"].keys()
@@ -234,7 +235,7 @@ def yardstick(workshop: Workshop) -> Iterator[Running]:
 
 @needs_compiler
 def test_yardstick_delivers(yardstick: Running) -> None:
-    """The yardstick passes messages on, byte for byte, one copy each, to those whose patterns match."""
+    """The yardstick delivers messages byte for byte, one copy to each client with a matching pattern."""
     keys = [b"a/b", b"a/b/c", b"a", b"", b"a/bc", b"x/a"]
     patterns = [b"a/b", b"a/", b"a/*", b"", b"*/a", b"a/b*", b"*/b/", b"a/*b"]
     with Client(yardstick.address) as publisher:
@@ -250,7 +251,7 @@ def test_yardstick_delivers(yardstick: Running) -> None:
 
 @needs_compiler
 def test_yardstick_unsubscribes(yardstick: Running) -> None:
-    """Of two like subscriptions one is taken back; after the second nothing comes any more."""
+    """Two equal subscriptions need two UNSUB in the yardstick."""
     with Client(yardstick.address) as client, Client(yardstick.address) as other:
         client.sub(b"a", b"b", b"a")
         client.unsub(b"a")
@@ -270,7 +271,7 @@ def test_yardstick_unsubscribes(yardstick: Running) -> None:
 @needs_compiler
 @pytest.mark.parametrize("source", sorted(SOURCES.glob("*.c")), ids=lambda path: path.name)
 def test_sources(source: Path) -> None:
-    """The C files compile without a warning, where the libraries that they are for are installed."""
+    """The C files compile without a warning, if their libraries are installed."""
     compiler = os.environ.get("CC", "gcc")
     for header in ("zmq.h", "systemd/sd-bus.h"):
         if f"<{header}>" in source.read_text():
@@ -287,7 +288,7 @@ Fault = Callable[[int, bytes], list[bytes]]
 
 
 class FaultyBus:
-    """A bus with a fault: what becomes of the packets under ``flow/``, by their numbers, is up to a function."""
+    """A bus with a fault: a function decides by number what happens to packets under ``flow/``."""
 
     def __init__(self, address: str, fault: Fault) -> None:
         self.address = address
@@ -367,7 +368,7 @@ FAULTS: dict[str, tuple[Fault, int, int]] = {
     "swapped": (swapped(), 1, 1),
     "end-lost": (lambda n, p: [] if n == MESSAGES else [p], 0, 0),
 }
-"""What a bus does wrong, and how many messages each subscriber then misses, and finds wrong."""
+"""A fault of a bus, and the messages that each subscriber then misses and finds wrong."""
 
 
 @needs_compiler
@@ -384,14 +385,14 @@ def test_generator_notices(name: str, workshop: Workshop, directory: Path) -> No
 
 @needs_compiler
 def test_generator_fails_in_bounds(workshop: Workshop, directory: Path) -> None:
-    """Without a server the generator gives up, and says why."""
+    """Without a server, the generator gives up and reports why."""
     with pytest.raises(Failed, match="cannot connect"):
         workshop.generate(YARDSTICK, "flow", str(directory / "nobody"), {"patience": 0.1}, most=TIMEOUT)
 
 
 @needs_compiler
 def test_server_that_ends(workshop: Workshop) -> None:
-    """A run whose server has ended by itself fails."""
+    """A run fails if its server ends by itself."""
     workshop.prepare(YARDSTICK)
 
     def kill(there: Running) -> None:
@@ -416,7 +417,7 @@ def test_server_that_ends(workshop: Workshop) -> None:
     ids=lambda case: f"{case.workload}-{case.variant}".rstrip("-"),
 )
 def test_run(case: Case, workshop: Workshop) -> None:
-    """Every kind of run finds what it is for, and loses nothing."""
+    """Every kind of run produces its figures and loses nothing."""
     workshop.prepare(YARDSTICK)
     found = measure.run(workshop, YARDSTICK, case, Scale(0.05))
     assert "error" not in found
@@ -436,7 +437,7 @@ def test_run(case: Case, workshop: Workshop) -> None:
 
 @needs_compiler
 def test_run_with_bundles(workshop: Workshop) -> None:
-    """Clients that ask for bundles lose nothing either, whether a bundle holds many messages or few large ones."""
+    """Clients with bundles lose nothing, with many small or a few large messages in a bundle."""
     server = SERVERS["bundles"]
     workshop.prepare(server)
     for settings in ({"publishers": 2, "subscribers": 2, "keys": 3, "batch": 64}, {"size": 40_000, "batch": 64}):
@@ -460,7 +461,7 @@ def bench(*arguments: str | Path, **environment: str) -> subprocess.CompletedPro
 
 @needs_compiler
 def test_command(tmp_path: Path) -> None:
-    """The command measures, prints and keeps what it has found; from what was kept it draws the same again."""
+    """The command measures, prints and saves its results; from the saved data it produces the same tables."""
     first, second = tmp_path / "first", tmp_path / "second"
     done = bench(
         *("--quick", "--secs", "0.02", "--only", "yardstick,kernel", "--workloads", "1-1,trip", "--out"), first
@@ -483,7 +484,7 @@ def test_command(tmp_path: Path) -> None:
 
 
 def test_clients_are_measured(tmp_path: Path) -> None:
-    """Publisher and receiver agree on what came, for each way of use; the same table comes of what was kept."""
+    """Publisher and receiver agree on the messages for each way of use; the saved data gives the same table."""
     command = [sys.executable, str(ROOT / "benchmarks" / "clients.py")]
     only = ["--only", "blocking-lists,asyncio,twisted-turns", "--rounds", "1", "--secs", "0.02"]
     done = subprocess.run([*command, *only, "--out", str(tmp_path)], capture_output=True, text=True, timeout=120)
@@ -500,7 +501,7 @@ def test_clients_are_measured(tmp_path: Path) -> None:
 
 
 def test_command_without_compiler(tmp_path: Path) -> None:
-    """Servers that cannot be measured are left out, with a note; that is no error."""
+    """Servers that cannot be measured are left out with a note, without an error."""
     done = bench("--only", "redis,yardstick", "--workloads", "1-1", "--out", tmp_path, CC=str(tmp_path / "none"))
     assert done.returncode == 0, done.stderr
     assert "without yardstick: there is no C compiler" in done.stderr
@@ -508,7 +509,7 @@ def test_command_without_compiler(tmp_path: Path) -> None:
 
 
 def test_command_refuses() -> None:
-    """What there is not cannot be asked for."""
+    """Unknown servers and workloads are refused."""
     done = bench("--only", "carrier-pigeon")
     assert done.returncode == 2
     assert "no carrier-pigeon: there are sbus, bundles, yardstick" in done.stderr

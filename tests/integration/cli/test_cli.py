@@ -788,8 +788,8 @@ def test_match() -> None:
     """match prints for each key whether it matches and where matching stops; the status is 0 if every key matched."""
     assert sbus(None, "match", "a/*/c", "a/b/c", "a//c") == (b"a/b/c: matches\na//c: matches\n", "")
     output, _ = sbus(None, "match", "é/*b", "é/b", "é/b", status=1)
-    one = "é/b: does not match: '*' has taken all up to the next '/' or the end, "
-    one += "so that nothing is left for what follows it\n  é/*b\n     ^\n  é/b\n     ^\n"
+    one = "é/b: does not match: '*' takes everything up to the next '/' or the end, "
+    one += "so nothing is left for what follows it\n  é/*b\n     ^\n  é/b\n     ^\n"
     assert output.decode() == one * 2
     assert sbus(None, "match", "-q", "a", "a", "b", status=1) == (b"", "")
     assert sbus(None, "match", "--dialect=early", "a.", "a.b.c") == (b"a.b.c: matches\n", "")

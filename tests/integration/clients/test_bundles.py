@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sbus
-from sbus.protocol.bundles import LARGEST, _unbundle
+from sbus.protocol.bundles import MAX_BUNDLE, _unbundle
 from tests.integration.clients import test_messages as messages
 from tests.integration.clients import test_requests as requests
 from tests.integration.clients.backends import Backend, Client, FakePeer, FakeServer, Gaps, TwistedBackend
@@ -35,7 +35,7 @@ async def agree(client: Client, peer: FakePeer) -> None:
     assert await peer.receive() == WHOAMI
     peer.send(ANSWER, WHOAMI + b"\0" + NAME)
     await asking
-    assert client.raw.core.bundle_limit == LARGEST
+    assert client.raw.core.bundle_limit == MAX_BUNDLE
 
 
 async def test_bundles_are_used_when_the_server_has_answered(backend: Backend, directory: Path) -> None:
@@ -127,7 +127,7 @@ async def test_bundling_and_plain_clients_together(backend: Backend, shared: Bus
     publishers = [await backend.connect(shared.address, **kind) for kind in kinds]
     subs = [await reader.subscribe("mixed/") for reader in readers]
     await messages.fenced(*readers, *publishers)
-    assert [client.raw.core.bundle_limit for client in publishers] == [LARGEST, 0]
+    assert [client.raw.core.bundle_limit for client in publishers] == [MAX_BUNDLE, 0]
     sent = []
     for turn in range(6):
         many = [(f"mixed/{i % 3}", b"%d " % (turn * 1000 + i) + bytes(i * 7)) for i in range(300)]
@@ -146,7 +146,7 @@ async def test_reconnecting_to_servers_with_bundles_and_without(backend: Backend
     client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
     sub = await client.subscribe("k")
     some = [("k", b"%d" % i) for i in range(500)]
-    for turn, (options, limit) in enumerate([((), LARGEST), (("--max-packet=65535",), 0), ((), LARGEST)]):
+    for turn, (options, limit) in enumerate([((), MAX_BUNDLE), (("--max-packet=65535",), 0), ((), MAX_BUNDLE)]):
         if turn:
             server.kill(signal.SIGKILL)
             server.wait()

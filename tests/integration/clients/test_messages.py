@@ -233,7 +233,7 @@ async def test_flood_control_is_chosen_at_the_server(backend: Backend, bus: Star
         raw.sync()
     with pytest.raises(Disconnected, match="the server closed the connection"):
         await strict.fence()
-    server.wait_log("its queue was full and it had chosen blocking/hard/error")
+    server.wait_log("its queue was full, and it had chosen blocking/hard/error")
     await lax.fence()
     assert 10 < len(await sub.get_ready()) < 3000
 

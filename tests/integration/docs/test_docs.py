@@ -1,7 +1,8 @@
-"""What the README and the pages of docs/ show and promise, tried for real: examples, tables, units, lines of errors."""
+"""Tests of the README and the pages in docs/: examples, tables, units, error lines."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 
 from sbus import errors
 from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
+from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, PeerCredentials, matches
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
@@ -38,7 +40,7 @@ def page(name: str) -> str:
 
 
 def rows(text: str, start: str) -> list[list[str]]:
-    """The body of the first list-table behind `start`, a text for each cell."""
+    """Return the body of the first list-table behind `start`, as a text for each cell."""
     table = text[text.index(start) :]
     table = table[table.index("   * - ") :]
     lines = []
@@ -58,7 +60,7 @@ def literals(cell: str) -> list[str]:
 
 
 def readme_command(name: str) -> str:
-    """A command of the README, as somebody would copy it into a shell."""
+    """Return a command of the README, ready for a shell."""
     text = (ROOT / "README.rst").read_text()
     block = re.search(rf"^\.\. code-block:: sh\n   :name: {name}\n\n((?:   .*\n|\n)+)", text, re.MULTILINE)
     assert block, name
@@ -66,7 +68,7 @@ def readme_command(name: str) -> str:
 
 
 class Script(Process):
-    """A command of any kind, in the place of twistd's."""
+    """A process of any command, not only of twistd."""
 
     def __init__(self, directory: Path, *command: str | Path, env: dict[str, str | None] | None = None) -> None:
         script = f"exec {shlex.join(map(str, command))}"  # what follows is the shell's arguments, unused
@@ -75,7 +77,7 @@ class Script(Process):
 
 @pytest.fixture
 def tree(directory: Path) -> Path:
-    """A checkout after its set-up, as far as ``make run`` sees it."""
+    """A checkout after its set-up, reduced to what ``make run`` needs."""
     tree = directory / "sbus"
     (tree / "tools").mkdir(parents=True)
     shutil.copy(ROOT / "tools" / "run-bus", tree / "tools")
@@ -89,7 +91,7 @@ def tree(directory: Path) -> Path:
 
 @pytest.mark.parametrize("runtime", ["run", None], ids=["XDG_RUNTIME_DIR", "without"])
 def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], runtime: str | None) -> None:
-    """The README's two commands pass a message on the bus of ``make run``, wherever that has its socket."""
+    """The README's two commands pass a message on the bus of ``make run``, with either place of its socket."""
     env: dict[str, str | None] = {"XDG_RUNTIME_DIR": None}
     if runtime:
         (directory / runtime).mkdir()
@@ -105,7 +107,7 @@ def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], r
             ["sh", "-c", readme_command(name)], cwd=tree, env=environment, stdout=subprocess.PIPE, text=True
         )
 
-    # Nothing tells from outside when the receiver has subscribed, so publish until it has got a message.
+    # The subscription is not visible from outside, so publish until the receiver has a message.
     output = None
     with run("first-receive") as receiver:
         for _ in range(100):
@@ -123,7 +125,7 @@ def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], r
 
 
 def test_readme_links() -> None:
-    """Every file that the README links to is there."""
+    """Every file that the README links to exists."""
     targets = re.findall(r"`[^`<\n]+ <([^>\n]+)>`_", (ROOT / "README.rst").read_text())
     assert targets
     assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
@@ -149,7 +151,7 @@ def test_every_example_is_on_a_page() -> None:
 
 @pytest.mark.parametrize("row", rows(page("protocol.rst"), ":name: matching")[1:], ids=lambda row: row[0])
 def test_examples_of_matching(row: list[str]) -> None:
-    """Each pattern of the table matches what the table says, and nothing that it says it does not."""
+    """Each pattern of the table matches exactly the keys that the table says."""
     [pattern], hits, misses = map(literals, row)
     assert hits or misses
     for key in hits + misses:
@@ -158,7 +160,7 @@ def test_examples_of_matching(row: list[str]) -> None:
 
 @pytest.mark.parametrize("row", rows(page("protocol.rst"), ":name: secrets")[1:], ids=lambda row: row[0])
 def test_examples_of_secret_keys(row: list[str]) -> None:
-    """Each secret pattern of the table gets what the table says, and nothing that it says it does not."""
+    """Each secret pattern of the table receives exactly what the table says."""
     [pattern], hits, misses = map(literals, row)
     assert hits
     assert misses
@@ -174,7 +176,7 @@ def test_every_control_message_is_described() -> None:
 
 
 def test_the_complete_client(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path) -> None:
-    """The client of the protocol's page answers whoever asks it, under a key that only who asked can read."""
+    """The complete client of the protocol page answers each question to a key that only the asking client can read."""
     started = bus()
     spy = started.client(b"", b"!/cred////")
     clock = spawn(Script, directory, sys.executable, EXAMPLES / "clock.py", "serve", started.address)
@@ -190,11 +192,41 @@ def test_the_complete_client(bus: Callable[..., Bus], spawn: Callable[..., Any],
     assert "the bus has closed the connection" in clock.log
 
 
+def test_the_table_of_control_messages_is_complete() -> None:
+    """The table on the page on the protocol has a row for each control message, made of its entry in the code."""
+    sys.path.insert(0, str(DOCS / "_ext"))
+    try:
+        extension = importlib.import_module("sbusdocs")
+    except ImportError:
+        pytest.skip("Sphinx is not installed: run make docs")
+    finally:
+        sys.path.pop(0)
+    table = "\n".join(extension.control_table(controls))
+    for row, control in zip(rows(table, ".. list-table::")[1:], controls.CONTROLS, strict=True):
+        assert literals(row[0]) == [f"CMSG {control.key.decode()}"]
+        assert row[1] == control.meaning
+        assert row[2] == ("yes" if control.default else "")
+    assert ".. controlmessages::" in page("protocol.rst")
+
+
+# --- the design ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", rows(page("design.rst"), "Where each promise is kept")[1:], ids=lambda row: row[0])
+def test_promises_are_kept_where_the_page_says(row: list[str]) -> None:
+    """Every name in the table of promises is one that the code defines."""
+    source = "".join(path.read_text() for path in (ROOT / "sbus").rglob("*.py"))
+    modules = {path.stem for path in (ROOT / "sbus").rglob("*.py")} | {path.name for path in (ROOT / "sbus").iterdir()}
+    for name in literals(row[1]):
+        for part in name.split("."):
+            assert part in modules or re.search(rf"(def|class) {part}\b|\b{part} =", source), name
+
+
 # --- the server ---------------------------------------------------------------------------------
 
 
 def documented_options() -> dict[str, str]:
-    """The options of the page on the server, each with its text."""
+    """Return the options on the page on the server, each with its text."""
     parts = re.split(r"^\.\. option:: --([a-z-]+).*\n", page("server.rst"), flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
@@ -237,7 +269,7 @@ def test_every_counter_is_described() -> None:
 
 @pytest.fixture
 def occupied(directory: Path) -> Iterator[Path]:
-    """A directory with all that can be in the way of a new bus."""
+    """A directory with everything that can be in the way of a new bus."""
     live, left = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     live.bind(bytes(directory / "live"))
     live.listen()
@@ -282,7 +314,7 @@ def test_lines_of_errors_are_described() -> None:
 
 
 def make(arguments: list[str]) -> None:
-    """What ``twistd sbus`` does before it starts."""
+    """Do what ``twistd sbus`` does before it starts."""
     options = Options()
     options.parseOptions(arguments)
     makeService(options)
@@ -290,7 +322,7 @@ def make(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("said", CAN_BE_PROVOKED)
 def test_lines_of_errors(said: str, occupied: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What keeps a bus from starting is told in one line, which the page on the server explains, with status 1."""
+    """A bus that cannot start reports the cause in one line, which the page on the server explains, with status 1."""
     before = sorted(os.listdir(occupied))
     with pytest.raises(SystemExit) as end:
         make([argument.format(occupied) for argument in CAN_BE_PROVOKED[said]])
@@ -303,7 +335,7 @@ def test_lines_of_errors(said: str, occupied: Path, capfd: pytest.CaptureFixture
 
 
 def unit_options(path: Path) -> list[str]:
-    """The bus's own arguments in a unit."""
+    """Return the bus's own arguments in a unit."""
     [command] = re.findall(r"^ExecStart=(.*)$", path.read_text(), re.MULTILINE)
     before, _, after = command.partition(" sbus ")
     assert before.split()[1:] == ["--nodaemon", "--pidfile="]
@@ -312,7 +344,7 @@ def unit_options(path: Path) -> list[str]:
 
 
 def test_unit_without_activation() -> None:
-    """The unit of a bus that makes its own socket has options that the bus takes."""
+    """The unit of a bus that makes its own socket has valid options."""
     options = Options()
     options.parseOptions(unit_options(EXAMPLES / "systemd" / "sbus-alone.service"))
     assert (options["socket"], options["mode"], options["group"], options["reuse"]) == (
@@ -325,7 +357,7 @@ def test_unit_without_activation() -> None:
 
 @pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="systemd-socket-activate is not installed")
 def test_units_with_activation(directory: Path, spawn: Callable[..., Any]) -> None:
-    """The bus of sbus.service serves on a socket that is passed to it as sbus.socket says."""
+    """The bus of sbus.service serves on a socket that systemd passes as sbus.socket specifies."""
     unit = (EXAMPLES / "systemd" / "sbus.socket").read_text()
     settings = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
     assert settings["ListenSequentialPacket"] == "/run/sbus.sock"
@@ -346,7 +378,7 @@ def test_units_with_activation(directory: Path, spawn: Callable[..., Any]) -> No
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_units_are_well_formed(directory: Path) -> None:
-    """systemd has nothing to say against the units, apart from the program's path, which is an example."""
+    """systemd accepts the units, apart from the program's path, which is an example."""
     for path in (EXAMPLES / "systemd").iterdir():
         text = path.read_text().replace("/srv/sbus/.venv/bin/twistd", "/bin/true")
         (directory / path.name).write_text(text)
@@ -357,7 +389,7 @@ def test_units_are_well_formed(directory: Path) -> None:
 
 
 def test_log_for_programs(bus: Callable[..., Bus]) -> None:
-    """With the observer of the page on the server each line of the log is an object, with who and why."""
+    """With the observer of the page on the server, each log line is a JSON object with client and reason."""
     flags = ["--nodaemon", "--pidfile=", "--logger=json_log.observer"]
     started = bus_of_json_lines(bus, flags)
     with Client(started.address) as client:
@@ -381,7 +413,7 @@ def bus_of_json_lines(bus: Callable[..., Bus], flags: list[str]) -> Bus:
 
 
 def test_an_application_with_a_bus_in_it(directory: Path, spawn: Callable[..., Any]) -> None:
-    """The application of the page on embedding publishes the load, as its own clients see."""
+    """The application of the page on embedding publishes the load to its clients."""
     application = spawn(Process, directory, ["-n", "--pidfile=", "-y", EXAMPLES / "load.py"])
     application.wait_log("sbus listens on load.sock")
     assert (directory / "load.sock").stat().st_mode & 0o777 == 0o770
@@ -393,7 +425,7 @@ def test_an_application_with_a_bus_in_it(directory: Path, spawn: Callable[..., A
 
 
 def test_two_buses_in_one_process(directory: Path, spawn: Callable[..., Any]) -> None:
-    """Of the inner bus of the page on embedding the outer one shows what is public, and nothing else of either."""
+    """The outer bus of the page on embedding shows the public keys of the inner one, and nothing else."""
     program = spawn(Script, directory, sys.executable, EXAMPLES / "two_buses.py", "inner", "outer")
     program.wait_log("both buses listen")
     with Client(directory / "outer") as outside, Client(directory / "inner") as inside:
@@ -425,9 +457,7 @@ def with_plugins(directory: Path) -> dict[str, str]:
 def acme(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of the page on plugins."""
     monkeypatch.syspath_prepend(str(PLUGINS))
-    import acme_bus  # type: ignore[import-not-found, unused-ignore]
-
-    yield acme_bus
+    yield importlib.import_module("acme_bus")
     sys.modules.pop("acme_bus")
 
 
@@ -441,7 +471,7 @@ def test_help_lists_plugins(with_plugins: dict[str, str]) -> None:
 
 
 def test_policy_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[str, str]) -> None:
-    """A bus with the policy of a plugin goes by it: who listens to everything is disconnected, others are not."""
+    """A bus applies a plugin's policy: it disconnects clients that subscribe to everything, and no others."""
     started = bus("--credentials=house-rules", env=with_plugins)
     listener = started.client(b"news/*", b"system/")
     for pattern in (b"", b"*", b"n*/"):
@@ -458,7 +488,7 @@ def test_policy_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[str, str
 
 
 def test_policy_restricts_publishing(bus: Callable[..., Bus], with_plugins: dict[str, str], as_root: None) -> None:
-    """What the policy of a plugin says of publishing holds for other users than the server's."""
+    """A plugin's policy restricts publishing by other users than the server's."""
     started = bus("--credentials=house-rules", "--mode=0777", env=with_plugins)
     listener = started.client(b"news/", b"system/")
     with Client(started.address, user=OTHER_USER) as other:
@@ -471,7 +501,7 @@ def test_policy_restricts_publishing(bus: Callable[..., Bus], with_plugins: dict
 
 
 def test_policy_with_made_up_peers(acme: ModuleType) -> None:
-    """The policy of the page says of peers what the page says of it."""
+    """The policy decides about invented peers as the page says."""
     rules = acme.HouseRulesPolicy().make(AccessSettings(allowed_users=frozenset((4242,))))
     system, user = PeerCredentials(pid=1, uid=0, gid=0), PeerCredentials(pid=9, uid=4242, gid=100)
     assert rules.mayPublish(system, b"system/halt")
@@ -483,12 +513,12 @@ def test_policy_with_made_up_peers(acme: ModuleType) -> None:
     assert not rules.mayBlock(user, system)
     own = CURRENT.check(b"!/cred//4242//x")
     rules.checkSubscription(user, b"!/cred//4242//x", own)
-    with pytest.raises(errors.Violation, match="somebody else's"):
+    with pytest.raises(errors.Violation, match="another client's"):
         rules.checkSubscription(system, b"!/cred//4242//x", own)
 
 
 def read_late(bus: Bus, controls: list[bytes], messages: list[bytes]) -> list[bytes]:
-    """What a client with these control messages gets if it reads when all was published; the log counts the rest."""
+    """Return what a client with these control messages receives if it reads late; the log counts the rest."""
     late = bus.client(b"flood")
     late.cmsg(*controls)
     late.sync()
@@ -504,12 +534,12 @@ def read_late(bus: Bus, controls: list[bytes], messages: list[bytes]) -> list[by
 
 
 def in_the_socket(got: list[bytes], messages: list[bytes]) -> int:
-    """How many messages the kernel held, as far as one can tell: those that came first, in the order of sending."""
+    """Return the number of messages that the kernel held: those that came first, in the order of sending."""
     return next((i for i, (one, other) in enumerate(zip(got, messages, strict=False)) if one != other), len(got))
 
 
 def test_soft_strategy_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[str, str]) -> None:
-    """With the soft strategy of the plugin a late reader gets what its socket held, then the ten newest messages."""
+    """With the plugin's soft strategy, a late reader receives what its socket held, then the ten newest messages."""
     messages = numbered(b"flood", 3000)
     got = read_late(bus(env=with_plugins), [b"blocking/soft/recent"], messages)
     assert 0 < in_the_socket(got, messages) == len(got) - 10
@@ -517,7 +547,7 @@ def test_soft_strategy_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[s
 
 
 def test_hard_strategy_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[str, str]) -> None:
-    """With the hard strategy of the plugin a queue at its limit gives up its oldest messages for new ones."""
+    """With the plugin's hard strategy, a queue at its limit drops its oldest messages for new ones."""
     messages = numbered(b"flood", 3000)
     started = bus("--queue-messages=100", env=with_plugins)
     got = read_late(started, [b"blocking/hard/make-room"], messages)
@@ -526,7 +556,7 @@ def test_hard_strategy_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[s
 
 
 def test_hard_strategy_makes_room_for_a_large_message(bus: Callable[..., Bus], with_plugins: dict[str, str]) -> None:
-    """For a message larger than those that wait the hard strategy of the plugin gives up as many as that takes."""
+    """For a large message, the plugin's hard strategy drops as many waiting messages as necessary."""
     messages = [*numbered(b"flood", 2000, size=1000), b"MSG flood\0".ljust(8000, b"L")]
     started = bus("--queue-bytes=10000", env=with_plugins)
     got = read_late(started, [b"blocking/hard/make-room"], messages)
@@ -535,10 +565,10 @@ def test_hard_strategy_makes_room_for_a_large_message(bus: Callable[..., Bus], w
 
 
 def test_order_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[str, str]) -> None:
-    """With the order of the plugin what waited is sent by size, and equal sizes in order of arrival."""
+    """With the plugin's order, waiting messages are sent by size, and equal sizes in order of arrival."""
     messages = [b"MSG flood\0%d" % i + b"." * (i * 7 % 50) for i in range(2000)]
     got = read_late(bus(env=with_plugins), [b"order/smallest"], messages)
     held = in_the_socket(got, messages)
     assert 0 < held < len(messages)
-    # The last that the kernel took may be told apart from the first of the queue only by luck.
+    # Whether the last packet in the kernel differs from the first in the queue is a matter of luck.
     assert got[held:] == sorted(messages[held:], key=len)

@@ -214,7 +214,7 @@ def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], jo
     process.kill(signal.SIGSTOP)
     published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
     client.sync()
-    started.wait_log(r"disconnected: pid .*: its queue was full and it had chosen blocking/hard/error")
+    started.wait_log(r"disconnected: pid .*: its queue was full, and it had chosen blocking/hard/error")
     process.kill(signal.SIGCONT)
     process.wait_recording(2)
     last = client.msg(b"last")

@@ -248,7 +248,7 @@ class TestUsers:
         refused = started.client(user=THIRD_USER)
         assert refused.has_ended()
         who = f"pid {refused.pid} uid {refused.uid} gid {refused.gid}"
-        started.wait_log(f"#warn\\] refused a connection from {who}: the peer's user is not allowed on this bus")
+        started.wait_log(f"#warn\\] refused a connection from {who}: the client's user is not allowed on this bus")
 
     def test_by_name_and_several(self, as_root, bus):
         """Users can be given by name, and more than one."""

@@ -510,7 +510,9 @@ class TestTimeout:
             publisher.send(packet)
         assert publisher.sync() == []
         assert time.monotonic() - began >= 0.3
-        started.wait_log(rf"#warn\] client {started.nth(1)} disconnected: .*: it held publishers back and took nothing")
+        started.wait_log(
+            rf"#warn\] client {started.nth(1)} disconnected: .*: it blocked publishers and received nothing"
+        )
         got = reader.rest()
         assert got == numbered(b"flood", len(got))
         assert goes_on(started)
@@ -548,7 +550,7 @@ class TestTimeout:
             for packet in numbered(b"to/one", 100):
                 assert two.push(packet)
         assert goes_on(started)
-        started.wait_log("it held publishers back and took nothing for the whole block time-out")
+        started.wait_log("it blocked publishers and received nothing for the whole block time-out")
         assert any(ends(client) for client in (one, two))
         assert goes_on(started)
 
@@ -563,7 +565,7 @@ class TestTimeout:
             for n, client in enumerate(ring):
                 for packet in numbered(b"ring/%d" % ((n + 1) % 3), 200):
                     assert client.push(packet)
-        started.wait_log("it held publishers back and took nothing for the whole block time-out")
+        started.wait_log("it blocked publishers and received nothing for the whole block time-out")
         assert any(ends(client) for client in ring)
         assert goes_on(started)
 

@@ -20,7 +20,7 @@ class TestClients:
         refused = started.client(user=SAME_USER)
         assert refused.has_ended()
         who = f"pid {refused.pid} uid {refused.uid} gid {refused.gid}"
-        started.wait_log(f"#warn\\] refused a connection from {who}: the bus has as many clients as it may have")
+        started.wait_log(f"#warn\\] refused a connection from {who}: the bus has reached its limit of clients")
         packet = clients[0].msg(b"limit")
         for client in clients:
             assert client.recv() == packet
@@ -61,7 +61,7 @@ class TestPatterns:
         client = started.client(*(b"pattern/%d" % n for n in range(10)))
         client.sub(b"one too many")
         assert client.has_ended()
-        started.wait_log("violation by client 1, .*: more patterns than a client may hold")
+        started.wait_log("violation by client 1, .*: more patterns than the limit for one client")
 
     def test_same_ones_count_once(self, bus):
         """Identical subscriptions take no more room, and room comes back with UNSUB."""
@@ -92,7 +92,7 @@ class TestPatterns:
         assert client.sync() == []
         client.sub(b"d")
         assert client.has_ended()
-        started.wait_log("violation by client 1, .*: more bytes in patterns than a client may hold")
+        started.wait_log("violation by client 1, .*: more bytes in patterns than the limit for one client")
 
     def test_deep_patterns(self, bus):
         """Patterns of very many segments, which cost more memory than their bytes, count for more."""
@@ -101,7 +101,7 @@ class TestPatterns:
         before = started.memory()
         client.sub(b"/" * 150_000)
         assert client.has_ended()
-        started.wait_log("more bytes in patterns than a client may hold")
+        started.wait_log("more bytes in patterns than the limit for one client")
         assert goes_on(started)
         assert started.memory() - before < 20 << 20
 

@@ -269,7 +269,7 @@ class TestSpies:
         ids[which] = {"gid": THIRD_USER[1], "uid": THIRD_USER[0], "pid": os.getpid()}[which]
         spy.sub(b"!/cred/%d/%d/%d/" % tuple(ids.values()))
         assert spy.has_ended()
-        started.wait_log(f"pid {spy.pid} uid {spy.uid} gid {spy.gid}: subscription to a secret key of somebody else's")
+        started.wait_log(f"pid {spy.pid} uid {spy.uid} gid {spy.gid}: subscription to another client's secret key")
         alone = started.client(user=OTHER_USER)
         fields = {name: b"%d" % value if name == which else b"" for name, value in ids.items()}
         alone.sub(b"!/cred/%b/%b/%b/" % tuple(fields.values()))
@@ -341,7 +341,7 @@ class TestUnprovenIdentity:
         assert client.recv() == b"CMSG !/cred/whoami\0" + client.credentials
         client.sub(b"!/cred///%d/" % client.pid)
         assert client.has_ended()
-        started.wait_log("the peer's IDs are shared by many and prove nothing")
+        started.wait_log("the client's IDs are shared by many processes, so they prove nothing")
 
     def test_pid_zero(self, as_root, bus):
         """Clients outside the server's PID namespace all have the PID 0: they get no secrets, but the rest."""

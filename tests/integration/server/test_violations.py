@@ -14,26 +14,26 @@ from tests.support.harness import SAME_USER, Client, goes_on, numbered
 LIMIT = 409_600
 
 BAD_PACKETS = [
-    (b"x", "none of the message types"),
-    (b"\0", "none of the message types"),
-    (b"MSG", "none of the message types"),
-    (b"MSGkey\0", "none of the message types"),
-    (b"msg key\0payload", "none of the message types"),
-    (b" MSG key\0payload", "none of the message types"),
-    (b"MSG\0key\0payload", "none of the message types"),
-    (b"PUB key\0payload", "none of the message types"),
-    (b"SUBS key", "none of the message types"),
-    (b"SUB", "none of the message types"),
-    (b"UNSUB", "none of the message types"),
-    (b"CMSG", "none of the message types"),
-    (b"XMSG key\0", "none of the message types"),
+    (b"x", "unknown message type"),
+    (b"\0", "unknown message type"),
+    (b"MSG", "unknown message type"),
+    (b"MSGkey\0", "unknown message type"),
+    (b"msg key\0payload", "unknown message type"),
+    (b" MSG key\0payload", "unknown message type"),
+    (b"MSG\0key\0payload", "unknown message type"),
+    (b"PUB key\0payload", "unknown message type"),
+    (b"SUBS key", "unknown message type"),
+    (b"SUB", "unknown message type"),
+    (b"UNSUB", "unknown message type"),
+    (b"CMSG", "unknown message type"),
+    (b"XMSG key\0", "unknown message type"),
     (b"BNDL\x09\0\0\0MSG key\0x", "a bundle from a client that has not asked for bundles"),
     (b"MSG key", "MSG without a NUL"),
     (b"MSG ", "MSG without a NUL"),
     (b"MSG !/x\0", "'!' is reserved"),
     (b"SUB a/!", "'!' is reserved"),
     (b"MSG !/cred/01///\0", "an ID in a secret key must be"),
-    (b"SUB !/cred/0/0/1/", "subscription to a secret key of somebody else's"),
+    (b"SUB !/cred/0/0/1/", "subscription to another client's secret key"),
 ]
 
 
@@ -77,7 +77,7 @@ class TestReaction:
         assert client.has_ended()
         who = f"pid {client.pid} uid {client.uid} gid {client.gid}"
         shared.wait_log(rf"#warn\] violation by client \d+, {who}: .*{re.escape(why)}")
-        shared.wait_log(rf"#warn\] client \d+ disconnected: {who}: the peer broke the protocol")
+        shared.wait_log(rf"#warn\] client \d+ disconnected: {who}: the client broke the protocol")
         assert bystander.sync() == []
 
     @pytest.mark.parametrize(("packet", "why"), BAD_PACKETS, ids=[repr(packet) for packet, _ in BAD_PACKETS])
@@ -148,7 +148,7 @@ class TestEmptyPacket:
         client.sock.send(b"")
         assert client.has_ended()
         found = shared.wait_log(rf"client \d+ disconnected: pid {client.pid} .*")[0][0]
-        assert "the peer closed the connection" in found
+        assert "the client closed the connection" in found
 
 
 class TestSize:
@@ -299,7 +299,7 @@ class TestLog:
         who = f"pid {os.getpid()} uid {os.getuid()} gid {os.getgid()}"
         started.wait_log(f"#debug\\] client 1 connected: {who}")
         client.close()
-        started.wait_log(f"#debug\\] client 1 disconnected: {who}: the peer closed the connection")
+        started.wait_log(f"#debug\\] client 1 disconnected: {who}: the client closed the connection")
         assert not re.search("#warn.* client ", started.log)
 
     def test_drops_in_sums(self, bus):

@@ -12,7 +12,7 @@ from sbus.client import aio, blocking, tx
 from sbus.client.connecting import Backoff
 from sbus.client.options import ConnectOptions, Keywords, ServiceKeywords
 from sbus.errors import UsageError
-from sbus.protocol.bundles import LARGEST
+from sbus.protocol.bundles import MAX_BUNDLE
 
 FIELDS = {field.name for field in dataclasses.fields(ConnectOptions)}
 
@@ -51,9 +51,9 @@ def test_values_are_checked(options: dict, error: str) -> None:
 
 def test_buffers_hold_a_bundle() -> None:
     """Buffers are as long as the longest packet, or the longest bundle where there may be one."""
-    assert ConnectOptions(max_packet=100).buffer_size == LARGEST
+    assert ConnectOptions(max_packet=100).buffer_size == MAX_BUNDLE
     assert ConnectOptions(max_packet=100, bundles=False).buffer_size == 100
-    assert ConnectOptions(max_packet=2 * LARGEST).buffer_size == 2 * LARGEST
+    assert ConnectOptions(max_packet=2 * MAX_BUNDLE).buffer_size == 2 * MAX_BUNDLE
 
 
 def test_reconnecting() -> None:

@@ -15,7 +15,7 @@ from zope.interface.verify import verifyObject
 from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
 from sbus.client.tx import protocol
 from sbus.interfaces import IPacketQueue
-from sbus.protocol.bundles import LARGEST, unbundle
+from sbus.protocol.bundles import MAX_BUNDLE, unbundle
 from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.sockets import max_sendable
 
@@ -160,7 +160,7 @@ def received(sock: socket.socket) -> list[bytes]:
     return packets
 
 
-@pytest.mark.parametrize("limit", [0, 1000, LARGEST])
+@pytest.mark.parametrize("limit", [0, 1000, MAX_BUNDLE])
 def test_what_is_taken_is_what_arrives(ours_and_theirs: tuple[socket.socket, socket.socket], limit: int) -> None:
     """The count returned is that of the packets that arrive, also if the socket fills up."""
     ours, theirs = ours_and_theirs
@@ -179,8 +179,8 @@ def test_what_is_taken_is_what_arrives(ours_and_theirs: tuple[socket.socket, soc
 def test_alone_is_plain(ours_and_theirs: tuple[socket.socket, socket.socket]) -> None:
     """A packet that is alone, or does not fit with others, is sent plain."""
     ours, theirs = ours_and_theirs
-    assert send_some(ours, [], LARGEST) == 0
-    assert send_some(ours, [b"alone"], LARGEST) == 1
+    assert send_some(ours, [], MAX_BUNDLE) == 0
+    assert send_some(ours, [b"alone"], MAX_BUNDLE) == 1
     assert send_some(ours, [bytes(900), b"x", bytes(900)], 500) == 3
     assert received(theirs) == [b"alone", bytes(900), b"x", bytes(900)]
 
@@ -190,16 +190,16 @@ def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socke
     ours, theirs = ours_and_theirs
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
     packets = [bytes([i]) * 500 for i in range(100)]
-    sent = send_some(ours, packets, LARGEST)
+    sent = send_some(ours, packets, MAX_BUNDLE)
     assert 0 < sent <= BATCH
     assert received(theirs) == packets[:sent]
     for packets in ([bytes(max_sendable(ours) + 1)], [bytes(max_sendable(ours) + 1), b"x"]):
         with pytest.raises(OSError, match="too long") as raised:
-            send_some(ours, packets, LARGEST)
+            send_some(ours, packets, MAX_BUNDLE)
         assert raised.value.errno == errno.EMSGSIZE
 
 
 def test_limits() -> None:
     """With bundles, fewer packets are read at once, since each has many messages, and more are sent."""
     assert read_limit(0) == send_limit(0) == BATCH
-    assert read_limit(LARGEST) < BATCH < send_limit(LARGEST)
+    assert read_limit(MAX_BUNDLE) < BATCH < send_limit(MAX_BUNDLE)

@@ -1,4 +1,4 @@
-"""Bundles: taken apart and put together, by the plain functions and by their compiled twins."""
+"""Bundles: packing and unbundling, by the plain functions and by their compiled twins."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_a_bundle_is_its_packets(twin):
 
 
 def test_without_a_bundle_nothing_is_copied(twin):
-    """A batch of plain packets comes back as it is."""
+    """A batch of plain packets is returned as it is."""
     packets = [b"MSG a\0", b"", b"BND"]
     assert twin.unbundle(packets) is packets
 
 
 @pytest.mark.parametrize("off", [b"CMSG bundle/off", b"CMSG bundle/off\0", b"CMSG bundle/off\0for good"])
 def test_behind_the_end_of_bundles_there_are_none(twin, off):
-    """What is in one bundle with it was allowed; a bundle behind it is not, and stays as it is."""
+    """``bundle/off`` does not affect its own bundle; a bundle behind it stays as it is."""
     last = bundle(b"MSG c\0")
     assert twin.unbundle([bundle(b"MSG a\0", off, b"MSG b\0"), b"SUB x", last]) == [
         b"MSG a\0",
@@ -66,7 +66,7 @@ def test_behind_the_end_of_bundles_there_are_none(twin, off):
 
 @pytest.mark.parametrize("like", [b"CMSG bundle/of", b"CMSG bundle/offer", b"MSG bundle/off\0", b"CMSG bundle/on"])
 def test_bundles_do_not_end_with_anything_else(twin, like):
-    """Only that control message ends them."""
+    """Only ``bundle/off`` ends bundles."""
     assert twin.unbundle([like, bundle(b"MSG a\0", b"MSG b\0")]) == [like, b"MSG a\0", b"MSG b\0"]
 
 
@@ -87,12 +87,12 @@ def test_bundles_do_not_end_with_anything_else(twin, like):
     ],
 )
 def test_a_malformed_bundle_stays_whole(twin, wrong):
-    """Wrong framing leaves the packet as it is, so that none of it takes effect."""
+    """A bundle with bad framing stays as it is, so nothing in it takes effect."""
     assert twin.unbundle([b"MSG x\0", wrong, bundle(b"MSG y\0")]) == [b"MSG x\0", wrong, b"MSG y\0"]
 
 
 def test_every_cut_of_a_bundle_is_malformed(twin):
-    """A bundle cut off at any byte but between two packets is not taken apart."""
+    """A bundle that was cut anywhere but between two packets is not unbundled."""
     whole = bundle(b"MSG a\0b", b"SUB c", b"CMSG d")
     edges = {4 + 4 + 7, 4 + 4 + 7 + 4 + 5, len(whole)}
     for cut in range(4, len(whole) + 1):
@@ -101,7 +101,7 @@ def test_every_cut_of_a_bundle_is_malformed(twin):
 
 
 def test_packs_up_to_the_limit(twin):
-    """A bundle reaches the limit and does not exceed it; who would be alone goes plain."""
+    """A bundle reaches the limit and does not exceed it; a packet that would be alone stays plain."""
     a, b = b"a" * 10, b"b" * 10
     both = bundle(a, b)
     assert twin.pack([a, b], len(both), 9) == ([both], [2])
@@ -113,7 +113,7 @@ def test_packs_up_to_the_limit(twin):
 
 
 def test_packs_no_more_than_it_is_to(twin):
-    """What goes beyond the number of bundles wanted is left out, and not counted."""
+    """Packets beyond the maximum number of bundles are left out and not counted."""
     a = b"a" * 10
     assert twin.pack([a] * 7, len(bundle(a, a)), 2) == ([bundle(a, a)] * 2, [2, 2])
     assert twin.pack([a] * 7, 1000, 0) == ([], [])
@@ -124,7 +124,7 @@ PACKETS = st.lists(st.binary(min_size=1, max_size=40).filter(lambda p: p[:4] != 
 
 @given(PACKETS, st.integers(20, 200))
 def test_packing_and_unbundling_is_nothing(packets, limit):
-    """What is packed comes out again, in order, whatever the limit; the counts tell what is where."""
+    """Unbundling restores what was packed, in order, with any limit; the counts add up."""
     for twin in (Plain, compiled) if compiled else (Plain,):
         sent, counts = twin.pack(packets, limit, 99)
         assert twin.unbundle(list(sent)) == packets
@@ -135,14 +135,14 @@ def test_packing_and_unbundling_is_nothing(packets, limit):
 @needs_compiled
 @given(st.lists(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda b: b"BNDL" + b)), max_size=6))
 def test_the_twins_agree_on_anything(packets):
-    """Whatever arrives, the compiled functions say what the plain ones say."""
+    """For any input the compiled functions return what the plain ones return."""
     assert compiled.unbundle(list(packets)) == bundles._unbundle(list(packets))
     assert compiled.pack(packets, 64, 3) == bundles._pack(packets, 64, 3)
 
 
 @needs_compiled
 def test_the_compiled_twin_refuses_nonsense():
-    """Wrong types raise; they do not crash."""
+    """Wrong types raise an exception; they do not crash."""
     with pytest.raises(TypeError):
         compiled.unbundle(["x"])
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Explanations of mismatches: they agree with the matcher, and point at the right place."""
+"""Explanations of mismatches agree with the matcher and point at the right place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_agrees_with_matcher(pattern, key, dialect):
 
 @given(SECRET | TEXT, SECRET | TEXT)
 def test_agrees_on_secret_keys(pattern, key):
-    """A secret pattern matches if a subscriber with the IDs that pattern and key name would get the key."""
+    """A secret pattern matches if a subscriber with the IDs of pattern and key would receive the key."""
     wanted, secret = CURRENT.check(pattern), CURRENT.check(key)
     nobody = SecretKey(b"", b"", b"", b"")
     ids = zip((wanted or nobody)[:3], (secret or nobody)[:3], strict=True)
@@ -34,7 +34,7 @@ def test_agrees_on_secret_keys(pattern, key):
 
 @given(TEXT, TEXT)
 def test_place_is_where_it_stops(pattern, key):
-    """What stands before the place in the pattern matches what stands before it in the key."""
+    """The pattern in front of the mismatch matches the key in front of it."""
     found = explain(pattern, key)
     if found is None:
         return
@@ -52,20 +52,20 @@ def test_place_is_where_it_stops(pattern, key):
         (b"a/bc", b"a/b", 3, 3, "the key's segment ends"),
         (b"a/b", b"a/bc", 3, 3, "the pattern's segment ends"),
         (b"a/b", b"a", 1, 1, "the key ends"),
-        (b"a/", b"a", 1, 1, "wants '/'"),
-        (b"a", b"a/b", 1, 1, "ends with '/'"),
-        (b"a/b*", b"a/bc/d", 4, 4, "ends with '/'"),
+        (b"a/", b"a", 1, 1, "needs '/'"),
+        (b"a", b"a/b", 1, 1, "end the pattern with '/'"),
+        (b"a/b*", b"a/bc/d", 4, 4, "end the pattern with '/'"),
         (b"a/*b", b"a/xb", 3, 4, "nothing is left"),
         (b"a/***b/c", b"a/xb/c", 5, 4, "nothing is left"),
         (b"*/", b"!/cred////x", 0, 0, "no wildcard"),
-        (b"!/cred////x", b"x", 0, 0, "this is none"),
+        (b"!/cred////x", b"x", 0, 0, "this key is open"),
         (b"!/cred/1/2/3/x", b"!/cred/1/5/3/x", 9, 9, "the UID is 2 in the pattern, but 5 in the key"),
         (b"!/cred/1/2/3/x", b"!/cred////x", 7, 7, "the GID is 1 in the pattern, but none in the key"),
         (b"!/cred////a/*b", b"!/cred/1/22/3/a/x", 13, 17, "nothing is left"),
     ],
 )
 def test_places(pattern, key, pattern_at, key_at, reason):
-    """A mismatch tells how far both agree, and what is wrong there."""
+    """A mismatch reports how far pattern and key agree, and why they differ there."""
     found = explain(pattern, key)
     assert found is not None
     assert (found.pattern_at, found.key_at) == (pattern_at, key_at)
@@ -73,7 +73,7 @@ def test_places(pattern, key, pattern_at, key_at, reason):
 
 
 def test_early_dialect():
-    """The early dialect's separator is a dot, also in what is said."""
+    """The early dialect's separator is a dot, in explanations too."""
     found = explain(b"a.", b"a", EARLY)
     assert found is not None
     assert "'.'" in found.reason
@@ -81,6 +81,6 @@ def test_early_dialect():
 
 @pytest.mark.parametrize(("pattern", "key"), [(b"!/x", b"a"), (b"a", b"a/!"), (b"!/cred/01///", b"a")])
 def test_forbidden(pattern, key):
-    """A pattern or key that nobody may use is a violation, not a mismatch."""
+    """A forbidden pattern or key is a violation, not a mismatch."""
     with pytest.raises(Violation):
         explain(pattern, key)

@@ -1,4 +1,4 @@
-"""What a pattern matches, which keys are reserved, and what secret keys mean: the rules of the protocol, one by one."""
+"""Matching, reserved keys and secret keys: the rules of the protocol, one by one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_matching(pattern, matched, unmatched):
 
 @given(st.data(), dialects)
 def test_matching_is_a_possessive_regular_expression(data, dialect):
-    """Without secrets, a pattern means: each * a run that gives nothing back, a last separator anything below it."""
+    """For open keys: each ``*`` is a run that gives nothing back, a last separator anything below it."""
     text = st.one_of(texts, st.text(f"ab*{dialect.separator.decode()}", max_size=6).map(str.encode))
     pattern, key = data.draw(text), data.draw(text)
     separator = re.escape(dialect.separator)
@@ -91,7 +91,7 @@ def test_matching_is_a_possessive_regular_expression(data, dialect):
 )
 @pytest.mark.parametrize("key", [b"!/cred////", b"!/cred/10/20/30/", b"!/cred/10/20/30/inbox", b"!/cred////inbox"])
 def test_no_wildcard_reaches_a_secret(pattern, key):
-    """Rule 5: only a pattern that begins literally with !/cred/ sees a secret message, its own reader's included."""
+    """Rule 5: only a pattern that begins literally with !/cred/ matches a secret key, even one of the reader's own."""
     assert not matches(pattern, key, CURRENT, ME)
     assert not matches(pattern, key, CURRENT, None)
 
@@ -132,7 +132,7 @@ RESERVED = [
 
 @pytest.mark.parametrize("text", RESERVED)
 def test_reserved(text):
-    """Rule 8: a segment that is exactly ! stands only where complete credentials begin."""
+    """Rule 8: a segment that is exactly ``!`` is allowed only where complete credentials begin."""
     with pytest.raises(Violation) as caught:
         CURRENT.check(text)
     assert caught.value.reason in (ViolationReason.RESERVED_KEY, ViolationReason.BAD_ID)
@@ -205,7 +205,7 @@ def test_secret_keys(text, parts):
 )
 @pytest.mark.parametrize("position", [0, 1, 2])
 def test_bad_ids(field, position):
-    """An ID that is no number, has a leading zero or does not fit 32 bits is refused, wherever it stands."""
+    """An ID that is no number, has a leading zero or exceeds 32 bits is refused in every position."""
     fields = [b"1", b"2", b"3"]
     fields[position] = field
     text = b"!/cred/%b/rest" % b"/".join(fields)
@@ -244,7 +244,7 @@ def test_bad_ids(field, position):
     ],
 )
 def test_secrets_for_their_reader(pattern, matched, unmatched):
-    """An empty field of a pattern stands for an empty one or the subscriber's own ID, another for itself alone."""
+    """An empty field of a pattern matches an empty field or the subscriber's own ID; any other matches only itself."""
     assert [key for key in matched if not matches(pattern, key, CURRENT, ME)] == []
     assert [key for key in unmatched if matches(pattern, key, CURRENT, ME)] == []
 
@@ -253,7 +253,7 @@ def test_secrets_for_their_reader(pattern, matched, unmatched):
     "pattern", [b"!/cred/11///", b"!/cred//21//", b"!/cred///31/", b"!/cred/20/10/30/x", b"!/cred/11/20/30/"]
 )
 def test_foreign_secrets(pattern):
-    """Each ID that a pattern gives must be the subscriber's own; else it gets nothing, not even its own secrets."""
+    """Each ID in a pattern must be the subscriber's own; otherwise the pattern matches nothing at all."""
     secret = CURRENT.check(pattern)
     assert secret is not None
     assert not secret.belongs_to(ME)
@@ -277,7 +277,7 @@ def test_own_secrets():
 
 @given(st.data(), peers)
 def test_secrets_stay_secret(data, subscriber):
-    """Whatever the pattern, a secret key is matched only by who has all the IDs in it."""
+    """With any pattern, a secret key is received only by a subscriber that has all IDs in the key."""
     key, pattern = data.draw(keys().filter(CURRENT.is_secret)), data.draw(patterns())
     secret = CURRENT.check(key)
     assert secret is not None
@@ -289,7 +289,7 @@ def test_secrets_stay_secret(data, subscriber):
 
 @given(texts)
 def test_check_raises_violations_only(text):
-    """Any bytes are a good key or a violation; a key is secret exactly if it has the parts of one."""
+    """Any bytes are an allowed key or a violation; a key is secret if and only if it has a secret key's parts."""
     for dialect in (CURRENT, EARLY):
         try:
             secret = dialect.check(text)
@@ -301,7 +301,7 @@ def test_check_raises_violations_only(text):
 
 @given(st.lists(st.sampled_from((b"!", b"cred", b"", b"1", b"01", b"*", b"a")), max_size=12).map(b"/".join))
 def test_every_lone_bang_begins_credentials(text):
-    """Rule 8 by another way: cut at each lone !, and what follows must be three IDs and a slash, from the start on."""
+    """Rule 8, checked another way: after each lone ``!``, from the start on, three IDs and a slash must follow."""
     segments = text.split(b"/")
     bangs = [i for i, segment in enumerate(segments) if segment == b"!"]
 
@@ -333,7 +333,7 @@ def test_every_lone_bang_begins_credentials(text):
     ],
 )
 def test_reserved_in_the_early_dialect(text, good):
-    """The early dialect reserves each key whose first segment begins with !, and has no secrets."""
+    """The early dialect reserves keys whose first segment begins with ``!``, and has no secret keys."""
     assert not EARLY.is_secret(text)
     if good:
         assert EARLY.check(text) is None
@@ -344,7 +344,7 @@ def test_reserved_in_the_early_dialect(text, good):
 
 
 def test_dialects_have_their_own_separator():
-    """What separates in one dialect is an ordinary byte in the other."""
+    """The separator of one dialect is an ordinary byte in the other."""
     assert matches(b"*", b"a.b", CURRENT)
     assert not matches(b"*", b"a.b", EARLY)
     assert matches(b"*", b"a/b", EARLY)
@@ -354,7 +354,7 @@ def test_dialects_have_their_own_separator():
 
 @pytest.mark.parametrize(("pattern", "key"), [(b"!", b"a"), (b"a", b"!"), (b"!/cred/01///", b"a")])
 def test_matches_refuses_what_no_peer_may_use(pattern, key):
-    """The reference raises where the server would not let it come to matching."""
+    """The reference raises for patterns and keys that the server would refuse before matching."""
     with pytest.raises(Violation):
         matches(pattern, key, CURRENT, PEERS[0])
 
@@ -374,7 +374,7 @@ def test_matches_refuses_what_no_peer_may_use(pattern, key):
     ],
 )
 def test_keys_as_logs_show_them(key, shown):
-    """A key is escaped and truncated for a log, and nothing of a secret key's rest is in it."""
+    """A key in a log is escaped and truncated, and contains nothing of a secret key's rest."""
     assert CURRENT.shown(key) == shown
 
 

@@ -1,4 +1,4 @@
-"""The route cache never says anything else than the index, forgets little, stays within its bounds and keeps nobody."""
+"""The route cache agrees with the index, forgets little, stays within its bounds and keeps no client alive."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers):
 
 
 def check_books(cache: RouteCache[Client]) -> None:
-    """What the cache keeps beside the routes is what it needs to forget them, and no more."""
+    """Beside the routes, the cache keeps exactly what it needs to forget them."""
     grouped = [key for seconds in cache._groups.values() for group in seconds.values() for key in group]
     assert sorted(grouped) == sorted(cache.routes)
     assert all(cache._groups.values())
@@ -101,7 +101,7 @@ def check_books(cache: RouteCache[Client]) -> None:
 
 
 def warm(dialect: Dialect = CURRENT) -> CachedIndex:
-    """A bus with one subscriber to everything open and some routes to it in the cache, secret ones as well."""
+    """A cache with some open and secret routes, and a subscriber to all open keys."""
     bus = CachedIndex(dialect)
     bus.subscribe(Client(), b"")
     for key in (b"a/b/c", b"a/b/d", b"a/b", b"a/x", b"a/", b"a", b"d/e/f", b"/", b"", b"*/b"):
@@ -147,7 +147,7 @@ A = A_B | {b"a/x", b"a/", b"a"}
     ],
 )
 def test_little_is_forgotten(pattern, forgotten):
-    """A subscription that comes or goes costs the routes that it may change, their near neighbours, and no others."""
+    """A change of a subscription forgets the routes that it may change and near neighbours, but no others."""
     for action in ("subscribe", "unsubscribe"):
         bus, client = warm(), Client()
         if action == "unsubscribe":
@@ -161,7 +161,7 @@ def test_little_is_forgotten(pattern, forgotten):
 
 @pytest.mark.parametrize("pattern", [b"", b"*", b"*/b", b"a*/b", b"*/", b"a*"])
 def test_a_wildcard_in_front_forgets_everything(pattern):
-    """A pattern that says nothing of the first segment may change any route."""
+    """A pattern with a wildcard in its first segment may change any route."""
     bus = warm()
     bus.subscribe(Client(), pattern)
     assert not bus.cache.routes
@@ -171,7 +171,7 @@ def test_a_wildcard_in_front_forgets_everything(pattern):
     "pattern", [b"mine/status", b"mine/status/", b"mine/*/x", b"!/cred/10/20/30/in", b"!/cred////"]
 )
 def test_churn_keeps_the_cache_warm_for_others(pattern):
-    """A client that subscribes and unsubscribes all day costs nobody else a look-up."""
+    """A client that subscribes and unsubscribes all day causes no look-ups for other clients."""
     bus, client = CachedIndex(), Client()
     others = [b"their/%d" % i for i in range(100)] + [b"!/cred/11/21/31/x"]
     for key in others:
@@ -186,7 +186,7 @@ def test_churn_keeps_the_cache_warm_for_others(pattern):
 
 
 def test_cost_of_forgetting():
-    """To forget costs nothing for the routes that stay, however many."""
+    """The cost of forgetting does not depend on the number of routes that stay."""
     few, many = CachedIndex(), CachedIndex()
     for bus, count in ((few, 2), (many, 1000)):
         for i in range(count):
@@ -199,7 +199,7 @@ def test_cost_of_forgetting():
 
 
 def test_millions_of_keys_do_not_pile_up():
-    """When the bound is reached the cache starts afresh, and the keys in use come back at one look-up each."""
+    """At its limit the cache is emptied, and the keys in use come back at one look-up each."""
     bus = CachedIndex(max_keys=10)
     client = Client()
     bus.subscribe(client, b"")
@@ -212,7 +212,7 @@ def test_millions_of_keys_do_not_pile_up():
 
 @pytest.mark.parametrize(("count", "kept"), [(9, 9), (10, 10), (11, 1)])
 def test_bound_on_keys(count, kept):
-    """So many keys as the bound says are held, and with one more only that one."""
+    """The cache holds as many keys as its limit; with one more it holds only that one."""
     bus = CachedIndex(max_keys=10)
     for i in range(count):
         bus.route(b"%d" % i)
@@ -221,7 +221,7 @@ def test_bound_on_keys(count, kept):
 
 @pytest.mark.parametrize(("bound", "kept"), [(9, 3), (8, 1)])
 def test_bound_on_receivers(bound, kept):
-    """So many receivers as the bound says are held, shared or not, and with one more only that route's."""
+    """The cache holds as many receivers as its limit, shared or not; with one more only that route's."""
     bus = CachedIndex(max_receivers=bound)
     for _ in range(3):
         bus.subscribe(Client(), b"a/")
@@ -231,7 +231,7 @@ def test_bound_on_receivers(bound, kept):
 
 
 def test_forgotten_routes_make_room():
-    """Routes that were forgotten no longer count toward the bounds."""
+    """Forgotten routes no longer count toward the limits."""
     bus = CachedIndex(max_keys=4, max_receivers=4)
     client = Client()
     bus.subscribe(client, b"a/")
@@ -247,7 +247,7 @@ def test_forgotten_routes_make_room():
 
 @pytest.mark.parametrize(("length", "cached"), [(1024, True), (1025, False)])
 def test_very_long_keys_are_not_cached(length, cached):
-    """A key past 1024 bytes is looked up each time, so that keys cannot fill the memory."""
+    """A key of more than 1024 bytes is looked up each time, so keys cannot fill the memory."""
     bus, client = CachedIndex(), Client()
     bus.subscribe(client, b"")
     key = b"k" * length
@@ -258,7 +258,7 @@ def test_very_long_keys_are_not_cached(length, cached):
 
 
 def test_equal_routes_are_one_tuple():
-    """Keys with the same receivers have the same tuple, also after others were forgotten."""
+    """Keys with the same receivers share one tuple, also after others were forgotten."""
     bus, client = CachedIndex(), Client()
     bus.subscribe(client, b"a/")
     first = bus.route(b"a/1")
@@ -269,7 +269,7 @@ def test_equal_routes_are_one_tuple():
 
 
 def test_a_key_and_then_its_neighbours():
-    """A route that was forgotten alone is in nobody's way when its neighbours are, nor when it comes back."""
+    """A route that was forgotten alone can come back, and its neighbours can still be forgotten."""
     for again in (True, False):
         bus, client = CachedIndex(), Client()
         for key in (b"a/b/1", b"a/b/2"):
@@ -283,7 +283,7 @@ def test_a_key_and_then_its_neighbours():
 
 
 def test_keys_that_came_and_went_cost_nothing():
-    """Keys that were forgotten one by one leave nothing that would have to be forgotten again."""
+    """Keys that were forgotten one by one leave no bookkeeping behind."""
     few, many = CachedIndex(), CachedIndex()
     client = Client()
     for i in range(100):
@@ -303,7 +303,7 @@ def test_keys_that_came_and_went_cost_nothing():
 
 @pytest.mark.parametrize("pattern", [b"", b"a/", b"a/b", b"a/b/*", b"*/b", b"!/cred////", b"!/cred//20//x"])
 def test_who_left_is_not_kept(pattern):
-    """Once a client's subscriptions are gone neither the index nor the cache has any reference to it."""
+    """After a client's last subscription, neither the index nor the cache refers to it."""
     bus, stays = CachedIndex(), Client()
     bus.subscribe(stays, b"a/")
     bus.subscribe(stays, b"!/cred////x")
@@ -321,7 +321,7 @@ def test_who_left_is_not_kept(pattern):
 
 
 def test_nobody_is_kept_after_clear():
-    """To forget everything leaves no reference either."""
+    """An emptied cache refers to no client."""
     bus, client = CachedIndex(), Client()
     bus.subscribe(client, b"a")
     bus.route(b"a")

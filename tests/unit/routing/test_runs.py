@@ -1,4 +1,4 @@
-"""Runs of messages that go the same way: the plain function and its compiled twin."""
+"""Runs of messages: the plain functions and their compiled twins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def m(key: bytes) -> bytes:
 
 
 def test_runs_of_one_way(next_run):
-    """A run is the messages in a row whose known routes are the very same receivers."""
+    """A run is consecutive messages whose cached routes are the same tuple."""
     ab, c = ("a", "b"), ("c",)
     routes = {b"1": ab, b"2": ab, b"3": c, b"": (), b"4": ("a", "b", "")[:2]}
     assert routes[b"4"] == ab
@@ -66,7 +66,7 @@ def test_runs_of_one_way(next_run):
     ],
 )
 def test_a_run_ends_before_anything_else(next_run, other):
-    """Any other packet, one that is malformed, and a message with an unknown key end a run, and begin none."""
+    """Any other packet, a malformed one, and a message with an unknown key end a run and begin none."""
     routes = {b"1": ("a",)}
     packets = [b"MSG 1\0", other, b"MSG 1\0"]
     assert next_run(packets, 0, 3, routes) == (("a",), 1)
@@ -75,7 +75,7 @@ def test_a_run_ends_before_anything_else(next_run, other):
 
 
 def test_the_empty_key_is_a_key(next_run):
-    """A message with an empty key goes the way of the empty key."""
+    """A message with an empty key has the route of the empty key."""
     assert next_run([b"MSG \0", b"MSG \0x"], 0, 2, {b"": ("a",)}) == (("a",), 2)
 
 
@@ -86,7 +86,7 @@ def next_messages(request):
 
 
 def test_messages_of_one_way(next_messages):
-    """The messages of a run come as what they are to be, with their keys and payloads."""
+    """The messages of a run are instances of the given type, with key and payload."""
     ab, c = ("a", "b"), ("c",)
     routes = {b"1": ab, b"2": ab, b"3": c}
     packets = [m(b"1"), m(b"1"), b"MSG 2\0", m(b"3"), b"SUB 1", m(b"9")]
@@ -114,7 +114,7 @@ PACKETS = st.lists(
 @needs_compiled
 @given(PACKETS, st.integers(0, 12), st.integers(0, 12))
 def test_the_twins_agree(packets, start, length):
-    """The compiled function says what the plain one says, of anything."""
+    """For any input the compiled function returns what the plain one returns."""
     one, two = ("a", "b"), ("c",)
     routes = {b"1": one, b"12": one, b"2": two, b"": ()}
     start = min(start, len(packets))
@@ -160,7 +160,7 @@ def test_packets_of_messages(build_messages):
     ],
 )
 def test_what_needs_a_closer_look_ends_the_packets(build_messages, other):
-    """Reserved and odd keys, packets that are too long and other types are left to who can tell what is the matter."""
+    """Building stops at reserved and odd keys, packets that are too long, and wrong types."""
     messages = [("k", b"1"), other, ("k", bytes(94))]
     assert build_messages(messages, 0, 100) == [b"MSG k\x001"]
     assert build_messages(messages, 1, 100) == []
@@ -170,20 +170,20 @@ def test_what_needs_a_closer_look_ends_the_packets(build_messages, other):
 @needs_compiled
 @given(st.lists(st.tuples(st.text(max_size=4) | st.binary(max_size=4), st.binary(max_size=6)), max_size=9))
 def test_the_twins_build_the_same(messages):
-    """The compiled function builds what the plain one builds, and knows keys by what they are, not where they lie."""
+    """The compiled function builds what the plain one builds, and compares keys by value, not by address."""
     for start in range(len(messages) + 1):
         assert compiled_build(messages, start, 13) == _build_messages(messages, start, 13)
 
 
 def test_text_that_is_no_text_raises(build_messages):
-    """A key that UTF-8 cannot express raises what Python raises for it."""
+    """A key that UTF-8 cannot encode raises Python's own error."""
     with pytest.raises(UnicodeEncodeError):
         build_messages([("\ud800", b"")], 0, 100)
 
 
 @needs_compiled
 def test_the_compiled_twin_refuses_nonsense():
-    """Wrong types and bounds raise; they do not crash."""
+    """Wrong types and bounds raise an exception; they do not crash."""
     with pytest.raises(TypeError):
         compiled(["MSG a"], 0, 1, {})
     with pytest.raises(TypeError):
@@ -210,7 +210,7 @@ def test_the_compiled_twin_refuses_nonsense():
 
 @pytest.mark.parametrize("total_size", [_total_size, pytest.param(compiled_size, marks=needs_compiled)])
 def test_total_size(total_size):
-    """It is the sum of the lengths, replies' too; the compiled function says so where something is no packet."""
+    """The total size is the sum of all lengths; the compiled function raises for anything but bytes."""
     assert total_size([]) == 0
     assert total_size([b"", b"12", Reply(b"345")]) == 5
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Many patterns at once find exactly whom the plain matcher finds, at a cost that goes by the key's depth alone."""
+"""The trie finds exactly the subscribers that the reference finds, at a cost that depends on the key's depth alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Client:
 
 
 class Bus:
-    """An index, and beside it the plain list of subscriptions that says what the index must find."""
+    """An index, and a plain list of subscriptions as its reference."""
 
     def __init__(self, dialect: Dialect = CURRENT) -> None:
         self.dialect = dialect
@@ -53,7 +53,7 @@ class Bus:
 @settings(max_examples=300)
 @given(st.data(), dialects)
 def test_index_finds_what_the_matcher_finds(data, dialect):
-    """However subscriptions come and go, each key finds all who match it, once each; in the end nothing is left."""
+    """In any sequence of changes, each key finds all matching subscribers once; in the end nothing is left."""
     bus = Bus(dialect)
     clients = [Client(peer) for peer in (*PEERS, PEERS[0])]
     some_keys = data.draw(st.lists(keys(dialect), min_size=1, max_size=6), "keys")
@@ -78,7 +78,7 @@ def test_index_finds_what_the_matcher_finds(data, dialect):
 
 
 def test_one_copy_for_many_patterns():
-    """A subscriber is found once however many of its patterns match, and as long as one does (rule 6)."""
+    """A subscriber is found once, however many of its patterns match, as long as one does (rule 6)."""
     bus, client = Bus(), Client()
     several = (b"", b"*/", b"a/", b"a/*", b"a/b*", b"a/b**", b"a/b", b"*/*", b"a*/b")
     for pattern in several:
@@ -94,7 +94,7 @@ def test_one_copy_for_many_patterns():
     "pattern", [b"", b"a", b"a/", b"a/*", b"*b*c", b"!/cred////", b"!/cred////x", b"!/cred////x*y"]
 )
 def test_subscriptions_are_counted(pattern):
-    """What was subscribed twice is there until it was taken back twice; a third time is an error."""
+    """A subscription made twice ends when it was undone twice; a third time is an error."""
     bus, client = Bus(), Client()
     secret = CURRENT.check(pattern)
     bus.subscribe(client, pattern)
@@ -110,7 +110,7 @@ def test_subscriptions_are_counted(pattern):
 
 @pytest.mark.parametrize("prefix", [b"", b"!/cred/10/20/30/", b"!/cred////"])
 def test_patterns_that_match_nothing_come_and_go(prefix):
-    """Patterns with bytes behind a * match nothing, and do not get into each other's way."""
+    """Patterns with bytes behind a ``*`` match nothing and do not affect each other."""
     bus, client = Bus(), Client()
     bus.subscribe(client, prefix + b"a*b")
     bus.subscribe(client, prefix + b"c*d")
@@ -138,7 +138,7 @@ def test_patterns_that_match_nothing_come_and_go(prefix):
     ],
 )
 def test_unknown_unsubscription(subscribed, unsubscribed):
-    """To take back what is not there is an error, and what is there stays."""
+    """Undoing a subscription that does not exist is an error and changes nothing."""
     bus, client = Bus(), Client()
     bus.subscribe(client, subscribed)
     with pytest.raises(KeyError):
@@ -151,7 +151,7 @@ def test_unknown_unsubscription(subscribed, unsubscribed):
 
 
 def test_open_patterns_are_apart_from_secret_ones():
-    """Two subscribers who differ in one ID each get what names that ID, and open patterns get none of it."""
+    """Of two subscribers that differ in one ID, each receives its own secret keys; open patterns receive none."""
     bus = Bus()
     mine, other, everyone = Client(ME), Client(ME._replace(pid=31)), Client(ME)
     for client in (mine, other):
@@ -166,7 +166,7 @@ def test_open_patterns_are_apart_from_secret_ones():
 
 
 def test_early_dialect_has_no_secrets():
-    """In the early dialect the index knows nothing of secrets, and '.' separates."""
+    """In the early dialect there are no secret keys, and ``.`` separates segments."""
     bus, client = Bus(EARLY), Client()
     bus.subscribe(client, b"a.")
     assert bus.route(b"a.b/c") == (client,)
@@ -185,7 +185,7 @@ def filled(patterns_of_others: int) -> Bus:
 
 
 def test_cost_goes_by_the_key_not_by_the_patterns():
-    """To route a key, and to subscribe and unsubscribe, costs no more among thousands of patterns than among a few."""
+    """Routing, subscribing and unsubscribing cost no more among thousands of patterns than among a few."""
     few, many = filled(2), filled(1000)
     for bus in (few, many):
         for pattern in (b"a/b/c", b"a/b*", b"a/"):
@@ -201,7 +201,7 @@ def test_cost_goes_by_the_key_not_by_the_patterns():
 
 
 def test_deep_and_long_keys():
-    """A key of the longest packet is routed without recursion, by patterns shallow and deep."""
+    """A key as long as a packet is routed without recursion, by shallow and deep patterns."""
     bus, shallow, deep = Bus(), Client(), Client()
     key = b"a/" * 50_000
     bus.subscribe(shallow, b"a/")
@@ -213,7 +213,7 @@ def test_deep_and_long_keys():
 
 
 def test_prefixes_of_many_lengths():
-    """Prefixes of each length are found as long as one of that length is left."""
+    """Prefixes of a length are found as long as one of that length exists."""
     bus, clients = Bus(), [Client() for _ in range(20)]
     for i, client in enumerate(clients):
         bus.subscribe(client, b"x" * i + b"*")
@@ -230,7 +230,7 @@ def test_prefixes_of_many_lengths():
 
 
 def test_prefixes_that_went_cost_nothing():
-    """A length that no prefix has any more is not looked for."""
+    """A length without a prefix is not looked for."""
     few, many = Bus(), Bus()
     client = Client()
     for bus in (few, many):

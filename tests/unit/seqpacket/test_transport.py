@@ -18,7 +18,7 @@ from zope.interface.verify import verifyObject
 from sbus.flood import SOFT_STRATEGIES
 from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
-from sbus.protocol.bundles import LARGEST, BundleCache, pack, unbundle
+from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import transport as module
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import send_packets
@@ -737,7 +737,7 @@ def test_send_buffer_made_smaller_than_a_bundle(world, first):
         transport = recorder.transport
         if has_flood_control:
             queue, receiver = flood_controlled(transport, QUEUE)
-        transport.start_bundling(LARGEST)
+        transport.start_bundling(MAX_BUNDLE)
         transport.flush()
         transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
         packets = first + [b"%0500d" % i for i in range(200)]

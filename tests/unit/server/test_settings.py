@@ -8,7 +8,7 @@ import pytest
 
 from sbus.flood import ClientSettings, SendQueue
 from sbus.protocol import controls
-from sbus.protocol.bundles import LARGEST
+from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.server.protocol import BusProtocol
 from tests.support.buses import Bus
 
@@ -68,7 +68,7 @@ def test_settings_snapshot():
         "echo": False,
         "bundles": True,
     }
-    assert client.transport.bundle_limit == LARGEST
+    assert client.transport.bundle_limit == MAX_BUNDLE
 
 
 NOT_STATE = {

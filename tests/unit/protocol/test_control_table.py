@@ -1,0 +1,52 @@
+"""The table of control messages: what the server, the clients and the documentation rely on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from sbus.protocol.controls import CONTROLS, WHOAMI, Answer, choices, find, group_of
+
+
+def test_each_key_has_one_row() -> None:
+    """Each control message has one row, which its key finds."""
+    assert all(find(control.key) is control for control in CONTROLS)
+    assert len({control.key for control in CONTROLS}) == len(CONTROLS)
+    assert find(b"no such key") is None
+
+
+def test_each_setting_has_one_default() -> None:
+    """Of each group that is a setting, exactly one message is in force from the start."""
+    defaults = Counter(control.group for control in CONTROLS if control.default)
+    settings = {control.group for control in CONTROLS if control.key != WHOAMI}
+    assert defaults == dict.fromkeys(settings, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "group"),
+    [
+        (b"blocking/soft/queue", b"blocking/soft"),
+        (b"order/random", b"order"),
+        (b"blocking/soft/recent", b"blocking/soft"),
+        (b"acme/limit/high", b"acme/limit"),
+        (WHOAMI, WHOAMI),
+    ],
+)
+def test_groups(key: bytes, group: bytes) -> None:
+    """The group of a plugin's control message is the part before its last slash."""
+    assert group_of(key) == group
+
+
+def test_choices_begin_with_the_default() -> None:
+    """The choices of a command line are the last words of the keys, the default first."""
+    assert choices(b"blocking/hard") == ("discard", "block", "error")
+    assert choices(b"order")[0] == "queue"
+
+
+def test_a_question_is_not_repeated() -> None:
+    """A client does not repeat ``whoami`` after reconnecting, since it is a question and not a setting."""
+    whoami = find(WHOAMI)
+    assert whoami is not None
+    assert whoami.answer is Answer.VALUE
+    assert not whoami.repeated
