@@ -110,9 +110,9 @@ def test_options(headings: list[str], kind: type, extra: dict[str, str]):
     """The tables list exactly the options that exist, with their defaults."""
     table = [row for heading in headings for row in rows(PAGE, heading)[1:]]
     described = {literals(row[0])[0]: literals(row[1]) for row in table}
-    with pytest.raises(Exception, match="there are: ") as error:
+    with pytest.raises(Exception, match="the options are: ") as error:
         kind.parse({**extra, "nonsense": ""})  # type: ignore[attr-defined]
-    known = str(error.value).rpartition("there are: ")[2].split(", ")
+    known = str(error.value).rpartition("the options are: ")[2].split(", ")
     assert list(described) == known
     given = {name: default[0] for name, default in described.items() if default and "$" not in default[0]}
     assert kind.parse({**extra, **given}) == kind.parse(extra)  # type: ignore[attr-defined]

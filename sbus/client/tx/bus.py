@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, cast
 
 from twisted.internet import defer, error
 from twisted.internet.endpoints import clientFromString
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -58,7 +58,7 @@ class Subscription(QueuedSubscription):
 
 
 def connect(
-    reactor: Reactor, address: str | IStreamClientEndpoint | None = None, **options: Unpack[Keywords]
+    reactor: IReactorTime, address: str | IStreamClientEndpoint | None = None, **options: Unpack[Keywords]
 ) -> defer.Deferred[Bus]:
     """Connect to a bus.
 
@@ -82,13 +82,15 @@ class Bus(Session[Subscription]):
 
     _log = Logger(namespace="sbus.client")
 
-    def __init__(self, reactor: Reactor, address: str | IStreamClientEndpoint | None, options: ConnectOptions) -> None:
+    def __init__(
+        self, reactor: IReactorTime, address: str | IStreamClientEndpoint | None, options: ConnectOptions
+    ) -> None:
         self._reactor = reactor
         if address is None or (isinstance(address, str) and not address.startswith("seqpacket:")):
             text = find_address(address)
             timeout = math.inf if options.timeout is None else options.timeout
             endpoint: IStreamClientEndpoint = SeqpacketClientEndpoint(
-                reactor, text, timeout=timeout, max_packet=options.buffer_size
+                cast(Reactor, reactor), text, timeout=timeout, max_packet=options.buffer_size
             )
         elif isinstance(address, str):
             text, endpoint = address, clientFromString(reactor, address)
@@ -278,7 +280,7 @@ class Bus(Session[Subscription]):
         return 0 if transport is None or len(packets) > 1 else transport.try_send(packets)
 
     def _call_soon(self, call: Callable[[], None]) -> None:
-        Multiplexer.of(self._reactor).call_soon(call)
+        Multiplexer.of(cast(Reactor, self._reactor)).call_soon(call)
 
     def is_connected(self) -> bool:
         """See `sbus.client.session.Session`."""

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 
 from sbus.client.connecting import Backoff
 from sbus.client.options import ConnectOptions, ServiceKeywords
 from sbus.client.tx.bus import Bus
 from sbus.daemon.service import Service
 from sbus.errors import Closed
-from sbus.seqpacket.interfaces import Reactor
 
 __all__ = ["BusClientService"]
 
@@ -36,7 +35,7 @@ class BusClientService(Service):
 
     def __init__(
         self,
-        reactor: Reactor,
+        reactor: IReactorTime,
         address: str | IStreamClientEndpoint | None = None,
         *,
         setup: Callable[[Bus], object] | None = None,

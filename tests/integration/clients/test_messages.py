@@ -289,8 +289,8 @@ async def test_hook_gets_control_messages(backend: Backend, directory: Path) -> 
         ("!/", "'!' is reserved"),
         ("a/!/b", "'!' is reserved"),
         ("!/cred/1/2/3", "'!' is reserved"),
-        ("!/cred/*/2/3/x", "must be empty or a decimal number"),
-        ("!/cred/01/2/3/x", "must be empty or a decimal number"),
+        ("!/cred/*/2/3/x", "must be empty, or a decimal number"),
+        ("!/cred/01/2/3/x", "must be empty, or a decimal number"),
     ],
 )
 async def test_keys_are_checked_before_sending(backend: Backend, shared: Bus, key: str, rule: str) -> None:

@@ -580,7 +580,7 @@ class TestTimeout:
             for packet in numbered(b"self", 200):
                 assert client.push(packet)
         assert goes_on(started)
-        started.wait_log(rf"client {started.nth(1)} disconnected: .*: it held publishers back")
+        started.wait_log(rf"client {started.nth(1)} disconnected: .*: it blocked publishers")
         got = client.rest()
         assert got == numbered(b"self", len(got))
 
