@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sbus.lazy import lazy_names
 from sbus.version import __version__
 
 if TYPE_CHECKING:
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Bus", "Message", "__version__", "connect"]
 
-
-def __getattr__(name: str) -> object:
-    if name in ("Bus", "connect"):
-        from sbus.client import blocking
-
-        return getattr(blocking, name)
-    if name == "Message":
-        from sbus.client.core import Message
-
-        return Message
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__, {"Bus": ".client.blocking", "Message": ".client.core", "connect": ".client.blocking"}
+)

@@ -25,8 +25,9 @@ A module is imported when a name of it is first used, so importing `sbus.journal
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sbus.journal.consumers import advance
@@ -48,21 +49,18 @@ __all__ = [
     "retain",
 ]
 
-_HOMES = {
-    "COLUMNS": "schema",
-    "GAPS": "schema",
-    "JournalReader": "reader",
-    "JournalWriter": "writer",
-    "Kind": "schema",
-    "Slice": "reader",
-    "advance": "consumers",
-    "find_journals": "reader",
-    "read": "reader",
-    "retain": "retention",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "COLUMNS": ".schema",
+        "GAPS": ".schema",
+        "JournalReader": ".reader",
+        "JournalWriter": ".writer",
+        "Kind": ".schema",
+        "Slice": ".reader",
+        "advance": ".consumers",
+        "find_journals": ".reader",
+        "read": ".reader",
+        "retain": ".retention",
+    },
+)

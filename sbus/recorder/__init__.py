@@ -15,8 +15,9 @@ A module is imported when a name of it is first used, so importing `sbus.recorde
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sbus.recorder.pipeline import Counters
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Counters", "RecorderService", "Settings"]
 
-_HOMES = {"Counters": "pipeline", "RecorderService": "service", "Settings": "settings"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Counters": ".pipeline",
+        "RecorderService": ".service",
+        "Settings": ".settings",
+    },
+)

@@ -18,8 +18,9 @@ Importing this package imports none of them before it is used: ``sbusd`` listens
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sbus.server.components import FloodControls
@@ -46,23 +47,20 @@ __all__ = [
     "SubscriptionRegistry",
 ]
 
-_HOMES = {
-    "AccessSettings": "credentials",
-    "BusService": "service",
-    "Counters": "counters",
-    "FloodControls": "components",
-    "KernelCredentials": "credentials",
-    "KernelPolicy": "credentials",
-    "Limits": "limits",
-    "Observer": "observers",
-    "OwnUserPolicy": "credentials",
-    "Publisher": "interfaces",
-    "Receiver": "interfaces",
-    "SubscriptionRegistry": "registry",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AccessSettings": ".credentials",
+        "BusService": ".service",
+        "Counters": ".counters",
+        "FloodControls": ".components",
+        "KernelCredentials": ".credentials",
+        "KernelPolicy": ".credentials",
+        "Limits": ".limits",
+        "Observer": ".observers",
+        "OwnUserPolicy": ".credentials",
+        "Publisher": ".interfaces",
+        "Receiver": ".interfaces",
+        "SubscriptionRegistry": ".registry",
+    },
+)

@@ -13,17 +13,13 @@ before it is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sbus.spark.runtime.session import get_session, register
 
 __all__ = ["get_session", "register"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from sbus.spark.runtime import session
-
-        return getattr(session, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"get_session": ".runtime.session", "register": ".runtime.session"})

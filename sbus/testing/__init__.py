@@ -22,8 +22,9 @@ pytest that uses no bus loads the plugin alone. Tests hold both to it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sbus.testing.clients import AsyncioRecordingClient, RecordingClient, TwistedRecordingClient
@@ -42,19 +43,16 @@ __all__ = [
     "running_bus",
 ]
 
-_MODULES = {
-    "AsyncioRecordingClient": "clients",
-    "BusMixin": "trial",
-    "FakePacketTransport": "fakes",
-    "InProcessBus": "trial",
-    "RecordingClient": "clients",
-    "RunningBus": "servers",
-    "TwistedRecordingClient": "clients",
-    "running_bus": "servers",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AsyncioRecordingClient": ".clients",
+        "BusMixin": ".trial",
+        "FakePacketTransport": ".fakes",
+        "InProcessBus": ".trial",
+        "RecordingClient": ".clients",
+        "RunningBus": ".servers",
+        "TwistedRecordingClient": ".clients",
+        "running_bus": ".servers",
+    },
+)

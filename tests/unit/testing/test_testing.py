@@ -31,6 +31,7 @@ def test_the_plugin_costs_nothing() -> None:
     loaded = loaded_by("import sbus.testing.pytest_plugin")
     assert {name for name in loaded if name.split(".")[0] == "sbus"} == {
         "sbus",
+        "sbus.lazy",
         "sbus.testing",
         "sbus.version",
         "sbus.testing.pytest_plugin",
