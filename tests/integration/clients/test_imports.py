@@ -17,7 +17,11 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_import_of_the_package_loads_next_to_nothing() -> None:
     """``import sbus`` loads the package and its version; the names in it are imported on first use."""
-    assert {name for name in loaded_by("import sbus") if name.startswith("sbus")} == {"sbus", "sbus.lazy", "sbus.version"}
+    assert {name for name in loaded_by("import sbus") if name.startswith("sbus")} == {
+        "sbus",
+        "sbus.lazy",
+        "sbus.version",
+    }
 
 
 @pytest.mark.parametrize(
