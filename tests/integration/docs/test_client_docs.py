@@ -86,7 +86,7 @@ def test_what_is_described_is_there() -> None:
 def test_members_of_the_fixture() -> None:
     """The page on testing describes each public member of the fixture."""
     text = page("testing.rst")
-    table = text[text.index("* - Member") : text.index("Options of")]
+    table = text[text.index("* - Member") : text.index("Write options of")]
     described = set(re.findall(r"``([a-z_]+)", table))
     assert described == {name for name in dir(RunningBus) if not name.startswith("_")} | {"address"}
 
