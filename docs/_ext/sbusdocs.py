@@ -56,7 +56,7 @@ class Generated(SphinxDirective):
 
 
 class Theory(Generated):
-    """A module's docstring, with the first line in italics."""
+    """A module's docstring, with the first line in italics unless it contains markup, which italics cannot."""
 
     required_arguments = 1
 
@@ -64,7 +64,9 @@ class Theory(Generated):
         lines = without_heading(inspect.getdoc(self.module()) or "").splitlines()
         if not lines:
             raise self.error(f"{self.arguments[0]} has no docstring")
-        return self.parse_lines(["*" + lines[0] + "*", *lines[1:], ""], self.arguments[0])
+        if "`" not in lines[0]:
+            lines[0] = f"*{lines[0]}*"
+        return self.parse_lines([*lines, ""], self.arguments[0])
 
 
 class ControlMessages(Generated):
