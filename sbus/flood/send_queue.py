@@ -222,24 +222,29 @@ class SendQueue:
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         close: CloseReason | None = None
         block: Until | None = None
-        for packet in packets:
-            if type(packet) is Reply:
-                if self._backlog is not None:
-                    self.replies += 1
+        remaining = iter(packets)
+        try:
+            for packet in remaining:
+                if type(packet) is Reply:
+                    if self._backlog is not None:
+                        self.replies += 1
+                        self._backlog.push([packet])
+                    continue
+                verdict = _DROP if self._backlog is None else self._judge(packet, may_block)
+                if verdict is _DROP or verdict.close:
+                    self._dropped += 1
+                    self._dropped_bytes += len(packet)
+                    if verdict.close:
+                        close = verdict.close
+                        self._discard(())
+                else:
+                    assert self._backlog is not None
                     self._backlog.push([packet])
-                continue
-            verdict = _DROP if self._backlog is None else self._judge(packet, may_block)
-            if verdict is _DROP or verdict.close:
-                self._dropped += 1
-                self._dropped_bytes += len(packet)
-                if verdict.close:
-                    close = verdict.close
-                    self._discard(())
-            else:
-                assert self._backlog is not None
-                self._backlog.push([packet])
-                self._count(1, len(packet))
-                block = Until.EMPTY if Until.EMPTY in (block, verdict.block) else block or verdict.block
+                    self._count(1, len(packet))
+                    block = Until.EMPTY if Until.EMPTY in (block, verdict.block) else block or verdict.block
+        except BaseException:  # of a plugged-in strategy or order: the messages that it has not judged are still here
+            self.pending = [packet, *remaining]
+            raise
         return self._outcome(close, block)
 
     def _outcome(self, close: CloseReason | None, block: Until | None) -> Outcome | None:

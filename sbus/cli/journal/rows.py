@@ -59,7 +59,7 @@ class Rows:
         self._reader = JournalReader(directory)
         self._patterns = patterns
         self._json = message_format.json
-        has_gaps = not message_format.raw and not message_format.template
+        has_gaps = not message_format.raw and message_format.template is None
         self._kinds = GAPS if only_gaps else None if has_gaps else frozenset({Kind.MESSAGE})
         self._is_match: dict[bytes, bool] = {}
 

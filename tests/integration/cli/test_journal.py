@@ -134,6 +134,7 @@ class TestCat:
         """%n of a format is the sequence number; --format and --raw skip gaps."""
         assert sbus("cat", "--format=%n %k", "--pattern=a/", recorded) == "1 a/0\n3 a/1\n5 a/2\n7 a/3\n"
         assert sbus("cat", "--raw", "-p", "a/0", "-p", "a/3", recorded) == "payload 0payload 3"
+        assert sbus("cat", "--format=", recorded) == "\n" * 8
 
     def test_ranges(self, recorded):
         """Rows can be chosen by time, by sequence number, and as gaps only."""

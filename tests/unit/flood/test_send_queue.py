@@ -953,6 +953,35 @@ def test_abandon_what_was_taken(order, is_congested):
 # --- strategies and orders of others -----------------------------------------------------------------------------
 
 
+@implementer(ISoftStrategy)
+class Raising:
+    """A strategy that keeps one message, drops another, and fails at the next."""
+
+    selector = b"blocking/soft/raising"
+    always = None
+
+    def __init__(self) -> None:
+        self.verdicts = iter([Verdict.KEEP, Verdict.DROP])
+
+    def decide(self, queue: Any, packet: bytes) -> Verdict:
+        return next(self.verdicts)
+
+
+@pytest.mark.parametrize("congested", [False, True])
+def test_messages_of_a_strategy_that_fails_are_counted(congested):
+    """When a strategy fails in the middle of a run, every message of the run is dropped and counted once."""
+    connection = Connection()
+    if congested:
+        connection.stall(*packets(7))
+    connection.set_strategies(soft=Raising())
+    run = packets(10, 20, 30, 40)
+    with pytest.raises(StopIteration):
+        connection.stall(*run)
+    connection.queue.discard_all()
+    assert connection.lost == ([5, 107] if congested else [4, 100])
+    assert len(connection.queue) == connection.queue.messages == connection.budget.bytes == 0
+
+
 @implementer(ISoftStrategy, IHardStrategy)
 class Asked:
     """A strategy that answers what the test wants, and remembers what it was asked."""

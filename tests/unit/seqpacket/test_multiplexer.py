@@ -136,7 +136,7 @@ def test_no_descriptor_is_left(reactor):
         reactor.settle()
         assert recorder.lost
         assert recorder.packets == [b"one"]
-    assert descriptors() == before
+    assert not descriptors().items() - before.items()
     assert reactor.getReaders() == []
 
 
@@ -458,4 +458,4 @@ def test_failed_registration(reactor, multiplexer):
         with pytest.raises(PermissionError):
             multiplexer.add(file.fileno(), Handler.__new__(Handler), READ)
         assert reactor.getReaders() == []
-        assert descriptors() == before
+        assert not descriptors().items() - before.items()
