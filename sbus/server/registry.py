@@ -17,6 +17,7 @@ reaches the router), and notifies observers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import QueueOwner, SendQueue
-from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.keys import CURRENT, Dialect, SecretKey
 from sbus.protocol.packets import MSG, build
+from sbus.routing.cost import MatchCost
 from sbus.server.backpressure import Backpressure
 from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
@@ -79,7 +81,7 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        self.users = Users(self.limits.total_queue_bytes)
+        self.users = Users(self.limits.total_queue_bytes, dialect.separator)
         self._clock = clock
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
@@ -137,11 +139,8 @@ class SubscriptionRegistry(Service):
 
     def leave(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that takes no more messages."""
-        for pattern, (_, secret) in client.patterns.items():
-            self._router.remove(client, pattern, secret)
-        client.user.release(len(client.patterns), client.pattern_bytes)
-        client.patterns.clear()
-        client.pattern_bytes = 0
+        for pattern in tuple(client.patterns):
+            self._drop(client, pattern)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that can receive nothing any more, and unblock its publishers."""
@@ -195,9 +194,14 @@ class SubscriptionRegistry(Service):
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
+            self._add_match_cost(client.user, pattern, secret)
+            try:
+                self._router.add(client, pattern, secret)
+            except BaseException:
+                _match_cost(client.user, secret).remove(_matched(pattern, secret))
+                raise
             client.pattern_bytes += cost
             client.user.charge(1, cost)
-            self._router.add(client, pattern, secret)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
@@ -211,13 +215,31 @@ class SubscriptionRegistry(Service):
         if count > 1:
             client.patterns[pattern] = (count - 1, secret)
         else:
-            del client.patterns[pattern]
-            cost = pattern_cost(pattern, self.dialect.separator)
-            client.pattern_bytes -= cost
-            client.user.release(1, cost)
-            self._router.remove(client, pattern, secret)
+            self._drop(client, pattern)
         for notify in self._events.unsubscribed:
             notify(client, redact(self.dialect, pattern))
+
+    def _drop(self, client: Receiver, pattern: bytes) -> None:
+        """Remove a pattern of a client, however often the client has subscribed to it."""
+        _, secret = client.patterns.pop(pattern)
+        cost = pattern_cost(pattern, self.dialect.separator)
+        client.pattern_bytes -= cost
+        client.user.release(1, cost)
+        _match_cost(client.user, secret).remove(_matched(pattern, secret))
+        self._router.remove(client, pattern, secret)
+
+    def _add_match_cost(self, user: User, pattern: bytes, secret: SecretKey | None) -> None:
+        """Count the steps of a pattern for its user.
+
+        :raises Violation: if they are too many; nothing is counted then.
+        """
+        cost, matched = _match_cost(user, secret), _matched(pattern, secret)
+        before = cost.steps
+        cost.add(matched)
+        # A pattern that adds no step is never refused: a user who was exempt may have more than the limit.
+        if before < cost.steps > self.limits.max_match_steps and user.uid not in (0, os.geteuid()):
+            cost.remove(matched)
+            raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -275,3 +297,12 @@ class SubscriptionRegistry(Service):
         for notify in self._events.violated:
             notify(client, violation, redact(self.dialect, key))
         return not self.ignore_violations
+
+
+def _match_cost(user: User, secret: SecretKey | None) -> MatchCost:
+    return user.secret_match_cost if secret else user.match_cost
+
+
+def _matched(pattern: bytes, secret: SecretKey | None) -> bytes:
+    """Return the part of a pattern that is matched segment by segment."""
+    return secret.rest if secret else pattern

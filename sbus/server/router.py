@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sbus.protocol.keys import Dialect, SecretKey
-from sbus.routing.cache import RouteCache
+from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
 
@@ -43,7 +43,7 @@ class Router:
 
         :raises Violation: if the protocol forbids the key.
         """
-        receivers = self.routes.get(key)
+        receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
             receivers = self._cache.remember(key, secret, self._index.route(key, secret))
@@ -52,6 +52,8 @@ class Router:
     def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Add the subscription of a receiver to a pattern that it is not subscribed to.
 
+        An exception, such as one of `on_first`, leaves nothing of the subscription behind.
+
         :param secret: the result of `Dialect.check` for the pattern.
         """
         self._index.subscribe(receiver, pattern, secret, receiver.peer)
@@ -59,7 +61,13 @@ class Router:
         if self._subscribers is not None:
             count = self._subscribers[pattern] = self._subscribers.get(pattern, 0) + 1
             if count == 1 and self._on_first is not None:
-                self._on_first(pattern)
+                try:
+                    self._on_first(pattern)
+                except BaseException:
+                    del self._subscribers[pattern]
+                    self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
+                    self._cache.forget(pattern, secret, receiver.peer)
+                    raise
 
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
