@@ -97,10 +97,17 @@ class RouteCache(Generic[S]):
         self._groups.setdefault(first, {}).setdefault(second, {})[key] = None
         return receivers
 
-    def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
-        """Forget the routes that a new or ended subscription to this pattern may have changed."""
-        if not self.routes:
-            return
+    def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> int:
+        """Forget the routes that a new or ended subscription to this pattern may have changed.
+
+        :returns: the number of routes forgotten.
+        """
+        before = len(self.routes)
+        if before:
+            self._forget(pattern, secret, peer)
+        return before - len(self.routes)
+
+    def _forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         if secret:
             plain = _is_plain(secret.rest, self._dialect.separator)
             for ids in secret.readers(peer):

@@ -39,6 +39,7 @@ from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
+from sbus.server.turns import LOOK_UP_STEPS, Turns
 from sbus.server.users import User, Users
 
 __all__ = ["Counters", "SubscriptionRegistry"]
@@ -55,6 +56,7 @@ class SubscriptionRegistry(Service):
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar users: the users of the connected clients.
+    :ivar turns: the clients whose users have no work left for now.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
@@ -82,6 +84,7 @@ class SubscriptionRegistry(Service):
         self.controls = controls or FloodControls()
         self.counters = Counters()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator)
+        self.turns = Turns(clock)
         self._clock = clock
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
@@ -243,6 +246,14 @@ class SubscriptionRegistry(Service):
 
     # --- messages ----------------------------------------------------------------------------
 
+    def routing_work(self) -> int:
+        """Return the work of the router since the last call, in the units of `sbus.server.turns`."""
+        steps = self._router.steps
+        if not steps:
+            return 0
+        self._router.steps = 0
+        return steps // LOOK_UP_STEPS
+
     def check_publish(self, client: Client, key: bytes, payload: bytes) -> None:
         """Ask the credentials policy about a message, and notify observers of it.
 
@@ -261,6 +272,7 @@ class SubscriptionRegistry(Service):
         :raises Violation: if the protocol forbids the key.
         """
         receivers = self.route(key)
+        self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
         self._delivery.flush()
 

@@ -20,6 +20,8 @@ class Router:
     :param on_first: called with a pattern when its first subscriber comes.
     :param on_last: called with a pattern when its last subscriber is gone. Subscribers of a pattern are counted only
         if one of the two is given. Two clients with the same secret pattern count as subscribers of one pattern.
+    :ivar steps: the steps of all look-ups, and the routes that the cache has forgotten, since the counter was last set
+        to 0: the work to charge.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
     """
 
@@ -36,6 +38,7 @@ class Router:
         self._on_first = on_first
         self._on_last = on_last
         self._subscribers: dict[bytes, int] | None = {} if on_first or on_last else None
+        self.steps = 0
         self.routes = self._cache.routes
 
     def route(self, key: bytes) -> tuple[Receiver, ...]:
@@ -46,7 +49,9 @@ class Router:
         receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
-            receivers = self._cache.remember(key, secret, self._index.route(key, secret))
+            found, steps = self._index.look_up(key, secret)
+            self.steps += steps
+            receivers = self._cache.remember(key, secret, found)
         return receivers
 
     def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
@@ -57,7 +62,7 @@ class Router:
         :param secret: the result of `Dialect.check` for the pattern.
         """
         self._index.subscribe(receiver, pattern, secret, receiver.peer)
-        self._cache.forget(pattern, secret, receiver.peer)
+        self.steps += self._cache.forget(pattern, secret, receiver.peer)
         if self._subscribers is not None:
             count = self._subscribers[pattern] = self._subscribers.get(pattern, 0) + 1
             if count == 1 and self._on_first is not None:
@@ -72,7 +77,7 @@ class Router:
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
         self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
-        self._cache.forget(pattern, secret, receiver.peer)
+        self.steps += self._cache.forget(pattern, secret, receiver.peer)
         if self._subscribers is not None:
             self._subscribers[pattern] -= 1
             if not self._subscribers[pattern]:

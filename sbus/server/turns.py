@@ -68,6 +68,22 @@ class _Client(Protocol):
     def take_turn(self) -> None: ...
 
 
+class _Line:
+    """The waiting clients of one user."""
+
+    __slots__ = ("first", "others")
+
+    def __init__(self) -> None:
+        self.first: OrderedDict[_Client, None] = OrderedDict()
+        self.others: OrderedDict[_Client, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.others)
+
+    def pop(self) -> _Client:
+        return (self.first or self.others).popitem(last=False)[0]
+
+
 class Turns:
     """The clients that wait for their users' next turns.
 
@@ -78,31 +94,43 @@ class Turns:
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
-        self._waiting: dict[Balance, OrderedDict[_Client, None]] = {}
+        self._waiting: dict[Balance, _Line] = {}
         self._is_due = False
 
-    def wait(self, user: Balance, client: _Client) -> None:
-        """Have a client go on in a later turn of its user: its ``take_turn`` is called, once."""
-        self._waiting.setdefault(user, OrderedDict())[client] = None
+    def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
+        """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.
+
+        :param is_first: before the others. That is for a client that took a turn and could do nothing, since others of
+            its user had spent the balance; they would leave it nothing in the next turn either.
+        """
+        line = self._waiting.get(user)
+        if line is None:
+            line = self._waiting[user] = _Line()
+        (line.first if is_first else line.others)[client] = None
         self._schedule()
 
     def forget(self, user: Balance, client: _Client) -> None:
         """Forget a client that has disconnected, if it waits."""
-        clients = self._waiting.get(user)
-        if clients is not None and clients.pop(client, self) is None and not clients:
-            del self._waiting[user]
+        line = self._waiting.get(user)
+        if line is not None:
+            line.first.pop(client, None)
+            line.others.pop(client, None)
+            if not line:
+                del self._waiting[user]
 
     def _turn(self) -> None:
         """Give each user that waits a new budget, and let some of its clients go on."""
         self._is_due = False
-        for user, clients in tuple(self._waiting.items()):
+        for user, line in tuple(self._waiting.items()):
             if user.work_left < TURN_BUDGET:
                 user.work_left = min(TURN_BUDGET, user.work_left + TURN_BUDGET)
             if user.work_left <= 0:
                 continue  # still in debt
-            for _ in range(min(_RESUMED, len(clients))):
-                clients.popitem(last=False)[0].take_turn()
-            if not clients:
+            for _ in range(min(_RESUMED, len(line))):
+                line.pop().take_turn()
+                if not line:
+                    break  # also if the last ones were forgotten meanwhile
+            if not line and self._waiting.get(user) is line:
                 del self._waiting[user]
         if self._waiting:
             self._schedule()

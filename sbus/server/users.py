@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sbus.flood import SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
+from sbus.server.turns import TURN_BUDGET
 
 __all__ = ["User", "Users"]
 
@@ -21,9 +22,10 @@ class User(UserShare):
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.
+    :ivar work_left: the work that its clients may do before they have to wait for a turn (`sbus.server.turns`).
     """
 
-    __slots__ = ("connections", "match_cost", "pattern_bytes", "patterns", "secret_match_cost", "uid")
+    __slots__ = ("connections", "match_cost", "pattern_bytes", "patterns", "secret_match_cost", "uid", "work_left")
 
     def __init__(self, uid: int, budget: SharedBudget, separator: bytes) -> None:
         super().__init__(budget)
@@ -31,6 +33,7 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
+        self.work_left = TURN_BUDGET
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
 
