@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from twisted.internet import defer
@@ -39,10 +40,13 @@ from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
-from sbus.server.turns import LOOK_UP_STEPS, Turns
+from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.users import User, Users
 
-__all__ = ["Counters", "SubscriptionRegistry"]
+__all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
+
+LEAVE_AT_ONCE = 128
+"""Patterns of clients that have left that are dropped in one turn of the reactor: about 2 ms."""
 
 
 class SubscriptionRegistry(Service):
@@ -86,6 +90,8 @@ class SubscriptionRegistry(Service):
         self.users = Users(self.limits.total_queue_bytes, dialect.separator)
         self.turns = Turns(clock)
         self._clock = clock
+        self._leaving: dict[Receiver, None] = {}
+        self._is_leaving = False
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
@@ -141,9 +147,44 @@ class SubscriptionRegistry(Service):
         return None
 
     def leave(self, client: Receiver) -> None:
-        """Drop the subscriptions of a client that takes no more messages."""
+        """Drop the subscriptions of a client that takes no more messages.
+
+        If they are many, the client gets no message from now on, and they are dropped between the turns of the reactor.
+        """
+        if len(client.patterns) > LEAVE_AT_ONCE:
+            if client not in self._leaving:
+                self._router.mute(client)
+                client.user.work_left -= self.routing_work()
+                self._leaving[client] = None
+            if not self._is_leaving:
+                self._is_leaving = True
+                self._clock.callLater(0, self._leave_on)
+            return
         for pattern in tuple(client.patterns):
             self._drop(client, pattern)
+
+    def _leave_on(self) -> None:
+        """Drop some subscriptions of the clients that have left; the first to leave comes first."""
+        self._is_leaving = False
+        left = LEAVE_AT_ONCE
+        while self._leaving and left:
+            client = next(iter(self._leaving))
+            left -= self._drop_some(client, left)
+        if self._leaving:
+            self._is_leaving = True
+            self._clock.callLater(0, self._leave_on)
+
+    def _drop_some(self, client: Receiver, limit: int) -> int:
+        """Drop some patterns of a client that leaves; return their number."""
+        patterns = tuple(islice(client.patterns, limit))
+        for pattern in patterns:
+            self._drop(client, pattern)
+        client.user.work_left -= SUBSCRIPTION * len(patterns) + self.routing_work()
+        if not client.patterns:
+            del self._leaving[client]
+            self._router.unmute(client)
+            self.users.forget(client.user)
+        return len(patterns)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that can receive nothing any more, and unblock its publishers."""
@@ -188,6 +229,8 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
+        if client in self._leaving:
+            self._drop_some(client, len(client.patterns))  # a subscriber of the program that comes back
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
             secret = self.dialect.check(pattern)
@@ -211,7 +254,7 @@ class SubscriptionRegistry(Service):
 
     def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
         """Take one subscription back; an unknown one is ignored and counted."""
-        count, secret = client.patterns.get(pattern, (0, None))
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving else (0, None)
         if not count:
             self.counters.unknown_unsubscriptions += 1
             return

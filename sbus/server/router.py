@@ -39,6 +39,7 @@ class Router:
         self._on_last = on_last
         self._subscribers: dict[bytes, int] | None = {} if on_first or on_last else None
         self.steps = 0
+        self._muted: set[Receiver] = set()
         self.routes = self._cache.routes
 
     def route(self, key: bytes) -> tuple[Receiver, ...]:
@@ -51,6 +52,8 @@ class Router:
             secret = self._dialect.check(key)
             found, steps = self._index.look_up(key, secret)
             self.steps += steps
+            if self._muted:
+                found = tuple(receiver for receiver in found if receiver not in self._muted)
             receivers = self._cache.remember(key, secret, found)
         return receivers
 
@@ -73,6 +76,16 @@ class Router:
                     self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
                     self._cache.forget(pattern, secret, receiver.peer)
                     raise
+
+    def mute(self, receiver: Receiver) -> None:
+        """Route nothing to a receiver any more, before its subscriptions are removed."""
+        self._muted.add(receiver)
+        self.steps += len(self.routes)
+        self._cache.clear()
+
+    def unmute(self, receiver: Receiver) -> None:
+        """Forget that a receiver was muted: its last subscription has been removed."""
+        self._muted.discard(receiver)
 
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""

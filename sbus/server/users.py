@@ -75,7 +75,11 @@ class Users:
         return user
 
     def disconnect(self, user: User) -> None:
-        """Count a connection less; a user without connections is forgotten."""
+        """Count a connection less; a user without connections and patterns is forgotten."""
         user.connections -= 1
-        if not user.connections:
-            del self._users[user.uid]
+        self.forget(user)
+
+    def forget(self, user: User) -> None:
+        """Forget a user that has neither connections nor patterns left, if it is one."""
+        if not user.connections and not user.patterns:
+            self._users.pop(user.uid, None)
