@@ -21,6 +21,7 @@ from setuptools import Extension, setup
 MODULES = [
     "sbus/protocol/_bundles.pyx",
     "sbus/routing/_runs.pyx",
+    "sbus/routing/_trie.pyx",
     "sbus/syscalls/_batch.pyx",
 ]
 

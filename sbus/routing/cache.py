@@ -39,11 +39,11 @@ from typing import Generic, TypeVar
 
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
 
-__all__ = ["RouteCache"]
+__all__ = ["LONGEST_KEY", "RouteCache"]
 
 S = TypeVar("S")
 
-_LONGEST_KEY = 1024
+LONGEST_KEY = 1024
 """Size limit of a cached key, in bytes; longer keys are looked up each time."""
 
 
@@ -79,7 +79,7 @@ class RouteCache(Generic[S]):
 
         :returns: the tuple to use from now on: equal routes are one object.
         """
-        if len(key) > _LONGEST_KEY:
+        if len(key) > LONGEST_KEY:
             return receivers
         if len(self.routes) >= self._max_keys or self._receivers + len(receivers) > self._max_receivers:
             self.clear()
@@ -97,10 +97,17 @@ class RouteCache(Generic[S]):
         self._groups.setdefault(first, {}).setdefault(second, {})[key] = None
         return receivers
 
-    def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
-        """Forget the routes that a new or ended subscription to this pattern may have changed."""
-        if not self.routes:
-            return
+    def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> int:
+        """Forget the routes that a new or ended subscription to this pattern may have changed.
+
+        :returns: the number of routes forgotten.
+        """
+        before = len(self.routes)
+        if before:
+            self._forget(pattern, secret, peer)
+        return before - len(self.routes)
+
+    def _forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         if secret:
             plain = _is_plain(secret.rest, self._dialect.separator)
             for ids in secret.readers(peer):

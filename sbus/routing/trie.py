@@ -8,97 +8,170 @@ end (the protocol has no backtracking, so anything else matches nothing). Each s
 *literal* or a *prefix*, and a node finds both with dictionary look-ups: one for the literal, and one for each distinct
 length of its prefixes.
 
-Looking up a key costs by the key's depth, and by the number of distinct beginnings of wildcard patterns that match its
-own beginning. It does not depend on the number of patterns or subscribers. The worst case that one client can create
-with its 16,384 patterns is 14 segments of ``a`` and ``*`` in all combinations: the first look-up of a key of 14
-segments ``a`` then takes 25 ms, and the route cache answers from then on.
+Looking up a key costs by the number of nodes that the key reaches. It does not depend on the number of patterns or
+subscribers. But wildcards behind wildcards multiply: 16,384 patterns of ``a`` and ``*`` in all combinations of 14
+segments make 16,384 nodes, and one key reaches them all. `sbus.routing.cost` bounds that for each user, and `look_up`
+returns the number of steps it took, which the server charges.
 
 Invariants:
 
 * The result equals `sbus.protocol.keys.matches` applied to every pattern; a property test compares the two.
 * Each subscriber appears once in a route, however many of its patterns match.
 * Subscriptions are counted per node, since two patterns of one client may end at one node (``a*`` and ``a**``).
-* `unsubscribe` removes the nodes that it leaves empty, so memory follows the patterns that exist. It takes time by the
-  pattern's depth; a node counts its prefixes by length, so that removing one does not visit its neighbours.
-* Secret patterns live in tries of their own, one for each ``<gid>/<uid>/<pid>`` that they read from. The IDs in a key
-  select the one trie to look in. An open pattern is in none of these, so no mistake in matching wildcards can show it
-  a secret message.
+* A node exists while it, or something below it, has a subscriber: memory follows the patterns that exist.
+  `PatternIndex.unsubscribe` takes time by the pattern's depth; a node counts its prefixes by length, so that removing
+  one does not visit its neighbours.
+* Secret patterns live in a trie of their own, in which only secret keys are looked up. An open pattern is not in it, so
+  no mistake in matching wildcards can show it a secret message.
+
+A secret pattern is one entry, under its ``<rest>``, with the IDs of its subscriber and the set of IDs that the pattern
+spells out; the IDs are compared at the leaf. One trie for each combination of IDs was tried: a pattern was then in up
+to eight of them and cost 27 kB, so that 16,384 patterns took 437 MB.
 
 Patterns that match every key (the empty one) or none (``a/*b``) are counted beside the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
+from sbus.speedups import choose
 
-__all__ = ["PatternIndex"]
+__all__ = ["PatternIndex", "split_pattern"]
 
 K = TypeVar("K")
 S = TypeVar("S")
 
+Ids = tuple[bytes, bytes, bytes]
 
-class _Node(Generic[S]):
-    """A node of the trie.
 
-    :ivar literals: the children for literal segments.
-    :ivar prefixes: the children for segments that end with ``*``, by what stands before the ``*``.
-    :ivar lengths: the distinct lengths of `prefixes`, ascending, in bytes.
-    :ivar same_length: the number of prefixes of each length.
-    :ivar here: the subscribers of patterns that end here (``a/b``), with the number of such patterns.
-    :ivar below: the same for patterns that end with a separator (``a/b/``).
+def split_pattern(pattern: bytes, separator: bytes) -> list[tuple[bytes, bool]] | None:
+    """Split a pattern that is not empty into its segments.
+
+    :returns: a list of (literal or prefix, whether it is a prefix); the empty segment behind a trailing separator is
+        left out. None if the pattern can match nothing.
+    """
+    steps = []
+    for part in pattern.split(separator):
+        literal, star, rest = part.partition(b"*")
+        if rest.strip(b"*"):
+            return None
+        steps.append((literal, bool(star)))
+    if pattern.endswith(separator):
+        steps.pop()
+    return steps
+
+
+class _Node:
+    """A place in the trie: its children, and the tables of subscribers here (``a/b``) and below (``a/b/``).
+
+    :ivar lengths: the lengths of `prefixes`, ascending; `same_length` counts the prefixes of each length.
     """
 
     __slots__ = ("below", "here", "lengths", "literals", "prefixes", "same_length")
 
     def __init__(self) -> None:
-        self.literals: dict[bytes, _Node[S]] | None = None
-        self.prefixes: dict[bytes, _Node[S]] | None = None
+        self.literals: dict[bytes, _Node] | None = None
+        self.prefixes: dict[bytes, _Node] | None = None
         self.lengths: tuple[int, ...] = ()
         self.same_length: dict[int, int] | None = None
-        self.here: dict[S, int] | None = None
-        self.below: dict[S, int] | None = None
+        self.here: dict[Any, Any] | None = None
+        self.below: dict[Any, Any] | None = None
 
     def is_empty(self) -> bool:
         return not (self.literals or self.prefixes or self.here or self.below)
 
 
-class _Trie(Generic[S]):
-    """Patterns and their subscribers by rules 1 to 4 of matching, with no regard to what is reserved."""
+def _collect(root: _Node, key: bytes, separator: bytes, tables: list[dict[Any, Any]]) -> int:
+    """Append to `tables` each table that the key reaches.
 
-    __slots__ = ("_everything", "_nothing", "_root", "_separator")
+    :returns: the steps taken: nodes reached and prefixes probed.
+    """
+    steps, start, nodes = 1, 0, [root]
+    while True:
+        end = key.find(separator, start)
+        segment = key[start:] if end < 0 else key[start:end]
+        slices: dict[int, bytes] = {}  # a long prefix is cut and hashed once for all nodes
+        following = []
+        for node in nodes:
+            if node.literals is not None and (child := node.literals.get(segment)):
+                following.append(child)
+            if node.prefixes is not None:
+                for length in node.lengths:
+                    if length > len(segment):
+                        break
+                    steps += 1
+                    prefix = slices.get(length)
+                    if prefix is None:
+                        prefix = slices[length] = segment[:length]
+                    if child := node.prefixes.get(prefix):
+                        following.append(child)
+        steps += len(following)
+        if not following:
+            return steps
+        if end < 0:
+            tables += [node.here for node in following if node.here]
+            return steps
+        tables += [node.below for node in following if node.below]
+        nodes = following
+        start = end + 1
+
+
+def _collect_readers(
+    table: dict[Ids, dict[tuple[Any, int], int]], gid: bytes, uid: bytes, pid: bytes, found: dict[Any, Any]
+) -> int:
+    """Add to `found` the subscribers of one table that may read a secret key with these IDs, some of them empty.
+
+    An ID of the key is the subscriber's own, or it is empty in both the key and the pattern.
+
+    :returns: the steps taken: the entries looked at.
+    """
+    empty = (not gid) + 2 * (not uid) + 4 * (not pid)
+    steps = 0
+    for ids, holders in table.items():
+        steps += 1
+        if (not gid or ids[0] == gid) and (not uid or ids[1] == uid) and (not pid or ids[2] == pid):
+            steps += len(holders)
+            for subscriber, spelled in holders:
+                if not spelled & empty:
+                    found[subscriber] = 1
+    return steps
+
+
+if TYPE_CHECKING:
+    Node, collect, collect_readers = _Node, _collect, _collect_readers
+else:
+    Node, collect, collect_readers = choose(
+        "sbus.routing._trie", Node=_Node, collect=_collect, collect_readers=_collect_readers
+    )
+
+
+class _Trie:
+    """Patterns without regard to what is reserved (rules 1 to 4 of matching), each with a table of subscribers.
+
+    :ivar everything: the table of the empty pattern.
+    :ivar nothing: the table of the patterns that can match nothing.
+    """
+
+    __slots__ = ("_root", "_separator", "everything", "nothing")
 
     def __init__(self, separator: bytes) -> None:
         self._separator = separator
-        self._root: _Node[S] = _Node()
-        self._everything: dict[S, int] = {}
-        self._nothing: dict[S, int] = {}
+        self._root: _Node = Node()
+        self.everything: dict[Any, Any] = {}
+        self.nothing: dict[Any, Any] = {}
 
     def is_empty(self) -> bool:
-        return not self._everything and not self._nothing and self._root.is_empty()
+        return not self.everything and not self.nothing and self._root.is_empty()
 
-    def _steps(self, pattern: bytes) -> Iterator[tuple[bytes, bool]] | None:
-        """Return the pattern's segments as (text, whether it is a prefix), or None if the pattern matches nothing."""
-        steps = []
-        for part in pattern.split(self._separator):
-            literal, star, rest = part.partition(b"*")
-            if rest.strip(b"*"):
-                return None
-            steps.append((literal, bool(star)))
-        if not pattern.endswith(self._separator):
-            return iter(steps)
-        return iter(steps[:-1])
-
-    def add(self, pattern: bytes, subscriber: S) -> None:
+    def add(self, pattern: bytes) -> dict[Any, Any]:
+        """Return the table of a pattern, made if it is not there; the caller puts a subscriber into it."""
         if not pattern:
-            self._everything[subscriber] = self._everything.get(subscriber, 0) + 1
-            return
-        steps = self._steps(pattern)
+            return self.everything
+        steps = split_pattern(pattern, self._separator)
         if steps is None:
-            self._nothing[subscriber] = self._nothing.get(subscriber, 0) + 1
-            return
+            return self.nothing
         node = self._root
         for text, prefix in steps:
             if prefix:
@@ -106,7 +179,7 @@ class _Trie(Generic[S]):
                     node.prefixes, node.same_length = {}, {}
                 child = node.prefixes.get(text)
                 if child is None:
-                    child = node.prefixes[text] = _Node()
+                    child = node.prefixes[text] = Node()
                     if len(text) not in node.same_length:
                         node.lengths = tuple(sorted((*node.lengths, len(text))))
                     node.same_length[len(text)] = node.same_length.get(len(text), 0) + 1
@@ -115,27 +188,27 @@ class _Trie(Generic[S]):
                     node.literals = {}
                 child = node.literals.get(text)
                 if child is None:
-                    child = node.literals[text] = _Node()
+                    child = node.literals[text] = Node()
             node = child
         if pattern.endswith(self._separator):
             if node.below is None:
                 node.below = {}
-            node.below[subscriber] = node.below.get(subscriber, 0) + 1
-        else:
-            if node.here is None:
-                node.here = {}
-            node.here[subscriber] = node.here.get(subscriber, 0) + 1
+            return node.below
+        if node.here is None:
+            node.here = {}
+        return node.here
 
-    def remove(self, pattern: bytes, subscriber: S) -> None:
-        """Undo one `add`, and remove the nodes that it leaves empty."""
+    def way(self, pattern: bytes) -> tuple[dict[Any, Any], list[tuple[_Node, bytes, bool]]]:
+        """Find the table of a pattern, for taking a subscriber out of it, and the way to it, for `prune`.
+
+        :raises KeyError: if the pattern is not there.
+        """
+        way: list[tuple[_Node, bytes, bool]] = []
         if not pattern:
-            _discount(self._everything, subscriber)
-            return
-        steps = self._steps(pattern)
+            return self.everything, way
+        steps = split_pattern(pattern, self._separator)
         if steps is None:
-            _discount(self._nothing, subscriber)
-            return
-        way: list[tuple[_Node[S], bytes, bool]] = []
+            return self.nothing, way
         node = self._root
         for text, prefix in steps:
             children = node.prefixes if prefix else node.literals
@@ -143,56 +216,30 @@ class _Trie(Generic[S]):
                 raise KeyError(pattern)
             way.append((node, text, prefix))
             node = children[text]
-        subscribers = node.below if pattern.endswith(self._separator) else node.here
-        if subscribers is None:
+        table = node.below if pattern.endswith(self._separator) else node.here
+        if table is None:
             raise KeyError(pattern)
-        _discount(subscribers, subscriber)
+        return table, way
+
+    @staticmethod
+    def prune(way: list[tuple[_Node, bytes, bool]]) -> None:
+        """Remove the nodes at the end of a way that hold nothing any more."""
         for parent, text, prefix in reversed(way):
-            if not node.is_empty():
+            children = parent.prefixes if prefix else parent.literals
+            assert children is not None
+            if not children[text].is_empty():
                 return
+            del children[text]
             if prefix:
-                assert parent.prefixes is not None
                 assert parent.same_length is not None
-                del parent.prefixes[text]
                 _discount(parent.same_length, len(text))
                 if len(text) not in parent.same_length:
-                    parent.lengths = tuple(sorted(parent.same_length))
-            else:
-                assert parent.literals is not None
-                del parent.literals[text]
-            node = parent
+                    parent.lengths = tuple(length for length in parent.lengths if length != len(text))
 
-    def collect(self, key: bytes, found: dict[S, int]) -> None:
-        """Add all subscribers of the key to `found`."""
-        found.update(self._everything)
-        find, width = key.find, len(self._separator)
-        nodes = [self._root]
-        start = 0
-        while True:
-            end = find(self._separator, start)
-            segment = key[start:] if end < 0 else key[start:end]
-            following = []
-            for node in nodes:
-                if node.literals is not None and (child := node.literals.get(segment)):
-                    following.append(child)
-                if node.prefixes is not None:
-                    for length in node.lengths:
-                        if length > len(segment):
-                            break
-                        if child := node.prefixes.get(segment[:length]):
-                            following.append(child)
-            if not following:
-                return
-            if end < 0:
-                for node in following:
-                    if node.here:
-                        found.update(node.here)
-                return
-            for node in following:
-                if node.below:
-                    found.update(node.below)
-            nodes = following
-            start = end + width
+    def tables(self, key: bytes) -> tuple[list[dict[Any, Any]], int]:
+        """Return every table whose pattern matches the key, and the steps it took to find them."""
+        tables = [self.everything] if self.everything else []
+        return tables, collect(self._root, key, self._separator, tables)
 
 
 def _discount(counts: dict[K, int], key: K) -> None:
@@ -211,24 +258,22 @@ class PatternIndex(Generic[S]):
     """
 
     def __init__(self, dialect: Dialect = CURRENT) -> None:
-        self._dialect = dialect
-        self._open: _Trie[S] = _Trie(dialect.separator)
-        self._secret: dict[bytes, _Trie[S]] = {}
+        self._open = _Trie(dialect.separator)
+        self._secret = _Trie(dialect.separator)
 
     def subscribe(self, subscriber: S, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         """Add a subscription.
 
         :param secret: what `Dialect.check` returned for the pattern.
-        :param peer: the credentials of the subscriber.
+        :param peer: the subscriber's credentials.
         """
         if not secret:
-            self._open.add(pattern, subscriber)
+            table = self._open.add(pattern)
+            table[subscriber] = table.get(subscriber, 0) + 1
             return
-        for ids in secret.readers(peer):
-            trie = self._secret.get(ids)
-            if trie is None:
-                trie = self._secret[ids] = _Trie(self._dialect.separator)
-            trie.add(secret.rest, subscriber)
+        holders = self._secret.add(secret.rest).setdefault(_ids(peer), {})
+        holder = (subscriber, _spelled(secret))
+        holders[holder] = holders.get(holder, 0) + 1
 
     def unsubscribe(self, subscriber: S, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         """Undo one `subscribe` with the same arguments.
@@ -236,26 +281,54 @@ class PatternIndex(Generic[S]):
         :raises KeyError: if there is no such subscription.
         """
         if not secret:
-            self._open.remove(pattern, subscriber)
+            table, way = self._open.way(pattern)
+            _discount(table, subscriber)
+            if not table:
+                self._open.prune(way)
             return
-        for ids in secret.readers(peer):
-            trie = self._secret[ids]  # exists until its last subscription ends
-            trie.remove(secret.rest, subscriber)
-            if trie.is_empty():
-                del self._secret[ids]
+        table, way = self._secret.way(secret.rest)
+        holders = table[_ids(peer)]
+        _discount(holders, (subscriber, _spelled(secret)))
+        if not holders:
+            del table[_ids(peer)]
+            if not table:
+                self._secret.prune(way)
 
     def route(self, key: bytes, secret: SecretKey | None) -> tuple[S, ...]:
         """Return the subscribers of a key, each once.
 
         :param secret: what `Dialect.check` returned for the key.
         """
-        found: dict[S, int] = {}
+        return self.look_up(key, secret)[0]
+
+    def look_up(self, key: bytes, secret: SecretKey | None) -> tuple[tuple[S, ...], int]:
+        """Return the subscribers of a key, as `route` does, and the steps that finding them took."""
+        found: dict[S, Any] = {}
         if not secret:
-            self._open.collect(key, found)
-        elif trie := self._secret.get(secret.ids):
-            trie.collect(secret.rest, found)
-        return tuple(found)
+            tables, steps = self._open.tables(key)
+            for table in tables:
+                found.update(table)
+                steps += len(table)
+            return tuple(found), steps
+        tables, steps = self._secret.tables(secret.rest)
+        for table in tables:
+            if all(secret[:3]):
+                holders = table.get(secret[:3], {})
+                found.update((subscriber, 1) for subscriber, _ in holders)
+                steps += len(holders)
+            else:
+                steps += collect_readers(table, secret.gid, secret.uid, secret.pid, found)
+        return tuple(found), steps
 
     def is_empty(self) -> bool:
         """Return whether there is no subscription at all."""
-        return self._open.is_empty() and not self._secret
+        return self._open.is_empty() and self._secret.is_empty()
+
+
+def _ids(peer: PeerCredentials) -> Ids:
+    return b"%d" % peer.gid, b"%d" % peer.uid, b"%d" % peer.pid
+
+
+def _spelled(secret: SecretKey) -> int:
+    """Which IDs a secret pattern spells out, as bits; such an ID matches no empty field of a key."""
+    return (secret.gid != b"") + 2 * (secret.uid != b"") + 4 * (secret.pid != b"")

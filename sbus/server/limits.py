@@ -35,6 +35,8 @@ class Limits:
     :ivar max_clients: connections at one time.
     :ivar max_patterns: different patterns of one client.
     :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
+    :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
+        `sbus.routing.cost.MatchCost`; root and the server's own user have no such limit.
     :ivar queue_messages: messages in one client's queue.
     :ivar queue_bytes: bytes of packets in one client's queue.
     :ivar total_queue_bytes: bytes of packets in all queues together.
@@ -45,6 +47,7 @@ class Limits:
     max_clients: int = 16_384
     max_patterns: int = 16_384
     max_pattern_bytes: int = 1 << 20
+    max_match_steps: int = 1024
     queue_messages: int = 65_536
     queue_bytes: int = 64 << 20
     total_queue_bytes: int = 256 << 20

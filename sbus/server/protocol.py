@@ -27,6 +27,17 @@ messages have: about `FANOUT_BUDGET` copies for each read, but at least `MIN_REA
 waits for about 48 copies, and not for 64 packets times all their receivers. docs/performance.rst has the price and the
 gain.
 
+.. rubric:: Turns
+
+The work of a packet is deducted from the balance of the client's user (`sbus.server.turns`). When the balance is spent,
+handling stops in the middle of the batch, as it does when a receiver blocks the client, and goes on in a later turn of
+the user. On the hot path that is one comparison and one subtraction: a run that costs more than the balance is left to
+the loop, which takes as much of it as there is balance for, but at least one message.
+
+A client is read from unless there is a reason not to: a receiver blocks it, too many of its replies wait, or it waits
+for its turn. The three are independent, and the last one to go resumes the transport. A client that has
+been closed handles no packet more, which bounds the time that the server takes to stop.
+
 .. rubric:: Replies
 
 Replies are never dropped, so a client that asks and does not read could fill the server's memory with them. Past
@@ -53,8 +64,9 @@ from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.server.interfaces import Receiver
-from sbus.server.limits import MAX_REPLIES
+from sbus.server.limits import MAX_REPLIES, pattern_cost
 from sbus.server.registry import SubscriptionRegistry
+from sbus.server.turns import COPY, PACKET, REPLY, SUBSCRIPTION
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -81,13 +93,16 @@ class BusProtocol:
     :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
     :ivar lost: messages that were dropped for the client.
     :ivar reason: why the connection is to be closed, or was; else None.
-    :ivar is_paused: whether the client is not read from: a receiver blocks it, or too many of its replies wait.
+    :ivar is_paused: whether the client is not read from: a receiver blocks it, too many of its replies wait, or it
+        waits for its user's turn.
     """
 
     __slots__ = (
         "_drain_timer",
         "_fast_path",
+        "_has_turn",
         "_is_blocked",
+        "_is_waiting",
         "_registry",
         "_write_closed",
         "is_paused",
@@ -118,6 +133,8 @@ class BusProtocol:
         self.reason: CloseReason | None = None
         self.is_paused = False
         self._is_blocked = False
+        self._is_waiting = False
+        self._has_turn = False
         self._fast_path = registry.fast_path
         self._drain_timer: IDelayedCall | None = None
         self._write_closed = False
@@ -168,6 +185,8 @@ class BusProtocol:
         if self._drain_timer is not None and self._drain_timer.active():
             self._drain_timer.cancel()
         self.transport = None
+        if self._is_waiting:
+            self._registry.turns.forget(self.user, self)
         if self.reason is None:
             if reason.check(error.ConnectionDone):
                 self.reason = CloseReason.PEER_CLOSED
@@ -200,21 +219,28 @@ class BusProtocol:
         """Handle a batch of packets, and flush the queues of all receivers that it touched (`IPacketReceiver`)."""
         registry = self._registry
         routes = registry.routes
+        user = self.user
         total = len(packets)
         at = 0
+        has_turn, self._has_turn = self._has_turn, False
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
                 if until == total and receivers is not None:
                     if total >= MIN_READ and self.transport is not None:
                         self.transport.read_limit = max(MIN_READ, min(BATCH, FANOUT_BUDGET // (len(receivers) or 1)))
-                    at = registry.deliver(packets, receivers, self, True)
+                    if (work := total * (PACKET + COPY * len(receivers))) <= user.work_left:
+                        user.work_left -= work
+                        at = registry.deliver(packets, receivers, self, True)
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
                 while at < end and self._may_continue():
                     if self._fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
+                            work = PACKET + COPY * len(receivers)
+                            until = min(until, at + max(1, user.work_left // work))
+                            user.work_left -= work * (until - at)
                             is_all = at == start and until == end
                             at += registry.deliver(packets[at:until], receivers, self, is_all)
                             continue
@@ -228,6 +254,8 @@ class BusProtocol:
                     self._handle(packets[at])
                     at += 1
                 registry.flush()
+            if at < total and self.reason is None and not self.is_paused:
+                self._wait_for_turn(has_turn and not at)
         finally:
             registry.flush()
         return total if self.reason is not None else at
@@ -242,8 +270,19 @@ class BusProtocol:
         self._is_blocked = False
         self._maybe_resume()
 
+    def take_turn(self) -> None:
+        """Go on with the packets that were kept: the user has work left again (`sbus.server.turns`)."""
+        self._is_waiting = False
+        self._has_turn = True
+        self._maybe_resume()
+
+    def _wait_for_turn(self, is_first: bool) -> None:
+        self._is_waiting = True
+        self._pause()
+        self._registry.turns.wait(self.user, self, is_first)
+
     def _may_continue(self) -> bool:
-        return not self.is_paused and self.reason is None
+        return not self.is_paused and self.reason is None and self.user.work_left > 0
 
     def _pause(self) -> None:
         if not self.is_paused and self.transport is not None:
@@ -251,28 +290,32 @@ class BusProtocol:
             self.transport.pauseProducing()
 
     def _maybe_resume(self) -> None:
-        if self.is_paused and not self._is_blocked and self.queue.replies <= MAX_REPLIES:
+        if self.is_paused and not self._is_blocked and not self._is_waiting and self.queue.replies <= MAX_REPLIES:
             self.is_paused = False
             if self.transport is not None:
                 self.transport.resumeProducing()
 
     def _handle(self, packet: bytes) -> None:
-        """Handle one packet of any kind."""
+        """Handle one packet of any kind, and charge its user."""
         key = b""
+        work = PACKET + (len(packet) >> 10)
         try:
             verb, key, payload = parse(packet)
             if verb == MSG:
                 self._publish(packet, key, payload)
             elif verb == SUB:
+                work += SUBSCRIPTION + (pattern_cost(key, self._registry.dialect.separator) >> 8)
                 if not self._write_closed:
                     self._registry.subscribe(self, key)
             elif verb == UNSUB:
+                work += SUBSCRIPTION
                 self._registry.unsubscribe(self, key)
             else:
                 self._control(key)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
                 self.close(CloseReason.VIOLATION)
+        self.user.work_left -= work + self._registry.routing_work()
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
         registry = self._registry
@@ -280,6 +323,7 @@ class BusProtocol:
         registry.check_publish(self, key, payload)
         if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
+        self.user.work_left -= COPY * len(receivers)
         registry.deliver([packet], receivers, self)
 
     # --- control messages --------------------------------------------------------------------
@@ -329,6 +373,9 @@ class BusProtocol:
         self._fast_path = settings.echo and self._registry.fast_path
 
     def _reply(self, key: bytes, payload: bytes) -> None:
+        self.user.work_left -= REPLY
+        if self._write_closed:
+            return
         queue = self.queue
         queue.write(build(CMSG, key, payload))
         if not queue.is_congested:

@@ -17,7 +17,9 @@ reaches the router), and notifies observers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from twisted.internet import defer
@@ -26,8 +28,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import QueueOwner, SendQueue
-from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.keys import CURRENT, Dialect, SecretKey
 from sbus.protocol.packets import MSG, build
+from sbus.routing.cost import MatchCost
 from sbus.server.backpressure import Backpressure
 from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
@@ -37,9 +40,13 @@ from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
+from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.users import User, Users
 
-__all__ = ["Counters", "SubscriptionRegistry"]
+__all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
+
+LEAVE_AT_ONCE = 128
+"""Patterns of clients that have left that are dropped in one turn of the reactor: about 2 ms."""
 
 
 class SubscriptionRegistry(Service):
@@ -53,6 +60,7 @@ class SubscriptionRegistry(Service):
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar users: the users of the connected clients.
+    :ivar turns: the clients whose users have no work left for now.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
@@ -79,8 +87,11 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        self.users = Users(self.limits.total_queue_bytes)
+        self.users = Users(self.limits.total_queue_bytes, dialect.separator)
+        self.turns = Turns(clock)
         self._clock = clock
+        self._leaving: dict[Receiver, None] = {}
+        self._is_leaving = False
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
@@ -136,12 +147,44 @@ class SubscriptionRegistry(Service):
         return None
 
     def leave(self, client: Receiver) -> None:
-        """Drop the subscriptions of a client that takes no more messages."""
-        for pattern, (_, secret) in client.patterns.items():
-            self._router.remove(client, pattern, secret)
-        client.user.release(len(client.patterns), client.pattern_bytes)
-        client.patterns.clear()
-        client.pattern_bytes = 0
+        """Drop the subscriptions of a client that takes no more messages.
+
+        If they are many, the client gets no message from now on, and they are dropped between the turns of the reactor.
+        """
+        if len(client.patterns) > LEAVE_AT_ONCE:
+            if client not in self._leaving:
+                self._router.mute(client)
+                client.user.work_left -= self.routing_work()
+                self._leaving[client] = None
+            if not self._is_leaving:
+                self._is_leaving = True
+                self._clock.callLater(0, self._leave_on)
+            return
+        for pattern in tuple(client.patterns):
+            self._drop(client, pattern)
+
+    def _leave_on(self) -> None:
+        """Drop some subscriptions of the clients that have left; the first to leave comes first."""
+        self._is_leaving = False
+        left = LEAVE_AT_ONCE
+        while self._leaving and left:
+            client = next(iter(self._leaving))
+            left -= self._drop_some(client, left)
+        if self._leaving:
+            self._is_leaving = True
+            self._clock.callLater(0, self._leave_on)
+
+    def _drop_some(self, client: Receiver, limit: int) -> int:
+        """Drop some patterns of a client that leaves; return their number."""
+        patterns = tuple(islice(client.patterns, limit))
+        for pattern in patterns:
+            self._drop(client, pattern)
+        client.user.work_left -= SUBSCRIPTION * len(patterns) + self.routing_work()
+        if not client.patterns:
+            del self._leaving[client]
+            self._router.unmute(client)
+            self.users.forget(client.user)
+        return len(patterns)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that can receive nothing any more, and unblock its publishers."""
@@ -186,6 +229,8 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
+        if client in self._leaving:
+            self._drop_some(client, len(client.patterns))  # a subscriber of the program that comes back
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
             secret = self.dialect.check(pattern)
@@ -195,31 +240,62 @@ class SubscriptionRegistry(Service):
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
+            self._add_match_cost(client.user, pattern, secret)
+            try:
+                self._router.add(client, pattern, secret)
+            except BaseException:
+                _match_cost(client.user, secret).remove(_matched(pattern, secret))
+                raise
             client.pattern_bytes += cost
             client.user.charge(1, cost)
-            self._router.add(client, pattern, secret)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
 
     def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
         """Take one subscription back; an unknown one is ignored and counted."""
-        count, secret = client.patterns.get(pattern, (0, None))
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving else (0, None)
         if not count:
             self.counters.unknown_unsubscriptions += 1
             return
         if count > 1:
             client.patterns[pattern] = (count - 1, secret)
         else:
-            del client.patterns[pattern]
-            cost = pattern_cost(pattern, self.dialect.separator)
-            client.pattern_bytes -= cost
-            client.user.release(1, cost)
-            self._router.remove(client, pattern, secret)
+            self._drop(client, pattern)
         for notify in self._events.unsubscribed:
             notify(client, redact(self.dialect, pattern))
 
+    def _drop(self, client: Receiver, pattern: bytes) -> None:
+        """Remove a pattern of a client, however often the client has subscribed to it."""
+        _, secret = client.patterns.pop(pattern)
+        cost = pattern_cost(pattern, self.dialect.separator)
+        client.pattern_bytes -= cost
+        client.user.release(1, cost)
+        _match_cost(client.user, secret).remove(_matched(pattern, secret))
+        self._router.remove(client, pattern, secret)
+
+    def _add_match_cost(self, user: User, pattern: bytes, secret: SecretKey | None) -> None:
+        """Count the steps of a pattern for its user.
+
+        :raises Violation: if they are too many; nothing is counted then.
+        """
+        cost, matched = _match_cost(user, secret), _matched(pattern, secret)
+        before = cost.steps
+        cost.add(matched)
+        # A pattern that adds no step is never refused: a user who was exempt may have more than the limit.
+        if before < cost.steps > self.limits.max_match_steps and user.uid not in (0, os.geteuid()):
+            cost.remove(matched)
+            raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
+
     # --- messages ----------------------------------------------------------------------------
+
+    def routing_work(self) -> int:
+        """Return the work of the router since the last call, in the units of `sbus.server.turns`."""
+        steps = self._router.steps
+        if not steps:
+            return 0
+        self._router.steps = 0
+        return steps // LOOK_UP_STEPS
 
     def check_publish(self, client: Client, key: bytes, payload: bytes) -> None:
         """Ask the credentials policy about a message, and notify observers of it.
@@ -239,6 +315,7 @@ class SubscriptionRegistry(Service):
         :raises Violation: if the protocol forbids the key.
         """
         receivers = self.route(key)
+        self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
         self._delivery.flush()
 
@@ -275,3 +352,12 @@ class SubscriptionRegistry(Service):
         for notify in self._events.violated:
             notify(client, violation, redact(self.dialect, key))
         return not self.ignore_violations
+
+
+def _match_cost(user: User, secret: SecretKey | None) -> MatchCost:
+    return user.secret_match_cost if secret else user.match_cost
+
+
+def _matched(pattern: bytes, secret: SecretKey | None) -> bytes:
+    """Return the part of a pattern that is matched segment by segment."""
+    return secret.rest if secret else pattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sbus.protocol.keys import Dialect, SecretKey
-from sbus.routing.cache import RouteCache
+from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
 
@@ -20,6 +20,8 @@ class Router:
     :param on_first: called with a pattern when its first subscriber comes.
     :param on_last: called with a pattern when its last subscriber is gone. Subscribers of a pattern are counted only
         if one of the two is given. Two clients with the same secret pattern count as subscribers of one pattern.
+    :ivar steps: the steps of all look-ups, and the routes that the cache has forgotten, since the counter was last set
+        to 0: the work to charge.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
     """
 
@@ -36,6 +38,8 @@ class Router:
         self._on_first = on_first
         self._on_last = on_last
         self._subscribers: dict[bytes, int] | None = {} if on_first or on_last else None
+        self.steps = 0
+        self._muted: set[Receiver] = set()
         self.routes = self._cache.routes
 
     def route(self, key: bytes) -> tuple[Receiver, ...]:
@@ -43,28 +47,50 @@ class Router:
 
         :raises Violation: if the protocol forbids the key.
         """
-        receivers = self.routes.get(key)
+        receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
-            receivers = self._cache.remember(key, secret, self._index.route(key, secret))
+            found, steps = self._index.look_up(key, secret)
+            self.steps += steps
+            if self._muted:
+                found = tuple(receiver for receiver in found if receiver not in self._muted)
+            receivers = self._cache.remember(key, secret, found)
         return receivers
 
     def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Add the subscription of a receiver to a pattern that it is not subscribed to.
 
+        An exception, such as one of `on_first`, leaves nothing of the subscription behind.
+
         :param secret: the result of `Dialect.check` for the pattern.
         """
         self._index.subscribe(receiver, pattern, secret, receiver.peer)
-        self._cache.forget(pattern, secret, receiver.peer)
+        self.steps += self._cache.forget(pattern, secret, receiver.peer)
         if self._subscribers is not None:
             count = self._subscribers[pattern] = self._subscribers.get(pattern, 0) + 1
             if count == 1 and self._on_first is not None:
-                self._on_first(pattern)
+                try:
+                    self._on_first(pattern)
+                except BaseException:
+                    del self._subscribers[pattern]
+                    self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
+                    self._cache.forget(pattern, secret, receiver.peer)
+                    raise
+
+    def mute(self, receiver: Receiver) -> None:
+        """Route nothing to a receiver any more, before its subscriptions are removed."""
+        self._muted.add(receiver)
+        self.steps += len(self.routes)
+        self._cache.clear()
+
+    def unmute(self, receiver: Receiver) -> None:
+        """Forget that a receiver was muted: its last subscription has been removed."""
+        self._muted.discard(receiver)
 
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
         self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
-        self._cache.forget(pattern, secret, receiver.peer)
+        self.steps += self._cache.forget(pattern, secret, receiver.peer)
         if self._subscribers is not None:
             self._subscribers[pattern] -= 1
             if not self._subscribers[pattern]:

@@ -136,8 +136,8 @@ class BusService(MultiService):
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
-            "client, queue {limits.queue_messages} messages or {limits.queue_bytes} B, all queues "
-            "{limits.total_queue_bytes} B, block time-out {limits.block_timeout} s",
+            "client, {limits.max_match_steps} match steps a user, queue {limits.queue_messages} messages or "
+            "{limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out {limits.block_timeout} s",
             address=str(getattr(getattr(self.endpoint, "address", None), "text", None) or port.getHost()),
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",

@@ -150,6 +150,14 @@ class Options(CommandLine):
             "Bytes in all patterns of a client; each segment after a pattern's 16th counts as 256 more",
             amount("max-pattern-bytes", "bytes"),
         ],
+        [
+            "max-match-steps",
+            None,
+            _DEFAULTS.max_match_steps,
+            "Steps that the wildcards of a user's patterns may add to the look-up of a key; root and the server's user "
+            "may add any number",
+            amount("max-match-steps", "steps"),
+        ],
     ]
 
     optFlags = [

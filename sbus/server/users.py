@@ -6,6 +6,8 @@ There is one `User` for each UID with a connection. The fair shares of all queue
 from __future__ import annotations
 
 from sbus.flood import SharedBudget, UserShare
+from sbus.routing.cost import MatchCost
+from sbus.server.turns import TURN_BUDGET
 
 __all__ = ["User", "Users"]
 
@@ -17,16 +19,23 @@ class User(UserShare):
     :ivar connections: open connections, those that are about to be refused included.
     :ivar patterns: different patterns of these connections.
     :ivar pattern_bytes: the cost of these patterns, by `sbus.server.limits.pattern_cost`.
+    :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
+    :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
+        ``<rest>``.
+    :ivar work_left: the work that its clients may do before they have to wait for a turn (`sbus.server.turns`).
     """
 
-    __slots__ = ("connections", "pattern_bytes", "patterns", "uid")
+    __slots__ = ("connections", "match_cost", "pattern_bytes", "patterns", "secret_match_cost", "uid", "work_left")
 
-    def __init__(self, uid: int, budget: SharedBudget) -> None:
+    def __init__(self, uid: int, budget: SharedBudget, separator: bytes) -> None:
         super().__init__(budget)
         self.uid = uid
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
+        self.work_left = TURN_BUDGET
+        self.match_cost = MatchCost(separator)
+        self.secret_match_cost = MatchCost(separator)
 
     def charge(self, patterns: int, pattern_bytes: int) -> None:
         """Count more patterns of this user."""
@@ -43,10 +52,12 @@ class Users:
     """All users with a connection, by UID.
 
     :param limit: bytes of packets in all queues together.
+    :param separator: the byte between two segments of a pattern.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, separator: bytes = b"/") -> None:
         self.budget = SharedBudget(limit)
+        self._separator = separator
         self._users: dict[int, User] = {}
 
     def __len__(self) -> int:
@@ -59,12 +70,16 @@ class Users:
         """Count a connection of this user; return the user."""
         user = self._users.get(uid)
         if user is None:
-            user = self._users[uid] = User(uid, self.budget)
+            user = self._users[uid] = User(uid, self.budget, self._separator)
         user.connections += 1
         return user
 
     def disconnect(self, user: User) -> None:
-        """Count a connection less; a user without connections is forgotten."""
+        """Count a connection less; a user without connections and patterns is forgotten."""
         user.connections -= 1
-        if not user.connections:
-            del self._users[user.uid]
+        self.forget(user)
+
+    def forget(self, user: User) -> None:
+        """Forget a user that has neither connections nor patterns left, if it is one."""
+        if not user.connections and not user.patterns:
+            self._users.pop(user.uid, None)

@@ -82,6 +82,7 @@ class TestHelp:
             ("max-clients", "16384", "lients"),
             ("max-patterns", "16384", "atterns"),
             ("max-pattern-bytes", "1048576", "ytes"),
+            ("max-match-steps", "1024", "teps"),
         ],
     )
     def test_options(self, options, option, default, unit):
@@ -211,6 +212,7 @@ class TestStart:
             "max-clients": 1002,
             "max-patterns": 1003,
             "max-pattern-bytes": 1004,
+            "max-match-steps": 1009,
             "queue-messages": 1005,
             "queue-bytes": 1006,
             "total-queue-bytes": 1007,

@@ -20,6 +20,7 @@ def test_defaults():
         max_clients=16_384,
         max_patterns=16_384,
         max_pattern_bytes=1_048_576,
+        max_match_steps=1024,
         queue_messages=65_536,
         queue_bytes=67_108_864,
         total_queue_bytes=268_435_456,

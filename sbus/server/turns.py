@@ -1,0 +1,141 @@
+"""Turns: users take turns, and a turn has a budget of work.
+
+Theory of operation
+===================
+
+One thread serves everybody, so one client's work is everybody's wait. What a packet costs differs by a factor of a
+thousand: a message by a known route takes 2 µs, a subscription 20 µs, and the messages of one bundle may reach a
+thousand receivers. So work is counted, not packets, in units of about a microsecond, by the prices below.
+
+Each user has a balance. Whatever one of the user's clients has done is deducted (``user.work_left -= price``). A
+client whose user has no balance left stops in the middle of its batch; the transport keeps the rest, and the client
+waits here (`wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and a few of
+its clients go on, first come, first served. Between two turns the reactor serves all others, who have balances of
+their own.
+
+* The clients of one user share that user's balance: a thousand connections get no more than one.
+* A price that is more than the rest of a balance is a debt, which the following turns pay off. So the largest single
+  piece of work may be late, but not more frequent.
+* A user who never uses a balance up never waits: the balance is topped up only when it is spent, and what is left of
+  it does not expire. Who works a little all day waits for one turn of the reactor each `TURN_BUDGET` of work.
+
+Nothing runs here until a balance is spent, so turns cost a subtraction for each batch.
+
+Rejected: a budget of packets (a bundle of subscriptions is a hundred times a bundle of messages); a budget of time
+read from a clock (50 ns for each look, and a process that is descheduled would charge its client for it); round robin
+by client (a thousand connections would take a thousand turns of a thousand and one).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["COPY", "LOOK_UP_STEPS", "PACKET", "REPLY", "SUBSCRIPTION", "TURN_BUDGET", "Balance", "Turns"]
+
+TURN_BUDGET = 4_000
+"""Work of one user's turn, in units of about 1 µs."""
+PACKET = 2
+"""The price of a packet that is read and handled."""
+COPY = 1
+"""The price of a message for each of its receivers."""
+SUBSCRIPTION = 15
+"""The price of a subscription that comes or goes, before the routes that it makes the cache forget."""
+LOOK_UP_STEPS = 4
+"""Steps of a look-up, or forgotten routes, for one unit of work."""
+REPLY = 5
+"""The price of a reply."""
+
+_RESUMED = 16
+"""Clients of one user that go on in one turn: each costs two system calls, whatever it has to do."""
+
+
+class Balance(Protocol):
+    """A user, as far as turns are concerned.
+
+    :ivar work_left: the balance; below 0 it is a debt.
+    """
+
+    work_left: int
+
+
+class _Reactor(Protocol):
+    def callLater(self, delay: float, call: Callable[[], None], /) -> object: ...
+
+
+class _Client(Protocol):
+    def take_turn(self) -> None: ...
+
+
+class _Line:
+    """The waiting clients of one user."""
+
+    __slots__ = ("first", "others")
+
+    def __init__(self) -> None:
+        self.first: OrderedDict[_Client, None] = OrderedDict()
+        self.others: OrderedDict[_Client, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.others)
+
+    def pop(self) -> _Client:
+        return (self.first or self.others).popitem(last=False)[0]
+
+
+class Turns:
+    """The clients that wait for their users' next turns.
+
+    :param reactor: calls the next turn, with ``callLater(0, …)``.
+    """
+
+    __slots__ = ("_is_due", "_reactor", "_waiting")
+
+    def __init__(self, reactor: _Reactor) -> None:
+        self._reactor = reactor
+        self._waiting: dict[Balance, _Line] = {}
+        self._is_due = False
+
+    def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
+        """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.
+
+        :param is_first: before the others. That is for a client that took a turn and could do nothing, since others of
+            its user had spent the balance; they would leave it nothing in the next turn either.
+        """
+        line = self._waiting.get(user)
+        if line is None:
+            line = self._waiting[user] = _Line()
+        (line.first if is_first else line.others)[client] = None
+        self._schedule()
+
+    def forget(self, user: Balance, client: _Client) -> None:
+        """Forget a client that has disconnected, if it waits."""
+        line = self._waiting.get(user)
+        if line is not None:
+            line.first.pop(client, None)
+            line.others.pop(client, None)
+            if not line:
+                del self._waiting[user]
+
+    def _turn(self) -> None:
+        """Give each user that waits a new budget, and let some of its clients go on."""
+        self._is_due = False
+        for user, line in tuple(self._waiting.items()):
+            if user.work_left < TURN_BUDGET:
+                user.work_left = min(TURN_BUDGET, user.work_left + TURN_BUDGET)
+            if user.work_left <= 0:
+                continue  # still in debt
+            for _ in range(min(_RESUMED, len(line))):
+                line.pop().take_turn()
+                if not line:
+                    break  # also if the last ones were forgotten meanwhile
+            if not line and self._waiting.get(user) is line:
+                del self._waiting[user]
+        if self._waiting:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._reactor.callLater(0, self._turn)

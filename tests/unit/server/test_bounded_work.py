@@ -1,0 +1,221 @@
+"""Bounded work: a client whose user has spent its balance stops inside its batch, and goes on in later turns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbus.server import turns
+from sbus.server.limits import MAX_REPLIES
+from sbus.server.turns import COPY, PACKET, REPLY, SUBSCRIPTION, TURN_BUDGET
+from tests.support.buses import Bus, Peer
+
+
+class Turned(Bus):
+    """A bus that takes the turns of its users only when a test says so."""
+
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self.calls: list = []
+        self.registry.turns._reactor = self
+
+    def callLater(self, _delay: float, call) -> None:
+        self.calls.append(call)
+
+    def turn(self) -> bool:
+        """Take one turn; return whether another one is due."""
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+        self.settle()
+        return bool(self.calls)
+
+
+def connect(bus: Bus, *packets: bytes, uid: int = 1000) -> Peer:
+    """Connect a client that has sent these packets, with a full balance."""
+    peer = bus.connect(uid=uid)
+    if packets:
+        peer.send(*packets)
+    peer.protocol.user.work_left = TURN_BUDGET
+    return peer
+
+
+@pytest.mark.parametrize(
+    ("packets", "work"),
+    [
+        ([b"MSG nobody\0"] * 3, 3 * PACKET),
+        ([b"MSG k\0"] * 3, 3 * (PACKET + COPY)),
+        ([b"MSG k\0", b"CMSG unknown"], 2 * PACKET + COPY),
+        ([b"SUB a", b"SUB a", b"UNSUB a"], 3 * (PACKET + SUBSCRIPTION)),
+        ([b"CMSG !/cred/whoami"], PACKET + REPLY),
+        ([b"NONSENSE"], PACKET),
+    ],
+)
+def test_prices(packets, work):
+    """Each kind of packet has its price, on the fast path and beside it; a first look-up costs a little more."""
+    bus = Bus(ignore_violations=True)
+    connect(bus, b"SUB k", uid=2)
+    peer = connect(bus, *packets)
+    peer.send(*packets)
+    assert work <= TURN_BUDGET - peer.protocol.user.work_left <= work + 2
+
+
+def test_look_ups_and_forgotten_routes_have_a_price():
+    """Whoever makes the router work pays for its steps, and for the routes that the cache forgets."""
+    bus = Bus()
+    peer = connect(bus, *(b"SUB a/" + b"b" * n + b"*" for n in range(100)))
+    peer.send(b"MSG a/" + b"b" * 200 + b"\0")
+    assert TURN_BUDGET - peer.protocol.user.work_left > 100 // turns.LOOK_UP_STEPS
+    other = connect(bus, *(b"MSG key/%d\0" % n for n in range(1000)), uid=2)
+    other.send(b"SUB *")
+    assert TURN_BUDGET - other.protocol.user.work_left > 1000 // turns.LOOK_UP_STEPS
+
+
+def test_a_batch_stops_where_the_balance_is_spent():
+    """A batch of subscriptions goes on turn by turn, and another user is served between two turns."""
+    bus = Turned()
+    flooder, reader = connect(bus), connect(bus, b"SUB k", uid=2)
+    flooder.send(*[b"SUB *", b"UNSUB *"] * 2000, b"MSG k\0end")
+    rounds = 0
+    while flooder.protocol.is_paused:
+        assert reader.take() == []
+        reader.send(b"MSG k\0mine")
+        assert reader.take() == [b"MSG k\0mine"]
+        bus.turn()
+        rounds += 1
+    assert reader.take() == [b"MSG k\0end"]
+    assert rounds >= 4000 * (PACKET + SUBSCRIPTION) // TURN_BUDGET
+
+
+def test_a_run_with_many_receivers_is_taken_apart():
+    """A batch of messages that costs more than a turn is delivered in parts; one that costs it exactly, at once."""
+    for count, is_paused in ((4, False), (5, True)):
+        bus = Turned()
+        publisher = connect(bus)
+        publisher.send(b"MSG k\0")
+        readers = [connect(bus, b"SUB k", uid=2) for _ in range(10)]
+        publisher.send(b"MSG k\0")
+        publisher.protocol.user.work_left = 4 * (PACKET + 10 * COPY)
+        publisher.send(*(b"MSG k\0%d" % n for n in range(count)))
+        assert publisher.protocol.is_paused is is_paused
+        while bus.turn():
+            pass
+        for reader in readers:
+            assert reader.take() == [b"MSG k\0", *(b"MSG k\0%d" % n for n in range(count))]
+
+
+def test_clients_of_one_user_take_turns():
+    """Of many clients that could use up a turn alone, each gets its turns, and none waits forever."""
+    bus = Turned()
+    peers = [connect(bus) for _ in range(40)]
+    for peer in peers:
+        peer.send(*[b"SUB *", b"UNSUB *"] * 1000)
+    done = []
+    while bus.turn():
+        done = [peer for peer in peers if not peer.protocol.is_paused]
+        if done:
+            break
+    left = [len(peer.transport._arrived) for peer in peers]
+    assert max(left) - min(left) <= 2 * TURN_BUDGET // SUBSCRIPTION
+    assert sum(count < 2000 for count in left) == 40
+
+
+def test_three_reasons_to_be_paused():
+    """A client is read again when no receiver blocks it, few replies wait, and it does not wait for its turn."""
+    bus = Turned()
+    publisher, blocker = connect(bus), connect(bus, b"SUB k", b"CMSG blocking/soft/block")
+    publisher.stall()
+    blocker.stall()
+    publisher.send(*[b"CMSG !/cred/whoami"] * (MAX_REPLIES + 1))
+    assert publisher.transport.is_paused
+    publisher.protocol.pause_publishing()
+    publisher.protocol._wait_for_turn(False)
+    publisher.protocol.resume_publishing()
+    assert publisher.transport.is_paused
+    publisher.drain()
+    assert publisher.transport.is_paused
+    bus.turn()
+    assert not publisher.transport.is_paused
+    publisher.protocol._wait_for_turn(False)
+    publisher.protocol.pause_publishing()
+    bus.turn()
+    assert publisher.transport.is_paused
+    publisher.protocol.resume_publishing()
+    assert not publisher.protocol.is_paused
+
+
+def test_what_a_dead_client_has_sent_is_handled_in_turns():
+    """The packets of a client that has hung up while it waited are all handled; then the connection ends."""
+    bus = Turned()
+    peer, reader = connect(bus), connect(bus, b"SUB k", uid=2)
+    peer.send(*[b"SUB *", b"UNSUB *"] * 1000, *[b"CMSG !/cred/whoami"] * 100, b"MSG k\0last")
+    peer.transport.hang_up()
+    bus.settle()
+    assert peer.is_connected
+    assert reader.take() == []
+    while bus.turn():
+        pass
+    assert reader.take() == [b"MSG k\0last"]
+    assert not peer.is_connected
+
+
+def test_a_client_that_is_closed_takes_no_turn():
+    """After `disconnect_all` no packet of a client is handled, also not one that waited; nothing stays behind."""
+    bus = Turned()
+    peer, reader = connect(bus), connect(bus, b"SUB k", uid=2)
+    peer.send(*[b"SUB *", b"UNSUB *"] * 1000, b"MSG k\0")
+    assert peer.protocol.is_paused
+    bus.registry.disconnect_all(sidecars=True)
+    bus.settle()
+    while bus.turn():
+        pass
+    assert reader.take() == []
+    assert not bus.registry.clients
+    assert not bus.registry.turns._waiting
+    assert bus.registry.counters.published == 0
+
+
+PACKETS = st.sampled_from(("message", "message", "message", "sub", "whoami", "unknown"))
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.lists(PACKETS, min_size=1, max_size=40)), max_size=12),
+    st.integers(1, 200),
+    st.integers(0, 3),
+)
+def test_turns_neither_lose_nor_double_nor_reorder(batches, budget, stalls):
+    """Whatever several clients of several users send, and however small a turn is, each packet counts once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "TURN_BUDGET", budget)
+        bus = Turned()
+        reader = connect(bus, b"SUB k/", uid=9)
+        peers = [connect(bus, uid=number % 3) for number in range(6)]
+        for peer in peers:
+            peer.protocol.user.work_left = budget
+        sent: list[list[bytes]] = [[] for _ in peers]
+        asked = [0] * len(peers)
+        for number, kinds in batches:
+            packets = []
+            for kind in kinds:
+                if kind == "message":
+                    packets.append(b"MSG k/%d\0%d" % (number, len(sent[number])))
+                    sent[number].append(packets[-1])
+                elif kind == "whoami":
+                    packets.append(b"CMSG !/cred/whoami")
+                    asked[number] += 1
+                else:
+                    packets.append(b"SUB x" if kind == "sub" else b"CMSG unknown")
+            peers[number].send(*packets)
+            if stalls and number % stalls == 0:
+                bus.turn()
+        for _ in range(100_000):
+            if not bus.turn():
+                break
+        got = reader.take()
+        for number, peer in enumerate(peers):
+            assert [packet for packet in got if packet.startswith(b"MSG k/%d\0" % number)] == sent[number]
+            assert len(peer.take()) == asked[number]
+            assert not peer.protocol.is_paused
+        assert len(got) == sum(map(len, sent))

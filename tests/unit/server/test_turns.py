@@ -1,0 +1,161 @@
+"""Turns: users share the server's time, however many clients they have and whatever these ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sbus.server.turns import TURN_BUDGET, Turns
+
+
+class Reactor:
+    """A reactor that takes its turns one by one: a call for later waits for the next, as Twisted's reactors have it."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+
+    def callLater(self, delay: float, call: Callable[[], object]) -> None:
+        assert delay == 0
+        self.calls.append(call)
+
+    def turn(self) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+
+
+class User:
+    """A user with a balance."""
+
+    def __init__(self) -> None:
+        self.work_left = TURN_BUDGET
+
+
+class Client:
+    """A client with work to do: one price for each packet."""
+
+    def __init__(self, turns: Turns, user: User, prices: list[int]) -> None:
+        self.turns = turns
+        self.user = user
+        self.prices = prices
+        self.waits = False
+        self.turns_taken = 0
+
+    def work(self) -> None:
+        while self.prices:
+            if self.user.work_left <= 0:
+                self.waits = True
+                self.turns.wait(self.user, self)
+                return
+            self.user.work_left -= self.prices.pop(0)
+
+    def take_turn(self) -> None:
+        assert self.waits
+        self.waits = False
+        self.turns_taken += 1
+        self.work()
+
+
+def test_who_has_balance_does_not_wait():
+    """As long as a user's balance lasts, nothing is scheduled."""
+    reactor = Reactor()
+    client = Client(Turns(reactor), User(), [1] * TURN_BUDGET)
+    client.work()
+    assert not client.prices
+    assert not reactor.calls
+
+
+def test_a_user_with_many_clients_gets_what_a_user_with_one_gets():
+    """In each turn the clients of one user together do as much as the only client of another."""
+    reactor = Reactor()
+    turns = Turns(reactor)
+    alone = Client(turns, User(), [100] * 10_000)
+    user = User()
+    many = [Client(turns, user, [100] * 10_000) for _ in range(100)]
+    for client in (alone, *many):
+        client.work()
+    for _ in range(50):
+        reactor.turn()
+    done = 10_000 - len(alone.prices)
+    assert done == sum(10_000 - len(client.prices) for client in many)
+    assert min(client.turns_taken for client in many) >= 1
+
+
+def test_a_debt_is_paid_off():
+    """Work of ten turns in one piece is followed by nine turns without work."""
+    reactor = Reactor()
+    client = Client(Turns(reactor), User(), [10 * TURN_BUDGET, 1])
+    client.work()
+    for _ in range(9):
+        reactor.turn()
+        assert client.prices == [1]
+    reactor.turn()
+    assert client.prices == []
+
+
+def test_who_has_gone_is_forgotten():
+    """A client that has disconnected is not called, and leaves nothing behind; forgetting it again does nothing."""
+    reactor = Reactor()
+    turns = Turns(reactor)
+    client, other = Client(turns, User(), [2 * TURN_BUDGET, 1]), Client(turns, User(), [2 * TURN_BUDGET, 1])
+    client.work()
+    other.work()
+    turns.forget(client.user, client)
+    turns.forget(client.user, client)
+    turns.forget(User(), client)
+    for _ in range(3):
+        reactor.turn()
+    assert client.waits
+    assert not other.prices
+    assert not reactor.calls
+
+
+class Bus(RuleBasedStateMachine):
+    """Clients come, work and go; nobody starves, and nobody does more than a budget in a turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reactor = Reactor()
+        self.turns = Turns(self.reactor)
+        self.users = [User() for _ in range(3)]
+        self.clients: list[Client] = []
+
+    @rule(user=st.integers(0, 2), prices=st.lists(st.integers(1, 3 * TURN_BUDGET), min_size=1, max_size=8))
+    def come(self, user: int, prices: list[int]) -> None:
+        client = Client(self.turns, self.users[user], prices)
+        self.clients.append(client)
+        client.work()
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def go(self, data) -> None:
+        client = self.clients.pop(data.draw(st.integers(0, len(self.clients) - 1)))
+        self.turns.forget(client.user, client)
+        client.waits = False
+
+    @rule()
+    def next_turn(self) -> None:
+        before = [user.work_left for user in self.users]
+        self.reactor.turn()
+        for user, balance in zip(self.users, before, strict=True):
+            assert user.work_left <= max(balance, TURN_BUDGET)
+
+    @invariant()
+    def a_turn_is_due_if_a_client_waits(self) -> None:
+        waiting = [client for client in self.clients if client.waits]
+        assert all(client.prices for client in waiting)
+        assert not waiting or self.reactor.calls
+
+    def teardown(self) -> None:
+        for _ in range(100_000):
+            if not self.reactor.calls:
+                break
+            self.reactor.turn()
+        assert not any(client.prices for client in self.clients)
+
+
+TestBus = Bus.TestCase
+TestBus.settings = settings(max_examples=100, stateful_step_count=30)
