@@ -148,6 +148,10 @@ class Client:
         poll.register(self.sock, event)
         return bool(poll.poll(timeout * 1000))
 
+    def waits_for_room(self, timeout: float) -> bool:
+        """Wait until something can be sent. Return whether it can."""
+        return self._wait(select.POLLOUT, timeout)
+
     def receive(self, count: int) -> list[bytes]:
         """Return `count` packets."""
         packets: list[bytes] = []

@@ -540,15 +540,18 @@ class TestTimeout:
     @pytest.mark.parametrize("closing", [False, True], ids=["blocking", "half-closed"])
     def test_reader_of_a_few_messages(self, lease, closing):
         """A receiver that takes a few small messages a second stays, although its socket never becomes writable."""
-        started = lease("--block-timeout=1")
+        started = lease("--max-packet=16384", "--block-timeout=1")
         reader = started.client(b"flood")
-        reader.cmsg(b"blocking/soft/block")
+        reader.cmsg(b"blocking/soft/queue" if closing else b"blocking/soft/block")
         reader.sync()
         publisher = started.client()
-        packets = numbered(b"flood", 600)
+        packets = numbered(b"flood", 1000)
         sent = 0
-        while sent < len(packets) and publisher.push(packets[sent]):
-            sent += 1
+        while sent < len(packets):
+            if publisher.push(packets[sent]):
+                sent += 1
+            elif not publisher.waits_for_room(0.3):
+                break
         assert goes_on(started)
         if closing:
             reader.sock.shutdown(socket.SHUT_WR)
