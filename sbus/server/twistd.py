@@ -9,6 +9,7 @@ import pwd
 from twisted.application.service import IService
 from twisted.python import usage
 
+from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, mode
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
@@ -253,6 +254,7 @@ def makeService(options: Options) -> IService:
     """
     from twisted.internet import reactor
 
+    use_monotonic_clock(reactor)
     signals = DeferredSignals()
     try:
         bound = options.endpoint.bind()
