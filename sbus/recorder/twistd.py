@@ -15,6 +15,7 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from sbus.client.connecting import find_address
+from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
@@ -231,6 +232,7 @@ def makeService(options: Options) -> IService:
     """
     from twisted.internet import reactor
 
+    use_monotonic_clock(reactor)
     early = DeferredSignals() if not options["supervised"] else None
     try:
         with needs("recorder"):

@@ -63,6 +63,12 @@ class IPacketTransport(Interface):
             send them: the caller adds the others to the queue, and `flush` finds the reason.
         """
 
+    def unread_bytes() -> int:
+        """Return the memory, in bytes, of sent packets that the peer has not read; 0 if the kernel does not say.
+
+        It changes whenever the peer reads, long before the socket becomes writable.
+        """
+
     def start_bundling(limit: int) -> int:
         """Take bundles from now on, and send them once the packets that are queued now are sent.
 

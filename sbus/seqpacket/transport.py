@@ -72,7 +72,7 @@ from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.sockets import max_sendable, peer_credentials
+from sbus.syscalls.sockets import max_sendable, peer_credentials, unread_bytes
 
 __all__ = ["PacketTransport"]
 
@@ -425,6 +425,10 @@ class PacketTransport(Connection):
             return sum(counts[: send_packets(self._sock, bundles)])
         except OSError:
             return 0
+
+    def unread_bytes(self) -> int:
+        """Return the memory of what the peer has not read; see `IPacketTransport`."""
+        return 0 if self.life is Life.CLOSED else unread_bytes(self._sock)
 
     def start_bundling(self, limit: int) -> int:
         """Take bundles from now on, and send them once the queue is empty (`sbus.protocol.bundles`).

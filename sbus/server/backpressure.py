@@ -27,9 +27,11 @@ The way from a full socket to a publisher that is read again, call by call:
 .. rubric:: The block time-out
 
 Each receiver that blocks has one timer. It starts with the first publisher that is blocked. When it ends, the receiver
-must have taken a packet within the time-out, else the receiver is the one that misbehaves: it is disconnected, and its
-publishers go on. The timer is not restarted for each packet that leaves, which would cost two calls of the reactor for
-each batch: the time of the last packet is noted, and a timer that ends too early runs again for the rest.
+must have read something within the time-out, else the receiver is the one that misbehaves: it is disconnected, and its
+publishers go on. What it has read shows in two ways: packets leave its queue, or the kernel holds fewer bytes that it
+has not read (`sbus.server.stall`). The timer is not restarted for each packet that leaves, which would cost two calls
+of the reactor for each batch: the time of the last packet is noted, and a timer that ends too early runs again for the
+rest.
 
 The time-out also ends two clients that block each other, and a client that blocks itself; nothing else would.
 A receiver that chooses other strategies unblocks its publishers, but the time goes on, so that a client cannot win time
@@ -41,10 +43,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
 from sbus.errors import CloseReason
 from sbus.flood import Until
+from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.stall import StallTimer
 
 __all__ = ["Backpressure"]
 
@@ -55,30 +59,34 @@ class _Publisher(Protocol):
 
 
 class _Receiver(Protocol):
+    @property
+    def transport(self) -> IPacketTransport | None: ...
     def close(self, reason: CloseReason) -> None: ...
+
+
+def _unread(receiver: _Receiver) -> int:
+    return 0 if receiver.transport is None else receiver.transport.unread_bytes()
 
 
 class _Blocking:
     """The publishers that one receiver blocks.
 
     :ivar until: the state of the receiver's queue that each of them waits for.
-    :ivar drained_at: when the last packet left the queue, or the first publisher was blocked (seconds).
     :ivar timer: the running time-out.
     """
 
-    __slots__ = ("drained_at", "timer", "until")
+    __slots__ = ("timer", "until")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, timer: StallTimer) -> None:
         self.until: dict[_Publisher, Until] = {}
-        self.drained_at = now
-        self.timer: IDelayedCall | None = None
+        self.timer = timer
 
 
 class Backpressure:
     """The blocked publishers of one bus, and the receivers that block them.
 
     :param clock: for the time-outs.
-    :param timeout: seconds that a receiver may block without taking a packet.
+    :param timeout: seconds that a receiver may block without reading anything.
     """
 
     def __init__(self, clock: IReactorTime, timeout: float) -> None:
@@ -91,8 +99,10 @@ class Backpressure:
         """Block a publisher until the receiver's queue has room or is empty; *empty* outlasts *room*."""
         blocking = self._blocking.get(receiver)
         if blocking is None:
-            blocking = self._blocking[receiver] = _Blocking(self._clock.seconds())
-            blocking.timer = self._clock.callLater(self._timeout, self._time_is_up, receiver)
+            timer = StallTimer(
+                self._clock, self._timeout, lambda: _unread(receiver), lambda: self._time_is_up(receiver)
+            )
+            blocking = self._blocking[receiver] = _Blocking(timer)
         if blocking.until.get(publisher) is not Until.EMPTY:
             blocking.until[publisher] = until
         receivers = self._blocked.get(publisher)
@@ -107,7 +117,7 @@ class Backpressure:
         blocking = self._blocking.get(receiver)
         if blocking is None:
             return
-        blocking.drained_at = self._clock.seconds()
+        blocking.timer.progressed()
         if is_empty:
             self.release(receiver)
         elif has_room:
@@ -117,8 +127,7 @@ class Backpressure:
         """Unblock all publishers of a receiver and stop its time-out."""
         blocking = self._blocking.pop(receiver, None)
         if blocking is not None:
-            if blocking.timer is not None:
-                blocking.timer.cancel()
+            blocking.timer.cancel()
             self._resume(receiver, blocking.until)
 
     def reconsider(self, receiver: _Receiver) -> None:
@@ -151,13 +160,8 @@ class Backpressure:
                 publisher.resume_publishing()
 
     def _time_is_up(self, receiver: _Receiver) -> None:
-        blocking = self._blocking[receiver]
-        blocking.timer = None
-        left = blocking.drained_at + self._timeout - self._clock.seconds()
-        if not blocking.until:
+        if not self._blocking[receiver].until:
             del self._blocking[receiver]
-        elif left > 0:
-            blocking.timer = self._clock.callLater(left, self._time_is_up, receiver)
         else:
             receiver.close(CloseReason.BLOCKED_TOO_LONG)
             self.release(receiver)

@@ -51,7 +51,7 @@ from dataclasses import replace
 from typing import Any
 
 from twisted.internet import error
-from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IProtocol
+from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -66,6 +66,7 @@ from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.server.interfaces import Receiver
 from sbus.server.limits import MAX_REPLIES, pattern_cost
 from sbus.server.registry import SubscriptionRegistry
+from sbus.server.stall import StallTimer
 from sbus.server.turns import COPY, PACKET, REPLY, SUBSCRIPTION
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
@@ -136,7 +137,7 @@ class BusProtocol:
         self._is_waiting = False
         self._has_turn = False
         self._fast_path = registry.fast_path
-        self._drain_timer: IDelayedCall | None = None
+        self._drain_timer: StallTimer | None = None
         self._write_closed = False
 
     # --- the connection ----------------------------------------------------------------------
@@ -165,13 +166,13 @@ class BusProtocol:
             self.transport.abortConnection()
 
     def readConnectionLost(self) -> None:
-        """Send the client what is queued, for the block time-out at most, then close (`IHalfCloseableProtocol`)."""
+        """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self.queue.can_block = False
             self._registry.leave(self)
             if len(self.queue):
-                self._drain_timer = self._registry.call_after_block_timeout(self.transport.abortConnection)
+                self._drain_timer = self._registry.stall_timer(self._progress, self.transport.abortConnection)
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
@@ -182,7 +183,7 @@ class BusProtocol:
 
     def connectionLost(self, reason: Failure) -> None:
         """Forget the client (`IProtocol`)."""
-        if self._drain_timer is not None and self._drain_timer.active():
+        if self._drain_timer is not None:
             self._drain_timer.cancel()
         self.transport = None
         if self._is_waiting:
@@ -402,6 +403,10 @@ class BusProtocol:
             self.transport.flush()
         else:
             self.queue.discard_all()
+
+    def _progress(self) -> tuple[int, int]:
+        """What changes when the client reads."""
+        return len(self.queue), 0 if self.transport is None else self.transport.unread_bytes()
 
     def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
         """See `sbus.flood.QueueOwner`."""

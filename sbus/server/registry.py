@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
@@ -40,6 +40,7 @@ from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
+from sbus.server.stall import StallTimer
 from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.users import User, Users
 
@@ -122,9 +123,9 @@ class SubscriptionRegistry(Service):
             queue.watch = lambda packets: self._delivered(client, packets)
         return queue
 
-    def call_after_block_timeout(self, call: Callable[[], object]) -> IDelayedCall:
-        """Call `call` when the block time-out has passed; return the delayed call."""
-        return self._clock.callLater(self.limits.block_timeout, call)
+    def stall_timer(self, sample: Callable[[], object], call: Callable[[], object]) -> StallTimer:
+        """Call `call` when `sample` has returned the same for the whole block time-out; return the timer."""
+        return StallTimer(self._clock, self.limits.block_timeout, sample, call)
 
     def connected(self, client: Client) -> CloseReason | None:
         """Admit a client, or return why not."""

@@ -273,6 +273,7 @@ def _serve(
     epollreactor.install()
     from twisted.internet import reactor
 
+    from sbus.daemon.clock import use_monotonic_clock
     from sbus.daemon.service import MultiService
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
@@ -281,6 +282,7 @@ def _serve(
     from sbus.server.service import BusService
 
     _log_to_standard_error()
+    use_monotonic_clock(reactor)
     access = AccessSettings(
         allowed_users=frozenset(settings.users) if settings.users else None,
         is_abstract=bound.address.is_abstract,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import os
 import pwd
 
 from twisted.application.service import IService
 from twisted.python import usage
 
+from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, mode
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
@@ -239,9 +239,9 @@ def _endpoint(options: Options) -> SeqpacketServerEndpoint:
 def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
     """Return the recorder's command, after making sure that it can connect."""
     uid = None if options.parent is None else options.parent.get("uid")
-    if bound.path is not None and uid is not None:
+    if uid is not None:
         # The recorder runs as the user that the server becomes; with the default mode only root could connect.
-        os.chown(bound.path, uid, -1, follow_symlinks=False)
+        bound.give_to(uid)
     return recorder_command(
         bound.address,
         options["record"],
@@ -261,6 +261,7 @@ def makeService(options: Options) -> IService:
     """
     from twisted.internet import reactor
 
+    use_monotonic_clock(reactor)
     signals = DeferredSignals()
     try:
         bound = options.endpoint.bind()

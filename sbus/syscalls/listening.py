@@ -10,6 +10,12 @@ A path is made in steps, so that at no moment more users can connect than `liste
 3. bind(2) a socket with permissions 0, so that the path is made without any;
 4. give it its group, then its mode, and only then call listen(2).
 
+The directory may belong to another user, who can put anything else in the path's place at any moment, such as a
+symbolic link to a file of the server's. Step 4 therefore never names the path again: it opens it once, without
+following a link (``O_PATH | O_NOFOLLOW``), checks that this is a socket as only step 3 makes them, and changes what
+the descriptor holds, through /proc/self/fd. chmod(2) and chown(2) have no other form for such a descriptor that all
+kernels know.
+
 The lock is kept until step 4 is done, because a socket that is bound and does not listen yet looks like a stale one.
 Any process that can read the directory can hold the lock, so `listen` waits 1 s for it and then goes on without.
 
@@ -68,6 +74,17 @@ class ListeningSocket:
         self.path = None
         self.sock.close()
 
+    def give_to(self, uid: int) -> None:
+        """Make a user the owner of the path; nothing that has replaced it is changed.
+
+        :raises ListenError: if the path was replaced.
+        """
+        if self.path is not None:
+            with _held(self.path) as (fd, found):
+                if (found.st_dev, found.st_ino) != self.inode:
+                    raise _replaced(self.address)
+                os.chown(_proc(fd), uid, -1)
+
 
 def listen(
     address: Address,
@@ -124,12 +141,46 @@ def _listen_on_path(
             _check_stale(bound.address, reuse, replace_empty)
             os.unlink(path)
         bound.sock.bind(path)
-        made = os.lstat(path)
-        bound.path, bound.inode = os.path.abspath(path), (made.st_dev, made.st_ino)
-        if group is not None:
-            os.chown(path, -1, _gid(group))
-        os.chmod(path, mode)
+        with _held(path) as (fd, made):
+            if not _is_fresh(made):
+                raise _replaced(bound.address)
+            bound.path, bound.inode = os.path.abspath(path), (made.st_dev, made.st_ino)
+            if group is not None:
+                os.chown(_proc(fd), -1, _gid(group))
+            os.chmod(_proc(fd), mode)
         bound.sock.listen(backlog)
+
+
+@contextlib.contextmanager
+def _held(path: bytes) -> Iterator[tuple[int, os.stat_result]]:
+    """Hold whatever the path names at this moment, a symbolic link itself included; give a descriptor and its state."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield fd, os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def _proc(fd: int) -> str:
+    """Return a path that leads to what a descriptor holds, wherever it was moved."""
+    return f"/proc/self/fd/{fd}"
+
+
+def _is_fresh(found: os.stat_result) -> bool:
+    """Return whether this is a socket as `listen` has just bound one: the user's own, mode 0, one name."""
+    return (
+        stat.S_ISSOCK(found.st_mode)
+        and not stat.S_IMODE(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and found.st_nlink == 1
+    )
+
+
+def _replaced(address: Address) -> ListenError:
+    return ListenError(
+        f"{address.text} was replaced by another process while the socket was made: choose a directory that only the "
+        "server's user can write to"
+    )
 
 
 def _gid(group: str | int) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from pathlib import Path
 
 from sbus.protocol.keys import PeerCredentials
@@ -18,6 +21,7 @@ __all__ = [
     "max_sendable",
     "overflow_ids",
     "peer_credentials",
+    "unread_bytes",
 ]
 
 LARGEST_SEND_BUFFER = 1 << 20
@@ -62,6 +66,17 @@ def grow_send_buffer(sock: socket.socket, max_packet: int) -> int:
         with contextlib.suppress(OSError):  # needs CAP_NET_ADMIN
             sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, wanted)
     return max_sendable(sock)
+
+
+def unread_bytes(sock: socket.socket) -> int:
+    """Return the memory of packets that were sent and that the peer has not read (``SIOCOUTQ``, unix(7)).
+
+    :returns: bytes, with the kernel's own for each packet; 0 if the kernel does not say.
+    """
+    try:
+        return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def disable_fd_passing(sock: socket.socket) -> None:

@@ -47,6 +47,7 @@ class FakePacketTransport(Connection):
     :ivar written: the packets that the socket took, one item a packet.
     :ivar is_losing: the protocol has called ``loseConnection``.
     :ivar is_aborted: the connection was aborted, by the protocol or by an error.
+    :ivar unread: what `unread_bytes` returns; a test changes it to have the peer read something.
     :ivar bundle_limit: bytes in the largest bundle that the protocol allows; 0 if it allows none.
     :ivar reason: the reason that ``connectionLost`` got, once the connection is closed.
     """
@@ -72,6 +73,7 @@ class FakePacketTransport(Connection):
         self.is_aborted = False
         self.reason: Failure | None = None
         self.bundle_limit = 0
+        self.unread = 0
         self._arrived: list[bytes] = []
         self._peer_ended = False
 
@@ -170,6 +172,10 @@ class FakePacketTransport(Connection):
                 self._take(packet)
                 sent += 1
         return sent
+
+    def unread_bytes(self) -> int:
+        """Return `unread`."""
+        return self.unread
 
     def start_bundling(self, limit: int) -> int:
         """Note the limit; packets stay single, as the kernel would not show bundles to a protocol either."""

@@ -148,6 +148,10 @@ class Client:
         poll.register(self.sock, event)
         return bool(poll.poll(timeout * 1000))
 
+    def waits_for_room(self, timeout: float) -> bool:
+        """Wait until something can be sent. Return whether it can."""
+        return self._wait(select.POLLOUT, timeout)
+
     def receive(self, count: int) -> list[bytes]:
         """Return `count` packets."""
         packets: list[bytes] = []
@@ -221,7 +225,10 @@ class Process:
 
     :param arguments: twistd's, the plugin's name included.
     :param before: a command that starts the one given behind it.
+    :cvar launcher: a command in the place of ``twistd``.
     """
+
+    launcher: Sequence[str] = ()
 
     def __init__(
         self,
@@ -233,7 +240,7 @@ class Process:
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> None:
-        self.command = [str(part) for part in (*before, *twistd(), *arguments)]
+        self.command = [str(part) for part in (*before, *(self.launcher or twistd()), *arguments)]
         self._lines: list[str] = []
         self._mark = 0
         self._changed = threading.Condition()

@@ -537,6 +537,34 @@ class TestTimeout:
         assert got == numbered(b"flood", 150)
         assert publisher.sync() == []
 
+    @pytest.mark.parametrize("closing", [False, True], ids=["blocking", "half-closed"])
+    def test_reader_of_a_few_messages(self, lease, closing):
+        """A receiver that takes a few small messages a second stays, although its socket never becomes writable."""
+        started = lease("--max-packet=16384", "--block-timeout=1")
+        reader = started.client(b"flood")
+        reader.cmsg(b"blocking/soft/queue" if closing else b"blocking/soft/block")
+        reader.sync()
+        publisher = started.client()
+        packets = numbered(b"flood", 1000)
+        sent = 0
+        while sent < len(packets):
+            if publisher.push(packets[sent]):
+                sent += 1
+            elif not publisher.waits_for_room(0.3):
+                break
+        assert goes_on(started)
+        if closing:
+            reader.sock.shutdown(socket.SHUT_WR)
+        got: list[bytes] = []
+        ends = time.monotonic() + 2.5
+        while time.monotonic() < ends:
+            got += reader.receive(1)
+            time.sleep(0.2)
+        assert len(got) < 30
+        got += reader.receive(sent - len(got))
+        assert got == packets[:sent]
+        assert started.log.count("received nothing") == 0
+
     def test_two_that_block_each_other(self, lease):
         """Two clients that block each other do not hang: the time-out ends it, and the others never notice."""
         started = lease(SMALL, SHORTLY)

@@ -11,6 +11,7 @@ from twisted.internet.task import Clock
 from sbus.errors import CloseReason
 from sbus.flood import Until
 from sbus.server.backpressure import Backpressure
+from sbus.testing import FakePacketTransport
 
 TIMEOUT = 30.0
 ROOM, EMPTY = Until.ROOM, Until.EMPTY
@@ -37,6 +38,7 @@ class Receiver:
         self.clock = clock or Clock()
         self.backpressure = backpressure or Backpressure(self.clock, TIMEOUT)
         self.disconnected_at: float | None = None
+        self.transport: FakePacketTransport | None = None
 
     def block(self, publisher, until):
         self.backpressure.block(publisher, self, until)
@@ -139,6 +141,20 @@ def test_each_packet_that_leaves_starts_the_time_again(receiver):
     assert receiver.disconnected_at is None
     receiver.clock.advance(0.001)
     assert receiver.disconnected_at == 11 * TIMEOUT - 10
+
+
+def test_each_byte_that_is_read_starts_the_time_again(receiver):
+    """Progress is what the receiver reads, long before packets leave its queue."""
+    receiver.transport = FakePacketTransport()
+    receiver.transport.unread = 100_000
+    receiver.block(Publisher(), EMPTY)
+    for _ in range(10):
+        receiver.clock.pump([TIMEOUT / 8] * 4)
+        receiver.transport.unread -= 768
+        receiver.clock.pump([TIMEOUT / 8] * 3)
+    assert receiver.disconnected_at is None
+    receiver.clock.pump([TIMEOUT / 8] * 8)
+    assert receiver.disconnected_at is not None
 
 
 def test_more_publishers_do_not_start_the_time_again(receiver):
@@ -273,11 +289,9 @@ class BackpressureMachine(RuleBasedStateMachine):
         self.publishers = [Publisher() for _ in range(3)]
         self.waits: dict[tuple[Receiver, Publisher], Until] = {}
         self.since: dict[Receiver, float] = {}
-        self.timers: dict[Receiver, float] = {}
 
     def stop(self, receiver):
         self.since.pop(receiver, None)
-        self.timers.pop(receiver, None)
 
     def end(self, receiver):
         self.waits = {pair: until for pair, until in self.waits.items() if pair[0] is not receiver}
@@ -289,7 +303,6 @@ class BackpressureMachine(RuleBasedStateMachine):
         if self.waits.get((receiver, publisher)) is not EMPTY:
             self.waits[receiver, publisher] = until
         self.since.setdefault(receiver, self.clock.seconds())
-        self.timers.setdefault(receiver, self.clock.seconds() + TIMEOUT)
 
     @rule(r=st.integers(0, 1), has_room=st.booleans(), is_empty=st.booleans())
     def drained(self, r, has_room, is_empty):
@@ -326,13 +339,9 @@ class BackpressureMachine(RuleBasedStateMachine):
         self.clock.pump([1.0] * seconds)
         for receiver in self.receivers:
             expected = None
-            while self.timers.get(receiver, float("inf")) <= self.clock.seconds():
-                due = self.since[receiver] + TIMEOUT
-                is_blocking = any(pair[0] is receiver for pair in self.waits)
-                if is_blocking and due > self.timers[receiver]:
-                    self.timers[receiver] = due
-                    continue
-                expected = due if is_blocking else None
+            due = self.since.get(receiver, float("inf")) + TIMEOUT
+            if due <= self.clock.seconds():
+                expected = due if any(pair[0] is receiver for pair in self.waits) else None
                 self.end(receiver)
                 self.stop(receiver)
             assert receiver.disconnected_at == expected
@@ -345,8 +354,8 @@ class BackpressureMachine(RuleBasedStateMachine):
 
     @invariant()
     def one_timer_for_each_receiver_that_blocks(self):
-        assert len(self.clock.getDelayedCalls()) == len(self.timers)
-        assert {receiver for receiver, _ in self.waits} <= set(self.timers)
+        assert len(self.clock.getDelayedCalls()) == len(self.since)
+        assert {receiver for receiver, _ in self.waits} <= set(self.since)
 
     def teardown(self):
         for receiver in self.receivers:

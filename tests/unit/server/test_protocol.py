@@ -475,6 +475,24 @@ def test_a_half_closed_client_still_gets_what_waits():
     assert not stalled.is_connected
 
 
+def test_a_half_closed_client_that_reads_is_not_cut_off():
+    """The time for what is queued runs from the last byte that the client read, not from its end of file."""
+    bus = Bus()
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k")
+    reader.stall()
+    reader.transport.unread = 10_000
+    publisher.send(message("k", b"1"))
+    reader.transport.end()
+    for _ in range(20):
+        bus.clock.pump([5.0] * 5)
+        reader.transport.unread -= 1
+    assert reader.is_connected
+    bus.clock.pump([5.0] * 9)
+    bus.settle()
+    assert not reader.is_connected
+
+
 def test_observers_are_told_and_get_no_secrets():
     """Each event reaches an observer that wants it; secret keys are cut and their payloads withheld."""
     recorder = Recorder()

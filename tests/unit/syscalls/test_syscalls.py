@@ -30,6 +30,7 @@ from sbus.syscalls.sockets import (
     max_sendable,
     overflow_ids,
     peer_credentials,
+    unread_bytes,
 )
 
 
@@ -645,3 +646,19 @@ def test_overflow_ids(monkeypatch, tmp_path):
     assert overflow_ids() == (1234, 65534)
     (tmp_path / "overflowuid").unlink()
     assert overflow_ids() == (65534, 65534)
+
+
+def test_unread_bytes():
+    """The kernel counts what the peer has not read: each packet that it reads makes the count smaller."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert unread_bytes(ours) == 0
+        for _ in range(3):
+            ours.send(b"x" * 100)
+        counts = [unread_bytes(ours)]
+        for _ in range(3):
+            theirs.recv(100)
+            counts.append(unread_bytes(ours))
+        assert counts[0] >= 300
+        assert counts == sorted(set(counts), reverse=True)
+        assert counts[-1] == 0
