@@ -98,7 +98,7 @@ class RouteCache(Generic[S]):
         return receivers
 
     def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
-        """Forget the routes that a new or ended subscription to this pattern may have changed."""
+        """Forget the routes that a changed subscription to this pattern may affect."""
         if not self.routes:
             return
         if secret:
@@ -156,5 +156,5 @@ class RouteCache(Generic[S]):
 
 
 def _is_plain(pattern: bytes, separator: bytes) -> bool:
-    """Return whether a pattern matches exactly one key: the one that is spelled like it."""
+    """Return whether a pattern matches exactly one key: the one with the same bytes."""
     return bool(pattern) and b"*" not in pattern and not pattern.endswith(separator)

@@ -66,7 +66,10 @@ class _Node(Generic[S]):
 
 
 class _Trie(Generic[S]):
-    """Patterns and their subscribers by rules 1 to 4 of matching, with no regard to what is reserved."""
+    """Patterns and their subscribers, by rules 1 to 4 of matching.
+
+    What is reserved is not considered.
+    """
 
     __slots__ = ("_everything", "_nothing", "_root", "_separator")
 
@@ -80,7 +83,10 @@ class _Trie(Generic[S]):
         return not self._everything and not self._nothing and self._root.is_empty()
 
     def _steps(self, pattern: bytes) -> Iterator[tuple[bytes, bool]] | None:
-        """Return the pattern's segments as (text, whether it is a prefix), or None if the pattern matches nothing."""
+        """Return the pattern's segments as tuples (text, whether it is a prefix).
+
+        The result is None if the pattern matches nothing.
+        """
         steps = []
         for part in pattern.split(self._separator):
             literal, star, rest = part.partition(b"*")

@@ -1,4 +1,4 @@
-"""One place in the reactor for all SEQPACKET sockets: an epoll set that the reactor watches as one descriptor.
+"""One epoll set for all SEQPACKET sockets; the reactor watches one descriptor.
 
 Theory of operation
 -------------------
@@ -114,7 +114,10 @@ class Multiplexer:
         return reactor
 
     def reader(self, max_packet: int) -> PacketReader:
-        """Return the buffers for packets of up to `max_packet` bytes, which all sockets of the multiplexer share."""
+        """Return the shared buffers for packets of up to `max_packet` bytes.
+
+        All sockets of the multiplexer use them.
+        """
         reader = self._readers.get(max_packet)
         if reader is None:
             reader = self._readers[max_packet] = PacketReader(max_packet, batch_size(max_packet))
@@ -157,7 +160,7 @@ class Multiplexer:
             self._readers.clear()
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
-        """Call when the events in hand are dealt with: for what must not happen in the middle of a batch."""
+        """Call once the current events are handled, not in the middle of a batch."""
         if not self._deferred and not self._dispatching:
             self.reactor.callLater(0, self._run_deferred)
         self._deferred.append((call, args))
@@ -171,7 +174,10 @@ class Multiplexer:
                 self._log.failure("A call put off by the multiplexer failed")
 
     def doRead(self) -> None:
-        """Serve the ready sockets, in as many passes as they need and may have (`IReadDescriptor`)."""
+        """Serve the ready sockets, in as many passes as they need and may have.
+
+        This is `IReadDescriptor`.
+        """
         for self.pass_number in _PASSES:
             self.has_read = False
             self._dispatch()

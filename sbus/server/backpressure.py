@@ -1,4 +1,4 @@
-"""Back-pressure: which receivers block which publishers, and for how long they may.
+"""Back-pressure: which receivers block which publishers, and for how long.
 
 .. rubric:: Theory of operation
 
@@ -88,7 +88,10 @@ class Backpressure:
         self._blocked: dict[_Publisher, set[_Receiver]] = {}
 
     def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
-        """Block a publisher until the receiver's queue has room or is empty; *empty* outlasts *room*."""
+        """Block a publisher until the receiver's queue has room or is empty.
+
+        *Empty* outlasts *room*.
+        """
         blocking = self._blocking.get(receiver)
         if blocking is None:
             blocking = self._blocking[receiver] = _Blocking(self._clock.seconds())
@@ -103,7 +106,10 @@ class Backpressure:
             receivers.add(receiver)
 
     def drained(self, receiver: _Receiver, has_room: bool, is_empty: bool) -> None:
-        """Packets have left the queue of a receiver; unblock the publishers that waited for this state."""
+        """Unblock the publishers that waited for this state of a receiver's queue.
+
+        Packets have just left that queue.
+        """
         blocking = self._blocking.get(receiver)
         if blocking is None:
             return
@@ -122,7 +128,10 @@ class Backpressure:
             self._resume(receiver, blocking.until)
 
     def reconsider(self, receiver: _Receiver) -> None:
-        """Unblock all publishers of a receiver that has chosen other strategies; the time-out goes on."""
+        """Unblock all publishers of a receiver that has chosen other strategies.
+
+        Its time-out continues.
+        """
         blocking = self._blocking.get(receiver)
         if blocking is not None:
             self._unblock(receiver, list(blocking.until))

@@ -1,4 +1,4 @@
-"""The components that can be replaced, found by name: built-in ones and those of plugins."""
+"""The replaceable components, found by name: built-in ones and those of plugins."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _orders() -> dict[bytes, IQueueOrder]:
 
 @dataclass(frozen=True, slots=True)
 class FloodControls:
-    """The strategies and orders that clients of one bus can choose, by their control messages."""
+    """The strategies and orders that a bus offers, by their control messages."""
 
     soft: dict[bytes, ISoftStrategy] = field(default_factory=_soft)
     hard: dict[bytes, IHardStrategy] = field(default_factory=_hard)
@@ -83,7 +83,10 @@ class FloodControls:
         )
 
     def apply(self, settings: ClientSettings, key: bytes) -> ClientSettings | None:
-        """Return a client's settings after a control message, or None if it names no strategy or order."""
+        """Return a client's settings after a control message.
+
+        The result is None if the message names no strategy or order.
+        """
         if key in self.soft:
             return replace(settings, soft=self.soft[key])
         if key in self.hard:

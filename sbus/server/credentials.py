@@ -1,4 +1,7 @@
-"""The built-in credentials policies, which go by the credentials that the kernel reports (``SO_PEERCRED``, unix(7))."""
+"""The built-in credentials policies.
+
+They use the credentials that the kernel reports (``SO_PEERCRED``, unix(7)).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class AccessSettings:
 
 @implementer(ICredentials)
 class KernelCredentials:
-    """Decides by the credentials that the kernel reports for a peer (protocol: "Secret keys", "Flood control").
+    """Decides by the peer credentials.
+
+    Protocol: "Secret keys", "Flood control".
 
     IDs that many processes share prove nothing: PID 0 and the overflow IDs, as containers show them. A client with
     one of these gets no secrets.
@@ -69,7 +74,10 @@ class KernelCredentials:
 
 @implementer(ICredentialsPolicy)
 class KernelPolicy:
-    """Admits every user that may write to the socket's path; on an abstract address, the server's user and root."""
+    """Admits every user that may write to the socket's path.
+
+    On an abstract address it admits the server's user and root.
+    """
 
     name = "kernel"
     description = "go by the kernel's word on the peer and by --allow-user (the default)"

@@ -1,4 +1,4 @@
-"""Addresses of a bus: what a user writes, what it means to the kernel, and connecting to one.
+"""Addresses of a bus: parse them, write them, and connect to them.
 
 Theory of operation
 -------------------
@@ -68,7 +68,9 @@ class Address:
 
 
 def default_address(environ: os._Environ[str] | dict[str, str] = os.environ, uid: int | None = None) -> str:
-    """Return the default address: ``/run/sbus.sock`` for root, else ``sbus.sock`` in ``$XDG_RUNTIME_DIR``.
+    """Return the default address.
+
+    It is ``/run/sbus.sock`` for root, else ``sbus.sock`` in ``$XDG_RUNTIME_DIR``.
 
     :raises AddressError: if ``XDG_RUNTIME_DIR`` is not set.
     """
@@ -120,7 +122,7 @@ def _abstract(name: bytes) -> Address:
 
 
 def connectable_text(address: Address) -> str:
-    """Return the address as a child process, in any working directory, writes it to connect.
+    """Return the address as a child process in any working directory must write it.
 
     :param address: where a server listens; an inherited one must be resolved, so that its name is known.
     :raises AddressError: if there is no way to write its name.

@@ -1,4 +1,4 @@
-"""Sockets that listen on an address of a bus: on a path, an abstract name or an inherited descriptor.
+"""Sockets that listen on a path, an abstract name or an inherited descriptor.
 
 Theory of operation
 -------------------
@@ -59,7 +59,10 @@ class ListeningSocket:
     inode: tuple[int, int] | None = None
 
     def close(self) -> None:
-        """Stop listening, and remove the path unless another server has replaced it. A second call does nothing."""
+        """Stop listening, and remove the path unless another server has replaced it.
+
+        A second call does nothing.
+        """
         if self.path is not None:
             with contextlib.suppress(OSError):
                 found = os.lstat(self.path)
@@ -173,7 +176,7 @@ def _directory_lock(directory: bytes) -> Iterator[None]:
 
 
 def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
-    """Raise `ListenError` unless the path is a socket without a server, and can be replaced."""
+    """Raise `ListenError` unless the path is a replaceable socket without a server."""
     text = address.text
     found = os.lstat(address.name)
     if replace_empty and stat.S_ISREG(found.st_mode) and not found.st_size:
@@ -201,7 +204,9 @@ def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
 
 
 def inherited_name(address: Address) -> bytes:
-    """Return the name that an inherited socket is bound to; an abstract one begins with a NUL.
+    """Return the name that an inherited socket is bound to.
+
+    An abstract name begins with a NUL.
 
     :raises ListenError: if it is not a Unix-domain SEQPACKET socket.
     """
@@ -214,7 +219,9 @@ def inherited_name(address: Address) -> bytes:
 
 
 def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> ListeningSocket:
-    """Listen on an inherited socket; its path, mode and removal stay with the process that made it.
+    """Listen on an inherited socket.
+
+    Its path, mode and removal stay with the process that made it.
 
     :raises ListenError: if it is not a Unix-domain SEQPACKET socket, or is not bound.
     """
@@ -237,7 +244,10 @@ def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> ListeningSocket:
 
 
 def _inherited(address: Address) -> socket.socket:
-    """Return the socket that was passed to this process; the caller detaches it to keep the descriptor open."""
+    """Return the socket that was passed to this process.
+
+    The caller detaches it to keep the descriptor open.
+    """
     assert address.descriptor is not None
     try:
         sock = socket.socket(fileno=address.descriptor)
