@@ -29,7 +29,7 @@ __all__ = ["PROGRAMS", "SIZE", "Program"]
 SIZE = 64
 """Bytes in a payload; the words that are none are shorter."""
 BATCH = 512
-"""Messages between two looks at the clock, and in a batch for those who publish many at once."""
+"""Messages between two readings of the clock, and in a batch where a program publishes many at once."""
 KEY = "bench/clients"
 PAYLOAD = bytes(SIZE)
 PROBE, START, OVER = b"probe", b"start", b"over"

@@ -164,14 +164,14 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
         reader.settle()
         before = reader.cpu(), bus.cpu()
         words = [str(address), str(arguments.rate), str(arguments.seconds), str(arguments.size)]
-        told = subprocess.run(
+        publisher = subprocess.run(
             [sys.executable, __file__, "--publish", *words],
             capture_output=True,
             text=True,
             check=True,
             timeout=arguments.seconds + _PATIENCE,
         )
-        published, seconds = (float(word) for word in told.stdout.split())
+        published, seconds = (float(word) for word in publisher.stdout.split())
         reader.settle()
         costs = [(process.cpu() - b) / published * 1e6 for process, b in zip((reader, bus), before, strict=True)]
         memory = reader.memory()

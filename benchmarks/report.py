@@ -249,7 +249,7 @@ def _load(results: Results) -> Iterator[Table]:
     )
 
 
-# --- who is ahead ---------------------------------------------------------------------------------
+# --- which bus is ahead ---------------------------------------------------------------------------------
 
 
 def ahead(results: Results) -> Iterator[Table]:
@@ -353,7 +353,7 @@ def fragments(results: Results, folder: Path) -> list[Table]:
 
 
 def describe(record: dict[str, Any]) -> str:
-    """A run in one line, for who watches."""
+    """Describe a run in one line, for the terminal."""
     figures = ("per_second", "cpu_us", "p50_us", "p99_us", "rss_kb", "start_seconds")
     shown = record.get("error") or " ".join(f"{name}={record[name]}" for name in figures if name in record)
     return f"{record['round'] + 1:2} {record['case']:22} {record['server']:12} {shown}"

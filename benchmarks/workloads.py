@@ -143,7 +143,7 @@ def _matrix() -> Iterator[Workload]:
 
 
 MATRIX = tuple(_matrix())
-"""Who publishes to whom: each unbatched (a system call for each message) and pipelined (one for 64)."""
+"""The workloads, each unbatched (a system call for each message) and pipelined (one for 64)."""
 
 
 def _series(name: str, setting: str, values: tuple[int, ...], rounds: int = 1000, **settings: Any) -> tuple[Case, ...]:

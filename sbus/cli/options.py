@@ -90,7 +90,7 @@ def connection_options(command: F) -> F:
             metavar="BYTES",
             expose_value=False,
             callback=_store,
-            help=f"Longest packet; use the server's setting.  [default: {DEFAULT_MAX_PACKET}]",
+            help=f"Longest packet, as set on the server.  [default: {DEFAULT_MAX_PACKET}]",
         ),
     )
     for option in reversed(options):

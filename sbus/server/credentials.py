@@ -80,7 +80,7 @@ class KernelPolicy:
     """
 
     name = "kernel"
-    description = "go by the kernel's word on the peer and by --allow-user (the default)"
+    description = "checks the peer credentials from the kernel, and --allow-user (the default)"
 
     def make(self, settings: AccessSettings) -> KernelCredentials:
         allowed = settings.allowed_users
@@ -94,7 +94,7 @@ class OwnUserPolicy:
     """Admits only the server's own user, whatever the socket's mode is."""
 
     name = "own-user"
-    description = "as kernel, but nobody connects except the server's own user"
+    description = "like kernel, but only the server's own user may connect"
 
     def make(self, settings: AccessSettings) -> KernelCredentials:
         return KernelCredentials(settings, frozenset())

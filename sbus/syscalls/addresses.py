@@ -108,7 +108,9 @@ def parse(text: str) -> Address:
         return Address(text, descriptor=int(match[1]))
     name = os.fsencode(text)
     if not name or b"\0" in name:
-        raise AddressError("an address must not be empty or hold a NUL: give a path, or @name for an abstract address")
+        raise AddressError(
+            "an address must not be empty or contain a NUL: give a path, or @name for an abstract address"
+        )
     if len(name) >= _SUN_PATH:
         raise AddressError(f"{text}: the path has {len(name)} bytes, but a socket's has at most {_SUN_PATH - 1}")
     return Address(text, name)
@@ -134,7 +136,9 @@ def connectable_text(address: Address) -> str:
     if name and b"\0" not in name:
         return "@" + os.fsdecode(name)
     if len(address.name) != _SUN_PATH:
-        raise AddressError(f"{address.text}: one cannot write the name that it is bound to: bind it to another")
+        raise AddressError(
+            f"{address.text}: it is bound to a name that cannot be written as an address: bind it to another"
+        )
     return _abstract(address.name).text
 
 

@@ -272,7 +272,7 @@ def _remedy(address: Address, error: OSError) -> str:
         errno.EADDRINUSE: "another server is running there: stop that one, or choose another --socket",
         errno.ENOENT: f"make the directory {directory} first, or choose another --socket",
         errno.ENOTDIR: f"{directory} is not a directory: choose another --socket",
-        errno.EACCES: f"you may not make a socket in {directory}: choose another --socket, or start as a user who may",
+        errno.EACCES: f"you may not make a socket in {directory}: choose another --socket, or start as another user",
         errno.EPERM: "only a member of the group (or root) may give it the socket: choose another --group or user",
         errno.EROFS: f"{directory} is read-only: choose another --socket",
         errno.ENOSPC: f"the file system of {directory} is full: make room, or choose another --socket",

@@ -62,7 +62,7 @@ class TestBytes:
         assert subscriber.receive(len(packets)) == packets
 
     def test_publisher_hears_itself(self, shared):
-        """Who is subscribed to what it publishes gets it back."""
+        """A client that is subscribed to a message of its own receives it."""
         client = shared.client(b"self")
         packet = client.msg(b"self", b"hello")
         assert client.sync() == [packet]
@@ -83,7 +83,7 @@ class TestBytes:
 
 
 class TestMatching:
-    """Who gets a message."""
+    """The receivers of a message."""
 
     @pytest.mark.parametrize(
         ("pattern", "hits", "misses"),
@@ -185,7 +185,7 @@ class TestCompleteness:
         assert subscriber.receive(20) == packets
 
     def test_subscribe_then_publish_at_once(self, lease):
-        """Who subscribes and publishes in one breath, before it was accepted, gets its message."""
+        """A client that subscribes and publishes before the server has accepted it receives its message."""
         started = lease()
         started.kill(signal.SIGSTOP)
         client = Client(started.address)
@@ -345,11 +345,11 @@ class TestControl:
 
 
 class TestReactors:
-    """Whatever reactor twistd is told to use."""
+    """Every reactor that twistd can use."""
 
     @pytest.mark.parametrize("reactor", ["epoll", "poll", "select", "asyncio"])
     def test_delivery(self, bus, reactor):
-        """The bus delivers, loses nothing of a client that closes at once, and notices who leaves."""
+        """The bus delivers, loses no message of a client that closes at once, and notices when clients leave."""
         started = bus("--auto-close", flags=["-n", "--pidfile=", f"--reactor={reactor}"])
         subscriber = started.client(b"reactor/*")
         packets = numbered(b"reactor/any", 3000)

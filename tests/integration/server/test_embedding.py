@@ -146,7 +146,7 @@ def connect(path):
     return sock
 
 def talk(path, stay):
-    "Subscribe, publish, receive; whoever is to stay stays connected, subscribed, and does not read."
+    "Subscribe, publish, receive; a client that is to stay keeps its subscription, and does not read."
     one, two = connect(path), connect(path)
     two.send(b"SUB talk"); two.send(b"CMSG !/cred/whoami"); two.recv(1000)
     for n in range(10):
@@ -179,7 +179,7 @@ CYCLES = (
     TALKING
     + """
 async def count():
-    await task.deferLater(reactor, 0)  # the call that told of the end is over, and what it holds
+    await task.deferLater(reactor, 0)  # the call that reported the end is over, and what it holds
     gc.collect()
     kinds = ("BusService", "BusFactory", "SubscriptionRegistry", "BusProtocol", "SendQueue", "Backpressure",
              "PacketTransport", "PacketPort", "PatternIndex", "RouteCache")

@@ -137,7 +137,7 @@ class TestSoft:
         assert started.dropped() == 0
 
     def test_block_holds_nobody_else(self, lease):
-        """Who publishes elsewhere is not held back, nor is anybody kept from receiving; the publisher neither."""
+        """Other publishers are not blocked, and all clients still receive, the blocked publisher included."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -198,7 +198,7 @@ class TestSoft:
         assert publisher.recv().startswith(WHOAMI)
 
     def test_block_then_leave(self, lease):
-        """When the reader leaves, who was held back goes on."""
+        """When the reader leaves, the publisher that it blocked continues."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -495,7 +495,7 @@ def first_difference(one: list[bytes], other: list[bytes]) -> int:
 
 
 class TestTimeout:
-    """Who holds others back and takes nothing for the whole block time-out is disconnected."""
+    """A client that blocks others and reads nothing for the whole block time-out is disconnected."""
 
     @pytest.mark.parametrize("mode", [b"blocking/soft/block", b"blocking/hard/block"])
     def test_reader_that_does_not_read(self, lease, mode):
@@ -691,7 +691,7 @@ class TestAllQueuesTogether:
     """--total-queue-bytes, and the fair share of it."""
 
     def test_hog_is_limited(self, lease):
-        """At the limit of all queues, who holds more than a fair share loses messages, and who holds less does not."""
+        """At the total limit, only clients whose queues exceed a fair share lose messages."""
         started = lease(SMALL, "--total-queue-bytes=100000")
         held = kernel_holds(started, 500)
         hog, modest = started.client(b"hog"), started.client(b"modest")
@@ -754,7 +754,7 @@ class TestManyStalledReaders:
     """Bystanders of a bus where nearly everybody stalls."""
 
     def test_every_mode_at_once(self, lease):
-        """One reader of each mode stalls; who reads gets everything, and the discarding ones hold nobody up."""
+        """One reader of each mode stalls; the others get everything, and discarding readers delay no client."""
         started = lease(SMALL, "--queue-messages=20", SHORTLY)
         modes = [
             (soft, hard, order)

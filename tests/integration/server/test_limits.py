@@ -156,7 +156,7 @@ class TestDescriptors:
         resource.prlimit(bus.pid, resource.RLIMIT_NOFILE, (max(bus.descriptors()) + 1 + spare, most))
 
     def test_turned_away(self, bus):
-        """Who cannot be served learns that at once; clients that are there go on, and nothing spins."""
+        """A client that cannot be served is refused at once; connected clients continue, and nothing spins."""
         started = bus()
         one, two = started.client(b"talk"), started.client(b"talk")
         self.starve(started, 2)
@@ -204,7 +204,7 @@ class TestDescriptors:
         assert not (directory / "bus").exists()
 
     def test_room_comes_back(self, bus):
-        """When there are descriptors again, clients are served again; who has given up meanwhile is no trouble."""
+        """Once descriptors are free again, the bus serves new clients; those that gave up meanwhile do no harm."""
         started = bus()
         client = started.client(b"talk")
         self.starve(started, 0)

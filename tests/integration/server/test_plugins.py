@@ -242,7 +242,7 @@ class TestStrategies:
 
     @pytest.mark.parametrize("mode", [b"blocking/soft/broken", b"blocking/hard/broken"])
     def test_broken(self, bus, plugins, mode):
-        """A plugin that raises an exception costs whoever chose it the connection, and nobody else anything."""
+        """A plugin that raises an exception disconnects the client that chose it, and affects no other."""
         started = bus(SMALL, "--queue-messages=20", env=plugins())
         before, reader, after = (started.client(b"flood") for _ in range(3))
         reader.cmsg(mode)

@@ -138,7 +138,7 @@ def test_truncated_packet(started):
 
 
 def test_no_descriptors_left(bus):
-    """A server that has run out of descriptors waits for better times; it does not spin, and serves who is there."""
+    """A server without free descriptors waits for one; it does not spin, and serves the connected clients."""
     started = bus()
     one, other = started.client(b"talk"), started.client(b"talk")
     most = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)[1]
@@ -163,7 +163,7 @@ def test_socket_file(bus, directory):
 
 @pytest.mark.parametrize("mode", [b"blocking/soft/queue", b"blocking/soft/error"])
 def test_bundle_that_is_read_with_the_question_for_bundles(lease, mode):
-    """It is no way past flood control: of what comes behind it, as much waits as may, and who chose so is told."""
+    """Such a bundle does not evade flood control: packets wait up to the limits, or the reader is disconnected."""
     started = lease("--queue-messages=100", "--queue-bytes=100000")
     reader, publisher = started.client(b"k"), started.client()
     reader.cmsg(mode)

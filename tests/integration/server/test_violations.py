@@ -1,4 +1,4 @@
-"""Who breaks the protocol is disconnected, or ignored; the log says who and why; nobody else is touched."""
+"""A client that breaks the protocol is disconnected or ignored, with a log line; no other is affected."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def early(module_bus):
 
 
 class TestReaction:
-    """What happens to who sends such a packet."""
+    """The fate of a client that sends such a packet."""
 
     @pytest.mark.parametrize(("packet", "why"), BAD_PACKETS, ids=[repr(packet) for packet, _ in BAD_PACKETS])
     def test_disconnected(self, shared, packet, why):
-        """The client is disconnected; the log says who and why; the others, of the same process, are not touched."""
+        """The client is disconnected, the log names it and the reason, and others of its process are unaffected."""
         bystander = shared.client(b"", b"key")
         client = shared.client(b"key", user=SAME_USER)
         client.send(packet)
@@ -129,7 +129,7 @@ class TestReaction:
 
 
 class TestEmptyPacket:
-    """A packet of no bytes cannot be told from end-of-file."""
+    """An empty packet is indistinguishable from end-of-file."""
 
     def test_ends_the_connection(self, shared):
         """It ends the connection: what was sent before it counts, what is sent behind it does not."""
@@ -303,7 +303,7 @@ class TestLog:
         assert not re.search("#warn.* client ", started.log)
 
     def test_drops_in_sums(self, bus):
-        """Drops are logged with who lost what: the first at once, the others in sums, however many there are."""
+        """Drops are logged with the client and the number: the first at once, later ones in sums."""
         started = bus("--max-packet=1024", "--queue-messages=10")
         reader = started.client(b"flood", user=SAME_USER)
         publisher = started.client()

@@ -202,7 +202,7 @@ def test_settings_are_remembered_the_newest_of_each_kind() -> None:
     assert core.resync_packets().index(b"CMSG order/stack") < core.resync_packets().index(b"CMSG order/random")
     core.control("order/queue")
     assert [packet for packet in core.resync_packets() if b"order" in packet] == [b"CMSG order/queue"]
-    with pytest.raises(InvalidKey, match="holds a NUL"):
+    with pytest.raises(InvalidKey, match="contains a NUL"):
         core.control("echo/\0")
 
 
