@@ -1,8 +1,8 @@
 """Publishers and receivers in Python, written as their libraries' documentation recommends.
 
 ``python client_programs.py NAME publish|receive ADDRESS SECONDS`` is one of the two ends. A publisher sends probes
-until a line comes on its input, as only the first message proves that a receiver is known everywhere; then ``start``,
-messages for so many seconds, and ``over``. Each end prints what it has counted, and the CPU time that this took.
+until its input has a line, because only a received message proves that the subscription is in force; then it sends
+``start``, messages for the given number of seconds, and ``over``. Each end prints its counts and its CPU time.
 """
 
 from __future__ import annotations

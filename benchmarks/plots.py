@@ -166,7 +166,7 @@ def _latency(results: Results, pyplot: Any) -> Any:
         axis.set_title(f"{title}, µs")
         axis.grid(alpha=0.3)
     lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
-    whole.supxlabel("so many took no longer", fontsize=9)
+    whole.supxlabel("share of round trips that took no longer", fontsize=9)
     whole.tight_layout()
     whole.legend(lines.values(), lines.keys(), frameon=False, loc="center left", bbox_to_anchor=(1, 0.55))
     return whole

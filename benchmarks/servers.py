@@ -1,6 +1,6 @@
 """The measured servers: how to build, start and stop each, and its load generator.
 
-Limits are lifted so far that nobody drops a message: a server that drops is fast, and a loss voids a run. What each
+Limits are raised until no server drops a message: a server that drops is fast, and a loss voids a run. What each
 does by default is in the comments.
 """
 

@@ -72,8 +72,8 @@ class Case:
     """One kind of run.
 
     :ivar settings: for the generator; ``seconds``, ``limit`` and ``server`` are added.
-    :ivar stretch: it publishes so many times longer than others.
-    :ivar rounds: it is measured in so many rounds at most.
+    :ivar stretch: the factor by which it publishes longer than others.
+    :ivar rounds: the largest number of rounds in which it is measured.
     :ivar large: settings that a quick run makes smaller.
     """
 

@@ -1,4 +1,4 @@
-"""The options that say which bus to use, and the `Target` that they describe."""
+"""The options that select the bus, and the `Target` that they describe."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class IPacketTransport(Interface):
         """
 
     def stop_bundling() -> None:
-        """Neither take nor send bundles from now on."""
+        """Accept and send no more bundles."""
 
     def pauseProducing() -> None:
         """Stop reading."""

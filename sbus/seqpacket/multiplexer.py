@@ -20,13 +20,13 @@ Invariants:
 * *No deferred call runs while events are handled* (`call_soon`). Closing, resuming and flushing what was written
   outside a batch are deferred, so no protocol loses a connection while it iterates over receivers.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
-* *Nothing is left behind.* Without sockets the multiplexer is neither in the reactor nor has it an epoll set; the
+* *Nothing is left behind.* Without sockets the multiplexer has no epoll set and no place in the reactor; the
   table of multiplexers holds reactors weakly.
 
 The second pass replaced a second read of the same socket: it finds other clients' packets as well, and costs less than
 a turn of the reactor. Tried and given up: to wait for the next message before the reactor's turn, which needs a wait
 for two epoll sets, one within the other; and to keep the reactor's epoll set within this one, which saves 1 µs of 17
-for a lone message and needs what Twisted keeps private.
+for a lone message and needs private parts of Twisted.
 """
 
 from __future__ import annotations

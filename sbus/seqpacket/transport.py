@@ -445,7 +445,7 @@ class PacketTransport(Connection):
         return self._bundle_limit
 
     def stop_bundling(self) -> None:
-        """Neither take nor send bundles from now on."""
+        """Accept and send no more bundles."""
         self._bundle_limit = self._send_bundle_limit = 0
 
     def _send_bundled(self, taken: list[bytes]) -> int | None:

@@ -8,8 +8,8 @@ back-pressure there is; the protocol has no message for it, and the publisher ne
 
 One object owns the matter for a whole bus, in both directions: the publishers that a receiver blocks, each until the
 receiver's queue is empty or until it has room, and the receivers that block a publisher. A publisher is paused when the
-first receiver blocks it, and resumed when the last one unblocks it. Nothing is kept for clients that neither
-block nor are blocked.
+first receiver blocks it, and resumed when the last one unblocks it. Clients that do not block and are
+not blocked take no memory here.
 
 The way from a full socket to a publisher that is read again, call by call:
 

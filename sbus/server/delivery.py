@@ -209,7 +209,7 @@ class Delivery:
                 self._act(receiver, outcome, publisher)
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
-        """Give a run to a receiver that has no queue of ours."""
+        """Hand a run to a receiver without a `SendQueue`."""
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
             if outcome is not None:

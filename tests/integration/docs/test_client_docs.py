@@ -86,7 +86,7 @@ def test_what_is_described_is_there() -> None:
 def test_members_of_the_fixture() -> None:
     """The page on testing describes each public member of the fixture."""
     text = page("testing.rst")
-    table = text[text.index("* - Member") : text.index("Options of")]
+    table = text[text.index("* - Member") : text.index("Write options of")]
     described = set(re.findall(r"``([a-z_]+)", table))
     assert described == {name for name in dir(RunningBus) if not name.startswith("_")} | {"address"}
 
@@ -203,7 +203,7 @@ def test_safe(bus: StartBus, start: Start) -> None:
     assert output("cookbook/safe.py", "get", address, me) == "\n"
     assert output("cookbook/safe.py", "put", address, me, "my secret") == "kept\n"
     assert output("cookbook/safe.py", "get", address, me) == "my secret\n"
-    assert run("cookbook/safe.py", "get", address, me + 1).stderr == "somebody else pretends to be the safe\n"
+    assert run("cookbook/safe.py", "get", address, me + 1).stderr == "another program pretends to be the safe\n"
 
 
 def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -> None:

@@ -29,7 +29,7 @@ def bundling(bus, *patterns: bytes) -> Client:
 
 
 def messages(client: Client, count: int) -> list[bytes]:
-    """So many packets, however they travel."""
+    """Receive this number of packets, bundled or not."""
     packets: list[bytes] = []
     while len(packets) < count:
         packets += _unbundle([client.recv()])
@@ -98,7 +98,7 @@ def test_a_bundle_may_follow_the_question_at_once(shared):
 
 
 def test_a_bundle_from_who_has_not_asked_is_a_violation(shared):
-    """None of it takes effect, and nobody else is hurt."""
+    """No packet in it takes effect, and no other client is affected."""
     reader, bad = shared.client(b"k"), shared.client()
     bad.send(bundle(b"MSG k\x001"))
     assert bad.has_ended()

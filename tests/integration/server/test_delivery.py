@@ -149,7 +149,7 @@ class TestMatching:
         assert client.sync() == expected
 
     def test_subscriptions_end_with_the_client(self, shared):
-        """Nobody else gets, or loses, a message because a subscriber has left."""
+        """When a subscriber leaves, no other client gets or loses a message."""
         stays = shared.client(b"leave/*")
         with shared.client(b"leave/*"), shared.client(b"leave/1"):
             pass
@@ -263,7 +263,7 @@ class TestCompleteness:
         assert client.rest() == packets
 
     def test_deaf_client_still_publishes(self, lease):
-        """A client that receives no more (shutdown) may still publish, and costs nobody anything."""
+        """A client that receives no more (shutdown) may still publish, and does not affect others."""
         started = lease()
         subscriber = started.client(b"deaf/*")
         deaf = started.client(b"deaf/*")
@@ -298,7 +298,7 @@ class TestControl:
         assert subscriber.sync() == []
 
     def test_echo(self, shared):
-        """echo/off keeps a client's own messages from it, and from nobody else; echo/on brings them back."""
+        """echo/off keeps a client's own messages from that client alone; echo/on brings them back."""
         other = shared.client(b"echo")
         client = shared.client(b"echo", b"ech*")
         expected = [client.msg(b"echo", b"1")]
@@ -316,7 +316,7 @@ class TestControl:
         assert other.sync() == [loud]
 
     def test_echo_off_reaches_all_others(self, shared):
-        """Everybody else gets what a client with echo/off publishes, in order, each time."""
+        """All other clients get what a client with echo/off publishes, in order, each time."""
         others = [shared.client(b"silent/*") for _ in range(3)]
         client = shared.client(b"silent/*")
         client.cmsg(b"echo/off")
@@ -381,7 +381,7 @@ class TestStopped:
         assert goes_on(started)
 
     def test_stopped_subscriber(self, lease):
-        """A subscriber that is stopped misses nothing, and nobody else waits for it."""
+        """A stopped subscriber misses nothing, and no other client waits for it."""
         started = lease("--max-packet=1024")
         count = 5000
         program = (
@@ -436,7 +436,7 @@ class TestDescriptors:
 
 
 class TestFairness:
-    """Nobody starves."""
+    """No client starves."""
 
     def test_busy_publisher(self, bus):
         """While one client publishes as fast as it can, others are served all the time."""

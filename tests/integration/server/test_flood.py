@@ -88,7 +88,7 @@ class TestSoft:
         assert started.dropped() == 1000 - len(got)
 
     def test_error(self, lease):
-        """blocking/soft/error disconnects the client as soon as its socket is full, and nobody else."""
+        """blocking/soft/error disconnects the client, and no other, as soon as its socket is full."""
         started = lease(SMALL)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/error")
@@ -285,7 +285,7 @@ class TestHard:
         assert reader.sync() == packets[: held + 20]
 
     def test_error(self, lease):
-        """blocking/hard/error disconnects the client whose queue is full, and nobody else."""
+        """blocking/hard/error disconnects the client whose queue is full, and no other."""
         started = lease(SMALL, "--queue-messages=100")
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/hard/error")
@@ -555,7 +555,7 @@ class TestTimeout:
         assert goes_on(started)
 
     def test_ring(self, lease):
-        """Nor do three in a ring, with hard/block."""
+        """Three clients that block each other in a ring, with hard/block, do not stand still either."""
         started = lease(SMALL, SHORTLY, "--queue-messages=10")
         ring = [started.client(b"ring/%d" % n) for n in range(3)]
         for client in ring:
@@ -607,7 +607,7 @@ def ends(client: Client) -> bool:
 
 
 class TestUsers:
-    """On a bus of several users nobody stops another user."""
+    """On a bus of several users no user stops another."""
 
     def publish(self, bus: Bus, publisher: Client, count: int = 500) -> None:
         for packet in numbered(b"flood", count):
@@ -751,7 +751,7 @@ class TestAllQueuesTogether:
 
 
 class TestManyStalledReaders:
-    """Bystanders of a bus where nearly everybody stalls."""
+    """Bystanders on a bus where nearly all clients stall."""
 
     def test_every_mode_at_once(self, lease):
         """One reader of each mode stalls; the others get everything, and discarding readers delay no client."""

@@ -118,7 +118,7 @@ class TestMemory:
     """What the server keeps is bounded."""
 
     def test_distinct_keys(self, bus):
-        """A flood of keys that never come again costs no lasting memory, and slows nobody else down."""
+        """A flood of keys that never repeat takes no lasting memory, and slows no other client down."""
         started = bus()
         client, listener = started.client(), started.client(b"keys/*/last")
         for n in range(20_000):
@@ -151,7 +151,7 @@ class TestDescriptors:
     """The process has no descriptors left (EMFILE)."""
 
     def starve(self, bus, spare: int) -> None:
-        """Leave the server so many descriptors."""
+        """Leave the server this number of free descriptors."""
         most = resource.prlimit(bus.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(bus.pid, resource.RLIMIT_NOFILE, (max(bus.descriptors()) + 1 + spare, most))
 
@@ -180,7 +180,7 @@ class TestDescriptors:
             return False
 
     def test_none_at_all(self, bus):
-        """Not even with nobody waiting does it spin, and the log is not flooded."""
+        """Without a waiting client it does not spin either, and the log is not flooded."""
         started = bus()
         client = started.client(b"talk")
         self.starve(started, 0)

@@ -80,7 +80,7 @@ def test_whose_credentials(bus):
 
 
 def test_stalled_reader(started):
-    """One reader that does not read freezes nobody: neither publishers nor readers of the same messages."""
+    """A reader that does not read freezes no publisher, and no other reader of the same messages."""
     stalled = started.client(b"news/*")
     reader = started.client(b"news/*")
     publisher = started.client()

@@ -68,7 +68,7 @@ REFUSED_PATTERNS = [
     b"!/cred////!/cred/1/2/3",
     b"!/cred////a/!/b",
 ]
-"""Patterns that nobody may subscribe to (``%d``: here come the subscriber's gid, uid and pid, in this order)."""
+"""Patterns that no client may subscribe to (``%d``: the subscriber's gid, uid and pid, in this order)."""
 
 
 def filled_in(pattern, client):
@@ -193,7 +193,7 @@ class TestChains:
         assert everything.sync() == [b"MSG %b/!/cred/1/2/3/inbox\0" % everything.credentials]
 
     def test_outer_credentials_decide(self, bus):
-        """Own credentials in the inner place give nobody a claim to somebody else's outer ones."""
+        """A client's own credentials in the inner place give it no access to another client's outer ones."""
         started = bus("--on-violation=ignore")
         victim = started.client(b"!/cred////", user=SAME_USER)
         spy = started.client(user=SAME_USER)
@@ -211,7 +211,7 @@ class TestChains:
 
 
 class TestSpies:
-    """Nobody sees a secret that is not theirs."""
+    """No client receives another client's secret."""
 
     def secrets(self, victim, publisher):
         """Publish secrets to a victim, of every shape; returns how many there are."""
@@ -306,7 +306,7 @@ class TestSpies:
         assert member.sync() == [packet]
 
     def test_routes_are_not_mixed_up(self, shared):
-        """A key that was looked up for one subscriber is looked up anew when another comes or leaves."""
+        """A key that was looked up is looked up again after another client subscribes or leaves."""
         publisher = shared.client()
         first = shared.client(user=SAME_USER)
         key = b"!/cred//%d//routes" % first.uid
@@ -385,7 +385,7 @@ class TestPublishers:
         ids=repr,
     )
     def test_malformed_key(self, shared, key):
-        """To publish to a reserved key that is no secret key is a violation, and reaches nobody."""
+        """Publishing to a reserved key that is not secret is a violation, and reaches no client."""
         with shared.client(b"", b"*/", b"!/cred////") as listener, shared.client() as client:
             client.msg(key, b"x")
             assert client.has_ended()

@@ -115,7 +115,7 @@ class TestReaction:
         assert subscriber.sync() == [b"MSG batch/%d\0" % n for n in range(50)]
 
     def test_subscriptions_go(self, shared):
-        """Messages go on to everybody else when a subscriber is disconnected for a violation."""
+        """When a subscriber is disconnected for a violation, all others still get messages."""
         others = [shared.client(b"crowd/*") for _ in range(3)]
         client = shared.client(b"crowd/*", b"crowd/1")
         publisher = shared.client()
@@ -156,7 +156,7 @@ class TestSize:
 
     @pytest.mark.parametrize("pure", ["0", "1"])
     def test_default_limit(self, bus, big, pure):
-        """409,600 bytes arrive byte for byte; one more costs the sender its connection, and nobody gets any of it."""
+        """409,600 bytes arrive byte for byte; one more disconnects the sender, and no client gets any of it."""
         started = bus(env={"SBUS_PURE": pure})
         subscriber = started.client(b"large")
         client = big(started.client(b"large"), LIMIT + 1)
