@@ -66,7 +66,7 @@ def find_dialect(name: str) -> Dialect:
     for dialect in (CURRENT, EARLY):
         if dialect.name == name:
             return dialect
-    raise UsageError(f"dialect={name!r}: say 'current' or 'early'")
+    raise UsageError(f"dialect={name!r}: use 'current' or 'early'")
 
 
 def _own_ids() -> tuple[int, int, int]:

@@ -171,7 +171,7 @@ class Multiplexer:
             try:
                 call(*args)
             except Exception:
-                self._log.failure("A call put off by the multiplexer failed")
+                self._log.failure("A call that the multiplexer deferred has failed")
 
     def doRead(self) -> None:
         """Serve the ready sockets, in as many passes as they need and may have.

@@ -31,7 +31,7 @@ def _by(attribute: str, interface: InterfaceClass, built_in: Iterable[Any]) -> d
     for component in installed(interface, built_in):
         name = getattr(component, attribute)
         if name in found and found[name] is not component:
-            raise PluginError(f"two components are called {name!r}: {found[name]!r} and {component!r}; remove one")
+            raise PluginError(f"two components have the name {name!r}: {found[name]!r} and {component!r}; remove one")
         found[name] = component
     return found
 
@@ -50,7 +50,9 @@ def find_policy(name: str) -> ICredentialsPolicy:
     try:
         return policies[name]
     except KeyError:
-        raise PluginError(f"no credentials policy is called {name!r}: there is {', '.join(sorted(policies))}") from None
+        raise PluginError(
+            f"there is no credentials policy {name!r}: choose from {', '.join(sorted(policies))}"
+        ) from None
 
 
 def _soft() -> dict[bytes, ISoftStrategy]:

@@ -78,7 +78,7 @@ def default_address(environ: os._Environ[str] | dict[str, str] = os.environ, uid
         return "/run/sbus.sock"
     directory = environ.get("XDG_RUNTIME_DIR")
     if not directory:
-        raise AddressError("XDG_RUNTIME_DIR is not set: say where the socket is, as --socket=/some/path/sbus.sock")
+        raise AddressError("XDG_RUNTIME_DIR is not set: give an address, such as --socket=/some/path/sbus.sock")
     return os.path.join(directory, "sbus.sock")
 
 

@@ -140,7 +140,7 @@ def _gid(group: str | int) -> int:
         try:
             return grp.getgrnam(group).gr_gid
         except KeyError:
-            raise ListenError(f"no group is called {group!r}: name one of getent group") from None
+            raise ListenError(f"there is no group {group!r}: name one that `getent group` lists") from None
     gid = int(group)
     if not 0 <= gid < 2**32 - 1:  # chown(2) takes 2^32 - 1 for "leave it as it is"
         raise ListenError(f"{gid} is not a group: a GID is less than 2^32 - 1")

@@ -1,4 +1,4 @@
-"""Bundles over real sockets: negotiated, exact in their framing, and without a trace in what they mean."""
+"""Bundles over real sockets: negotiation, framing, and the same meaning as plain packets."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_every_kind_of_packet_in_a_bundle(shared):
 
 
 def test_secrets_in_a_bundle_are_as_secret(shared):
-    """Bundling gets round no check of credentials."""
+    """Bundling does not evade a check of credentials."""
     spy, a = bundling(shared, b"", b"*/"), bundling(shared)
     a.send(bundle(b"SUB !/cred////in", b"MSG %b/in\0hidden" % a.credentials, b"MSG open\0x"))
     assert messages(a, 1) == [b"MSG %b/in\0hidden" % a.credentials]
@@ -184,7 +184,7 @@ def test_replies_stop_inside_a_bundle(shared):
 
 
 def test_block_holds_the_rest_of_a_bundle(bus):
-    """A publisher is paused inside its bundle; what it holds is delivered in order when the reader drains."""
+    """A publisher is paused inside its bundle; the rest is delivered in order when the reader drains."""
     server = bus("--queue-messages=100")
     reader, publisher, bystander = bundling(server, b"k"), bundling(server), server.client()
     reader.cmsg(b"blocking/soft/block")

@@ -18,7 +18,7 @@ from tests.support.harness import TIMEOUT, WHOAMI, Client, goes_on, numbered, se
 
 @pytest.fixture(params=["compiled", "plain"])
 def any_bus(request, lease):
-    """Gives buses with and without the compiled helper."""
+    """Start buses with and without the compiled helper."""
     if request.param == "compiled" and not batch.COMPILED:
         pytest.skip("the compiled helper is not built, or switched off")
     return lambda *options: lease(*options, pure=request.param == "plain")
@@ -289,7 +289,7 @@ class TestControl:
         assert other.sync() == []
 
     def test_never_forwarded(self, shared):
-        """Control messages are never forwarded to anyone, the unknown ones neither."""
+        """Control messages are never forwarded, unknown ones included."""
         subscriber = shared.client(b"", b"CMSG", b"*/", b"echo/*")
         client = shared.client(b"", b"unknown")
         client.cmsg(b"unknown", b"echo/on", b"order/queue", b"", b"blocking/soft/unheard-of", b"!/strange", b"bundle")
@@ -365,7 +365,7 @@ class TestStopped:
     """Processes that are stopped and continued."""
 
     def test_stopped_server(self, lease):
-        """What clients send while the server is stopped is delivered when it goes on."""
+        """Messages that clients send while the server is stopped are delivered when it continues."""
         started = lease()
         subscriber = started.client(b"sleep/*")
         publisher = started.client()

@@ -1,4 +1,4 @@
-"""Flood control: what becomes of messages for a reader that does not read, while bystanders go on undisturbed.
+"""Flood control: messages for a reader that does not read, with bystanders that are not disturbed.
 
 Most buses here have a small ``--max-packet``, so that the kernel's buffer of a socket holds few
 messages and the server's queues are what counts.
@@ -116,7 +116,7 @@ class TestSoft:
             assert reader.sync() == [packet]
 
     def test_block(self, lease):
-        """blocking/soft/block keeps everything, and holds the publisher back until the reader has drained."""
+        """blocking/soft/block keeps everything, and blocks the publisher until the reader's queue is empty."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -151,7 +151,7 @@ class TestSoft:
             assert other.recv() == packet
 
     def test_block_holds_every_publisher(self, lease):
-        """Each publisher that sends to a blocked reader is held back, and none of their messages is lost."""
+        """Each publisher that sends to a congested reader is blocked, and none of their messages is lost."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood/*")
         reader.cmsg(b"blocking/soft/block")
@@ -172,7 +172,7 @@ class TestSoft:
             assert publisher.recv().startswith(WHOAMI)
 
     def test_block_then_another_mode(self, lease):
-        """A reader that changes its mind while it holds publishers back lets them go."""
+        """A reader that chooses another strategy unblocks the publishers that it blocked."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -214,7 +214,7 @@ class TestSoft:
         assert other.sync()[-1] == b"MSG flood\0last"
 
     def test_held_back_publisher_closes(self, lease):
-        """What a publisher has sent arrives also if it closes while it is held back."""
+        """A publisher's messages arrive even if it closes while it is blocked."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -230,7 +230,7 @@ class TestSoft:
         assert started.dropped() == 0
 
     def test_bystander_of_a_block(self, lease):
-        """Another receiver of the same messages gets them when the publisher is let go, none twice and none lost."""
+        """Another receiver of the same messages gets each exactly once when the publisher is unblocked."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -304,7 +304,7 @@ class TestHard:
         assert goes_on(started)
 
     def test_block(self, lease):
-        """blocking/hard/block lets the queue fill up first, then holds the publisher back, and loses nothing."""
+        """blocking/hard/block lets the queue fill up first, then blocks the publisher, and loses nothing."""
         started = lease(SMALL, "--queue-messages=100", FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/hard/block")
@@ -324,7 +324,7 @@ class TestHard:
         assert started.dropped() == 0
 
     def test_block_until_the_low_water_mark(self, lease):
-        """hard/block lets publishers go when the queue is down to a quarter, not before."""
+        """hard/block unblocks publishers when the queue is down to a quarter, not before."""
         started = lease(SMALL, "--queue-messages=100", FOR_EVER)
         held = kernel_holds(started)
         reader = started.client(b"flood")
@@ -346,7 +346,7 @@ class TestHard:
         assert reader.sync()[-1] == numbered(b"flood", fill)[-1]
 
     def test_soft_block_toward_a_full_queue(self, lease):
-        """soft/block and hard/error together: the soft one holds back, so that the hard one has nothing to do."""
+        """soft/block with hard/error: the soft strategy blocks, so the server never asks the hard one."""
         started = lease(SMALL, "--queue-messages=5", FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/hard/error", b"blocking/soft/block")
@@ -374,7 +374,7 @@ class TestHard:
 
 
 class TestOrders:
-    """In which order a queue is sent."""
+    """The order in which a queue is sent."""
 
     def test_queue(self, lease):
         """order/queue: first in, first out; replies in their place among the messages."""
@@ -484,7 +484,7 @@ class TestOrders:
 
 
 def bystander_turns(bus: Bus, turns: int = 5) -> None:
-    """Have the server handle all that it was sent before."""
+    """Wait until the server has handled everything that it was sent before."""
     with Client(bus.address) as client:
         for _ in range(turns):
             client.sync()
@@ -597,7 +597,7 @@ class TestTimeout:
 
 
 def ends(client: Client) -> bool:
-    """Take all that comes; whether the connection ends then (a client that was let go on is still served)."""
+    """Read everything, and return whether the connection ends then (an unblocked client is still served)."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         client.send(WHOAMI)
     while packet := client.recv():
@@ -639,7 +639,7 @@ class TestUsers:
         assert publisher.sync() == []
 
     def test_own_user_is_held_back(self, as_root, lease):
-        """A receiver holds back its own user's publishers, while other users' go on to the same receiver."""
+        """A receiver blocks its own user's publishers, while other users' publishers continue."""
         started = lease(SMALL, FOR_EVER, "--mode=0777", "--queue-messages=1000")
         reader = started.client(b"flood", b"mine", user=OTHER_USER)
         reader.cmsg(b"blocking/soft/block")
@@ -657,7 +657,7 @@ class TestUsers:
         assert own.recv().startswith(WHOAMI)
 
     def test_root_holds_anyone_back(self, as_root, lease):
-        """A receiver that runs as root, or as the server's user, holds back anyone."""
+        """A receiver that runs as root, or as the server's user, can block every publisher."""
         started = lease(SMALL, FOR_EVER, "--mode=0777")
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -676,7 +676,7 @@ class TestUsers:
         assert is_held_back(publisher, bystander, b"MSG flood\0")
 
     def test_block_across_users(self, as_root, lease):
-        """--block-across-users lets a receiver hold back other users' publishers too."""
+        """With --block-across-users a receiver can also block other users' publishers."""
         started = lease(SMALL, FOR_EVER, "--mode=0777", "--block-across-users")
         reader = started.client(b"flood", user=OTHER_USER)
         reader.cmsg(b"blocking/soft/block")
@@ -738,7 +738,7 @@ class TestAllQueuesTogether:
             bystander_turns(started)
 
     def test_hard_strategy_of_the_hog(self, lease):
-        """At the limit of all queues it is the hog's own hard strategy that counts."""
+        """At the limit of all queues the hard strategy of the largest queue's client applies."""
         started = lease(SMALL, "--total-queue-bytes=100000")
         hog = started.client(b"hog")
         hog.cmsg(b"blocking/hard/error")
@@ -785,7 +785,7 @@ class TestManyStalledReaders:
 
 
 def drains_and_ends(client: Client, packets: list[bytes]) -> bool:
-    """Take all that comes, each of it once and known; whether the connection ends then."""
+    """Read everything, check that each message is known and comes once; return whether the connection ends."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         client.send(WHOAMI)
     got = []

@@ -29,7 +29,7 @@ class TestClients:
         assert started.client().sync() == []
 
     def test_many(self, bus):
-        """A thousand clients are no matter."""
+        """The bus serves a thousand clients."""
         started = bus()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard < 2500:

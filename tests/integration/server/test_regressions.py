@@ -1,4 +1,4 @@
-"""The mistakes of the original, each of which cost its users something: none of them comes back."""
+"""Regression tests: none of the original server's mistakes comes back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_sub_then_unsub(started):
 
 @pytest.mark.parametrize("how", ["closes", "resets", "does not receive"])
 def test_peer_that_fails_in_a_fan_out(started, how):
-    """Peers that fail in the middle of a fan-out cost the others nothing, and the publisher neither."""
+    """Peers that fail in the middle of a fan-out do not affect the other receivers or the publisher."""
     subscribers = [started.client(b"fan/*") for _ in range(30)]
     publisher = started.client()
     packets = numbered(b"fan/out", 200)

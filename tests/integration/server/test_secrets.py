@@ -108,7 +108,7 @@ class TestSubscribers:
         assert alice.sync() == [packet]
 
     def test_own_messages(self, shared):
-        """What a client sends to itself comes back to it, unless it has switched echoes off."""
+        """What a client sends to itself comes back to it, unless it has turned echo off."""
         client = shared.client(b"!/cred////self")
         packet = client.msg(client.credentials + b"/self")
         assert client.sync() == [packet]

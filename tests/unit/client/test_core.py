@@ -472,7 +472,7 @@ def test_text_and_names() -> None:
     """Text is encoded as UTF-8, bytes are unchanged, and dialects are found by name."""
     assert (as_bytes("ö"), as_bytes(b"\xff")) == (b"\xc3\xb6", b"\xff")
     assert (find_dialect("current"), find_dialect("early")) == (CURRENT, EARLY)
-    with pytest.raises(UsageError, match="say 'current' or 'early'"):
+    with pytest.raises(UsageError, match="use 'current' or 'early'"):
         find_dialect("latest")
 
 
