@@ -97,7 +97,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         :param start: the offset up to which everything is read.
         :param limit: how much to read at most.
         :raises sbus.errors.JournalError: if rows were deleted before they were read, unless ``failOnDataLoss`` is
-        false.
+            false.
         """
         journals = self._journals()
         offset = dict(start)

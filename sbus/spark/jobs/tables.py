@@ -49,7 +49,7 @@ def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = 
     """Return the condition that a key, as text, matches this pattern on the bus.
 
     :raises sbus.errors.UsageError: if the pattern is invalid, selects secrets, which are never recorded, or is not
-    UTF-8.
+        UTF-8.
     """
     if isinstance(pattern, str):
         pattern = pattern.encode("utf-8", "surrogateescape")
