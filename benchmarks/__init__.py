@@ -1,1 +1,1 @@
-"""How fast the bus is, beside other buses: ``python benchmarks/run.py`` (README.rst here tells the rest)."""
+"""Benchmarks of the bus beside other buses: ``python benchmarks/run.py``; see README.rst."""

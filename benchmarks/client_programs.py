@@ -1,8 +1,8 @@
-"""Publishers and receivers in Python, one process each, written as the documentation of their library has it.
+"""Publishers and receivers in Python, written as their libraries' documentation recommends.
 
 ``python client_programs.py NAME publish|receive ADDRESS SECONDS`` is one of the two ends. A publisher sends probes
-until a line comes on its input, as only the first message proves that a receiver is known everywhere; then ``start``,
-messages for so many seconds, and ``over``. Each end prints what it has counted, and the CPU time that this took.
+until its input has a line, because only a received message proves that the subscription is in force; then it sends
+``start``, messages for the given number of seconds, and ``over``. Each end prints its counts and its CPU time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ import sbus
 __all__ = ["PROGRAMS", "SIZE", "Program"]
 
 SIZE = 64
-"""Bytes in a payload; the words that are none are shorter."""
+"""Bytes in the payload of a measured message; control words are shorter."""
 BATCH = 512
-"""Messages between two looks at the clock, and in a batch for those who publish many at once."""
+"""Messages between two readings of the clock, and in a batch where a program publishes many at once."""
 KEY = "bench/clients"
 PAYLOAD = bytes(SIZE)
 PROBE, START, OVER = b"probe", b"start", b"over"
@@ -38,7 +38,7 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class Program:
-    """A way to use a library.
+    """One way to use a library.
 
     :ivar server: what it speaks to, a name in `benchmarks.servers`; ``zmq-proxy`` is started by `benchmarks.clients`.
     :ivar publishing: in the words of the table; so is `receiving`.
@@ -58,7 +58,7 @@ class Program:
 
 
 class Publication:
-    """What a publisher has to do, and what it did."""
+    """A publisher's task, and its result."""
 
     def __init__(self, seconds: float) -> None:
         self.published = 0
@@ -66,14 +66,14 @@ class Publication:
         self._seconds = seconds
 
     def probes(self) -> Iterator[bytes]:
-        """Payloads to send before anything counts; the last one is `START`."""
+        """Yield the payloads to send before the measurement; the last one is `START`."""
         while not select.select([sys.stdin], [], [], 0.01)[0]:
             yield PROBE
         yield START
         self.begun, self.cpu = time.monotonic(), time.process_time()
 
     def rounds(self) -> Iterator[None]:
-        """One for each `BATCH` messages to publish; `OVER` follows the last."""
+        """Yield once for each `BATCH` messages to publish; `OVER` follows the last."""
         while time.monotonic() - self.begun < self._seconds:
             yield
             self.published += BATCH
@@ -83,7 +83,7 @@ class Publication:
 
 
 class Reception:
-    """What a receiver has got."""
+    """The messages that a receiver has counted."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -91,7 +91,7 @@ class Reception:
         self._is_ready = False
 
     def probed(self, payload: bytes) -> bool:
-        """A payload has come that is no message; whether messages follow."""
+        """Handle a control word, and return whether messages follow."""
         if not self._is_ready:
             self._is_ready = True
             print("ready", flush=True)
@@ -100,7 +100,7 @@ class Reception:
         return payload == START
 
     def over(self, received: int) -> None:
-        """All has come."""
+        """Report that every message has arrived."""
         self.ended, self.cpu = time.monotonic(), time.process_time() - self.cpu
         self.received = received
 
@@ -108,7 +108,7 @@ class Reception:
         return {"received": self.received, "ended": self.ended, "cpu": self.cpu}
 
     def count(self, payloads: Iterator[bytes]) -> None:
-        """Count what comes one by one."""
+        """Count messages that arrive one by one."""
         for payload in payloads:
             if self.probed(payload):
                 break
@@ -120,7 +120,7 @@ class Reception:
         self.over(received)
 
     def listed(self, messages: list[sbus.Message]) -> bool:
-        """Count what comes in a list; whether more will come."""
+        """Count messages that arrive in a list, and return whether more will come."""
         self.received += len(messages)
         if not self.cpu:  # it has not begun yet
             for message in messages:
@@ -550,7 +550,7 @@ PROGRAMS: dict[str, Program] = {
 
 
 def main(name: str, role: str, address: str, seconds: str) -> None:
-    """Be one of the two ends."""
+    """Run as the publisher or as the receiver."""
     signal.alarm(_LONGEST)
     program = PROGRAMS[name]
     job: Any

@@ -84,7 +84,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line."""
     options = _arguments(argv)
     records = list(map(json.loads, options.source.read_text().splitlines())) if options.source else _measure(options)
     found = table(records)
@@ -132,7 +132,7 @@ def _about(options: argparse.Namespace) -> Record:
 
 
 def _is_there(name: str) -> bool:
-    """Whether a program can run here; if not, why is said."""
+    """Return whether a program can run here; if not, print the reason."""
     program = PROGRAMS[name]
     if importlib.util.find_spec(program.needs) is None:
         _say(f"without {name}: the library {program.needs} is not installed (it is in the extra 'bench')")
@@ -147,7 +147,7 @@ def _is_there(name: str) -> bool:
 
 
 def _run(workshop: Workshop, name: str, seconds: float) -> Record:
-    """One run with a fresh server; the record says under ``error`` why it counts for nothing."""
+    """Perform one run with a fresh server; a failed run has its reason under ``error``."""
     program = PROGRAMS[name]
     try:
         with running(workshop, _SERVERS[program.server]) as server:
@@ -181,7 +181,7 @@ def _run(workshop: Workshop, name: str, seconds: float) -> Record:
 
 
 def _await_server(program: Program, address: str) -> None:
-    """Wait until a server that has a socket in the file system is there; clients of the others wait themselves."""
+    """Wait until a server's socket exists in the file system; other clients wait themselves."""
     path = {"sbus": address, "redis": address, "zmq-proxy": f"{address}.out"}.get(program.server)
     deadline = time.monotonic() + _PATIENCE
     while not (_accepts(int(address)) if path is None else os.path.exists(path)):
@@ -213,7 +213,7 @@ def _end(name: str, role: str, address: str, seconds: float) -> Iterator[subproc
 
 
 def _line(process: subprocess.Popen[bytes]) -> str:
-    """What a program says next.
+    """Return the next line that a program prints.
 
     :raises Failed: if it says nothing.
     """
@@ -227,13 +227,13 @@ def _line(process: subprocess.Popen[bytes]) -> str:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used, all its threads together (``clock_getcpuclockid``, Linux)."""
+    """Return the CPU time of all threads of a process, in seconds (``clock_getcpuclockid``)."""
     seconds: float = time.clock_gettime(~pid << 3 | 2)
     return seconds
 
 
 def table(records: Sequence[Record]) -> Table:
-    """What the records come to, in the order of the programs."""
+    """Summarize the records, in the order of the programs."""
     good: defaultdict[str, list[Record]] = defaultdict(list)
     for record in records:
         if "per_second" in record:

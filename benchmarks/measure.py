@@ -1,4 +1,4 @@
-"""One run, and the medians of many."""
+"""Single runs, and the medians of several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sbus.syscalls.batch import COMPILED
 __all__ = ["BASE", "Results", "machine", "measure", "run"]
 
 BASE = "yardstick"
-"""The server that the others are compared with."""
+"""The server that all others are compared with."""
 
 Record = dict[str, Any]
 
@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 
 def concerns(case: Case, server: Server) -> bool:
-    """Whether a server is measured in a case."""
+    """Return whether a server is measured in a case."""
     if server.gathers and case.variant == "unbatched":
         return False
     if case.needs_priority and not _may_have_priority():
@@ -56,7 +56,7 @@ def measure(
     rounds: int,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[Record]:
-    """Everything, so many times. In a round each case goes through all servers, beginning with another each time."""
+    """Perform all runs, for a number of rounds; each case of a round begins with another server."""
     per_round = [
         [
             (case, server)
@@ -81,7 +81,7 @@ def _rotated(servers: Sequence[Server], by: int) -> list[Server]:
 
 
 def run(workshop: Workshop, server: Server, case: Case, scale: Scale) -> Record:
-    """One run, with a fresh server; the record says under ``error`` why it counts for nothing."""
+    """Perform one run with a fresh server; a failed run has its reason under ``error``."""
     record: Record = {"server": server.name, "case": case.name, "load": os.getloadavg()[0]}
     settings = case.scaled(scale)
     server_cpus, client_cpus = _cpus(case.pin)
@@ -114,7 +114,7 @@ def run(workshop: Workshop, server: Server, case: Case, scale: Scale) -> Record:
 def _with_clients(
     workshop: Workshop, server: Server, there: Running, settings: dict[str, Any], mode: str = "hold"
 ) -> Record:
-    """What the server has resident while clients are there, and had before."""
+    """Measure the server's resident memory, with clients and before they connect."""
     before = there.memory()["rss_kb"]
     with workshop.generating(server, mode, there.address, settings) as read:
         said = read()
@@ -145,7 +145,7 @@ def _derived(found: Record) -> Record:
 
 
 def machine(workshop: Workshop, servers: Iterable[Server], *, rounds: int, scale: Scale) -> Record:
-    """What the figures are of: without it they say nothing."""
+    """Describe the machine and the versions that the figures are from."""
     return {
         "machine": {
             "CPU": _cpu_model(),
@@ -191,7 +191,7 @@ def _first_line(command: list[str]) -> str:
 
 
 class Results:
-    """Records, and what they come to. Runs that failed count for nothing, and are listed.
+    """Records and their medians; failed runs are listed, and do not count.
 
     :ivar about: the description of the machine.
     :ivar failures: the records with an ``error``.
@@ -211,7 +211,7 @@ class Results:
 
     @property
     def servers(self) -> list[str]:
-        """Those with at least one good run."""
+        """The servers with at least one good run."""
         found = {server for server, _ in self._good}
         return [*(name for name in SERVERS if name in found), *sorted(found - SERVERS.keys())]
 
@@ -222,13 +222,13 @@ class Results:
         return list(self._good.get((server, case), {}).values())
 
     def median(self, server: str, case: str, figure: str) -> float | None:
-        """The median over the rounds; None without a run that has such a figure."""
+        """Return the median over the rounds, or None if no run has this figure."""
         return _median(record.get(figure) for record in self.runs(server, case))
 
     def ratio(
         self, server: str, case: str, figure: str, base: str = BASE, base_case: str | None = None
     ) -> float | None:
-        """The median of the ratios to another server (or case) in the same round."""
+        """Return the median ratio to another server (or case) in the same round."""
         bases = self._good.get((base, base_case or case), {})
         ratios = []
         for number, record in self._good.get((server, case), {}).items():
@@ -237,7 +237,7 @@ class Results:
         return _median(ratios)
 
     def times(self, server: str, case: str) -> list[float] | None:
-        """The quantiles of the times, each its median over the rounds: 0, 1, ... 99, 99.5, 99.9 and 100 %."""
+        """Return the quantiles of times at 0, 1, ... 99, 99.5, 99.9 and 100 %, as medians."""
         found = [record["times_us"] for record in self.runs(server, case) if "times_us" in record]
         return [statistics.median(values) for values in zip(*found, strict=True)] if found else None
 

@@ -1,4 +1,4 @@
-"""Pictures of the results, for the documentation."""
+"""Plots of the results, for the documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINES = ["#0b6e99", "#d1782c", "#5a8f3c", "#8c5fa8", "#b5493f", "#6b6b6b", "#b5
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw what there are figures for; returns the files.
+    """Draw every plot that has figures, and return the files.
 
     :raises ImportError: without matplotlib.
     """
@@ -73,7 +73,7 @@ def _cpu(results: Results, pyplot: Any) -> Any:
 
 
 def _bars(results: Results, pyplot: Any, figure: str, scale: float, label: str, servers: list[str]) -> Any:
-    """A panel for each workload of the matrix, two bars for each server."""
+    """Draw a panel for each workload of the matrix, with two bars for each server."""
     workloads = [w for w in MATRIX if any(results.has(s, c.name) for s in servers for c in w.cases)]
     if not workloads:
         return None
@@ -140,7 +140,7 @@ def _points(results: Results, server: str, workload: str, figure: str) -> list[t
 
 
 def _latency(results: Results, pyplot: Any) -> Any:
-    """Quantiles of times, the last percent as wide as it is interesting."""
+    """Draw quantiles of times, with the last percent stretched."""
     panels = [
         ("trip/free", "Round trip"),
         ("sparse/20000", "From one of 1,000 publishers"),
@@ -166,7 +166,7 @@ def _latency(results: Results, pyplot: Any) -> Any:
         axis.set_title(f"{title}, µs")
         axis.grid(alpha=0.3)
     lines = {line.get_label(): line for axis in axes[0] for line in axis.get_lines()}
-    whole.supxlabel("so many took no longer", fontsize=9)
+    whole.supxlabel("share of round trips that took no longer", fontsize=9)
     whole.tight_layout()
     whole.legend(lines.values(), lines.keys(), frameon=False, loc="center left", bbox_to_anchor=(1, 0.55))
     return whole

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure the recorder: does it keep up with a rate of messages, what does it lose, and what does a message cost it?
+"""Measure the recorder at a message rate: its losses, and its CPU time per message.
 
 Each round has a fresh bus (``twistd sbus``), and in turn two programs that read it: the recorder (``twistd
 sbus-recorder``), and a client that only counts, with the same library. So the difference is what the journal costs. A
@@ -54,7 +54,7 @@ task.react(lambda reactor: defer.ensureDeferred(main(reactor)))
 
 
 class Run(NamedTuple):
-    """What one run has found.
+    """The result of one run.
 
     :ivar published: messages.
     :ivar rate: published each second, in fact.
@@ -77,7 +77,7 @@ class Run(NamedTuple):
 
 
 def publish(address: str, rate: int, seconds: float, size: int) -> None:
-    """Publish at this rate, and print how many messages in how many seconds."""
+    """Publish at this rate, and print the number of messages and of seconds."""
     from sbus.client.blocking import connect
 
     keys = [b"bench/%d/value" % i for i in range(_KEYS)]
@@ -95,7 +95,7 @@ def publish(address: str, rate: int, seconds: float, size: int) -> None:
 
 
 class Process:
-    """A process that is measured, and ends with the block."""
+    """A measured process, which ends with the block."""
 
     def __init__(self, command: list[str], log: Path, ready: str) -> None:
         self._log = log
@@ -115,17 +115,17 @@ class Process:
             time.sleep(0.01)
 
     def cpu(self) -> float:
-        """Seconds of CPU time so far, of all its threads."""
+        """Return the CPU time of all threads so far, in seconds."""
         fields = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> int:
-        """The most bytes that were resident."""
+        """Return the peak of the resident memory, in bytes."""
         status = Path(f"/proc/{self._popen.pid}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
     def settle(self) -> None:
-        """Wait until it has nothing to do."""
+        """Wait until the process is idle."""
         deadline = time.monotonic() + _PATIENCE
         before, now = -1.0, self.cpu()
         while now != before and time.monotonic() < deadline:
@@ -151,7 +151,7 @@ def running(command: list[str], log: Path, ready: str) -> Iterator[Process]:
 
 
 def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
-    """One run with a fresh bus in an empty directory."""
+    """Perform one run with a fresh bus in an empty directory."""
     address, journal = directory / "bus", directory / "journal"
     command = [*_TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", *arguments.option]
     ready = "recording"
@@ -164,14 +164,14 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
         reader.settle()
         before = reader.cpu(), bus.cpu()
         words = [str(address), str(arguments.rate), str(arguments.seconds), str(arguments.size)]
-        told = subprocess.run(
+        publisher = subprocess.run(
             [sys.executable, __file__, "--publish", *words],
             capture_output=True,
             text=True,
             check=True,
             timeout=arguments.seconds + _PATIENCE,
         )
-        published, seconds = (float(word) for word in told.stdout.split())
+        published, seconds = (float(word) for word in publisher.stdout.split())
         reader.settle()
         costs = [(process.cpu() - b) / published * 1e6 for process, b in zip((reader, bus), before, strict=True)]
         memory = reader.memory()
@@ -186,7 +186,7 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
 
 
 def check(journal: Path) -> tuple[int, int, int]:
-    """How many messages there are, how many do not follow the one before, and how many gaps are between them."""
+    """Count the messages, the messages that do not follow the one before, and the gaps."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -210,7 +210,7 @@ def check(journal: Path) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rate", type=int, default=150_000, help="messages each second (150000)")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long a run publishes, at most 60 (5)")

@@ -1,4 +1,4 @@
-"""What the records come to, in tables: for the documentation, and for a terminal."""
+"""The results in tables, for the documentation and for a terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Table", "ahead", "describe", "fragments", "judge", "notes", "tables"
 
 NONE = "–"
 QUIET = 0.5
-"""The load average up to which a machine counts as doing nothing else."""
+"""The load average up to which a machine counts as idle."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Figures in rows and columns, with what they are on top.
+    """A table of figures, with a header.
 
     :ivar name: names the file that the documentation includes.
     """
@@ -32,7 +32,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def rst(self) -> str:
-        """For Sphinx."""
+        """Return the table for Sphinx."""
         lines = [f".. list-table:: {self.title}", "   :header-rows: 1", "   :stub-columns: 1", ""]
         for row in (self.header, *self.rows):
             for i, cell in enumerate(row):
@@ -40,7 +40,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def markdown(self) -> str:
-        """For a terminal, or the description of a change."""
+        """Return the table for a terminal, or for the description of a change."""
         widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
 
         def line(cells: Iterable[str]) -> str:
@@ -81,7 +81,7 @@ def title_of(server: str) -> str:
 
 
 def _cell(results: Results, server: str, case: str, figure: str, show: Callable[[float], str]) -> str:
-    """A median, with its ratio to the yardstick in brackets."""
+    """Write a median, with its ratio to the yardstick in brackets."""
     value = results.median(server, case, figure)
     if value is None:
         return NONE
@@ -93,7 +93,7 @@ def _cell(results: Results, server: str, case: str, figure: str, show: Callable[
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """All tables for which there are figures."""
+    """Return every table that has figures."""
     for mode in ("unbatched", "pipelined"):
         yield from _matrix(
             results, f"throughput-{mode}", f"Messages delivered a second, {mode}", mode, "per_second", thousands
@@ -148,7 +148,7 @@ def _plain(results: Results, server: str, case: str, figure: str, show: Callable
 
 
 def _filled(name: str, title: str, header: list[str], rows: list[list[str]]) -> Iterator[Table]:
-    """A table without the rows that have no figures, if it has any."""
+    """Return the table without empty rows, or nothing if no row has figures."""
     rows = [row for row in rows if any(cell != NONE for cell in row[1:])]
     if rows:
         yield Table(name, title, header, rows)
@@ -171,7 +171,7 @@ def _matrix(
 
 
 def _variants(results: Results, workload: str) -> list[str]:
-    """Those that were measured, in their order."""
+    """Return the servers that were measured, in their order."""
     return [
         case.variant
         for case in WORKLOADS[workload].cases
@@ -180,7 +180,7 @@ def _variants(results: Results, workload: str) -> list[str]:
 
 
 def _own(results: Results, workload: str, title: str, figure: str, show: Callable[[float], str]) -> Iterator[Table]:
-    """A series of cases, for the servers that have it."""
+    """Tabulate a series of cases, for the servers that have it."""
     variants = _variants(results, workload)
     yield from _filled(
         workload,
@@ -249,7 +249,7 @@ def _load(results: Results) -> Iterator[Table]:
     )
 
 
-# --- who is ahead ---------------------------------------------------------------------------------
+# --- which bus is ahead ---------------------------------------------------------------------------------
 
 
 def ahead(results: Results) -> Iterator[Table]:
@@ -291,7 +291,7 @@ def _ahead(results: Results, name: str, ours: str, modes: Sequence[str]) -> Iter
 
 
 def judge(results: Results) -> Iterator[Table]:
-    """The targets, with what was measured."""
+    """Tabulate the targets beside the measured figures."""
     yield from _filled(
         "targets",
         "Targets, against the yardstick where nothing else is said",
@@ -313,7 +313,7 @@ def judge(results: Results) -> Iterator[Table]:
 
 
 def notes(results: Results) -> str:
-    """What is to be known of the figures: of which machine they are, how noisy it was, what failed."""
+    """Describe the machine, its other load, and the runs that failed."""
     about = results.about
     lines = [".. list-table:: The machine", "   :stub-columns: 1", ""]
     for name, value in about.get("machine", {}).items():
@@ -343,7 +343,7 @@ def _one_line(text: str) -> str:
 
 
 def fragments(results: Results, folder: Path) -> list[Table]:
-    """Write what the documentation includes, a file for each table; returns the tables."""
+    """Write a file for each table, for the documentation, and return the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     found = [*judge(results), *tables(results), *ahead(results)]
     for table in found:
@@ -353,7 +353,7 @@ def fragments(results: Results, folder: Path) -> list[Table]:
 
 
 def describe(record: dict[str, Any]) -> str:
-    """A run in one line, for who watches."""
+    """Describe a run in one line, for the terminal."""
     figures = ("per_second", "cpu_us", "p50_us", "p99_us", "rss_kb", "start_seconds")
     shown = record.get("error") or " ".join(f"{name}={record[name]}" for name in figures if name in record)
     return f"{record['round'] + 1:2} {record['case']:22} {record['server']:12} {shown}"

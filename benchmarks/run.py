@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure sbus beside other buses, and draw tables and pictures of what was found; see README.rst."""
+"""Measure sbus beside other buses, and write tables and plots; see README.rst."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line."""
     options = _arguments(argv)
     if options.source is not None:
         results = measure.Results(map(json.loads, options.source.read_text().splitlines()))
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace) -> measure.Results:
-    """Measure, and keep what was found, each run as soon as it is over."""
+    """Measure, and save each run as soon as it is over."""
     scale = Scale(options.secs, not options.quick, allow_many_files())
     cases = [case for name in options.workloads or WORKLOADS for case in WORKLOADS[name].cases]
     data = options.out / "data" / "runs.jsonl"

@@ -1,6 +1,6 @@
-"""The servers that are measured: how each is built, started and stopped, and which generator speaks to it.
+"""The measured servers: how to build, start and stop each, and its load generator.
 
-Limits are lifted so far that nobody drops a message: a server that drops is fast, and a loss voids a run. What each
+Limits are raised until no server drops a message: a server that drops is fast, and a loss voids a run. What each
 does by default is in the comments.
 """
 
@@ -46,11 +46,11 @@ _libc = ctypes.CDLL(None)
 
 
 class Unavailable(Exception):
-    """A server that cannot be measured on this machine; the text says why."""
+    """A server that cannot be measured on this machine; the text gives the reason."""
 
 
 class Failed(Exception):
-    """A run that counts for nothing; the text says why."""
+    """A run that does not count; the text gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """Whether there is a process to start."""
+        """Return whether there is a process to start."""
         return bool(self.command)
 
 
 def twistd(*options: str) -> tuple[str, ...]:
-    """The command that starts our server, with options of ``twistd sbus``."""
+    """Return the command that starts sbus, with options of ``twistd sbus``."""
     script = Path(sys.executable).with_name("twistd")
     start = [str(script)] if script.exists() else ["-c", "from twisted.scripts.twistd import run; run()"]
     return (sys.executable, *start, "-n", "--pidfile=", "sbus", "--socket={address}", *options)
@@ -146,7 +146,7 @@ _DBUS_DAEMON = """\
 """
 
 OURS = ("sbus", "bundles")
-"""Those that are this package's."""
+"""The servers of this package."""
 
 SERVERS: dict[str, Server] = {
     server.name: server
@@ -239,13 +239,13 @@ SERVERS: dict[str, Server] = {
 
 @dataclass
 class Workshop:
-    """Where C programs are built, and servers run."""
+    """The directory in which C programs are built and servers run."""
 
     folder: Path
     _built: dict[str, Path] = field(default_factory=dict)
 
     def build(self, name: str, libraries: Sequence[str] = ()) -> Path:
-        """Compile ``c/NAME.c``, with the load generator's engine if it is for that.
+        """Compile ``c/NAME.c``, with the engine if it is a load generator.
 
         :raises Unavailable: if that does not work.
         """
@@ -267,7 +267,7 @@ class Workshop:
         return self._built[name]
 
     def prepare(self, server: Server) -> None:
-        """Build what a server needs.
+        """Build the programs that a server needs.
 
         :raises Unavailable: if it cannot be measured here.
         """
@@ -280,7 +280,7 @@ class Workshop:
             self.build(part, server.libraries)
 
     def version(self, server: Server) -> str:
-        """What a server says of its version; empty if there is nothing to ask."""
+        """Return the version that a server reports; empty if it has no such option."""
         if not server.version:
             return ""
         command = [word.format(bin=self.folder) for word in server.version]
@@ -298,9 +298,9 @@ class Workshop:
         cpus: set[int] | None = None,
         most: float = 60,
     ) -> dict[str, Any]:
-        """Run the load generator to its end; returns what it has printed.
+        """Run the load generator to its end, and return its output.
 
-        :raises Failed: if it fails, or takes more than so many seconds.
+        :raises Failed: if it fails, or takes more than `most` seconds.
         """
         with self.generating(server, mode, address, settings, cpus=cpus, most=most) as read:
             return read()
@@ -316,7 +316,10 @@ class Workshop:
         cpus: set[int] | None = None,
         most: float = 60,
     ) -> Iterator[Callable[[], dict[str, Any]]]:
-        """Run the load generator; what is yielded waits for what it prints. Its input ends with the context."""
+        """Run the load generator, and yield a function that waits for its output.
+
+        The generator's input ends with the context.
+        """
         program = self.build(server.generator, server.libraries)
         words = [
             f"{name}={value}" for name, value in {**settings, **dict(server.settings), "deadline": int(most)}.items()
@@ -357,7 +360,7 @@ class Workshop:
 
 @dataclass
 class Running:
-    """A server that runs (or, for the kernel, nothing)."""
+    """A running server (or, for the kernel, nothing)."""
 
     address: str
     started: float
@@ -369,7 +372,7 @@ class Running:
         return self.process.pid if self.process else 0
 
     def memory(self) -> dict[str, int]:
-        """Kilobytes resident, now and at most."""
+        """Return the resident memory in kilobytes, now and at its peak."""
         if self.process is None:
             return {}
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -381,7 +384,7 @@ class Running:
 def running(
     workshop: Workshop, server: Server, *, cpus: set[int] | None = None, command: Sequence[str] | None = None
 ) -> Iterator[Running]:
-    """A fresh server in an empty folder, ended by its pid.
+    """Run a fresh server in an empty directory, and end it by its process ID.
 
     :raises Failed: if it ended by itself.
     """
@@ -423,7 +426,7 @@ def running(
 
 
 def _await(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process that is about to end; one that does not is killed."""
+    """Wait for a process that is about to end; kill it if it does not."""
     try:
         process.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
@@ -432,7 +435,7 @@ def _await(process: subprocess.Popen[bytes]) -> None:
 
 
 def _child(cpus: set[int] | None) -> Callable[[], None]:
-    """What a child does before it becomes another program: it ends with us, and keeps to its CPUs."""
+    """Prepare a child before exec: it ends with its parent, and stays on its CPUs."""
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -450,7 +453,7 @@ def _free_port() -> int:
 
 
 def allow_many_files() -> int:
-    """Let servers and generators have as many connections as this machine allows, up to a bound; how many that is."""
+    """Raise the limit of open files as far as permitted, up to a bound, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft >= most:

@@ -1,4 +1,4 @@
-"""How fast the jobs on Spark are, and what grows with what: scan, archive and traffic over journals of many rows.
+"""Measure the Spark jobs scan, archive and traffic over journals of growing size.
 
     python benchmarks/spark_archive.py                     # a million rows of 64-byte payloads
     python benchmarks/spark_archive.py --rows 10000000     # about 1.2 GB of journal and 0.4 GB of lake
@@ -30,7 +30,7 @@ from sbus.spark.jobs.traffic import traffic
 BATCH = 16_384
 START = 1_769_860_800_000_000  # µs since 1970
 RATE = 100_000
-"""Rows in a second of recorded time."""
+"""Rows per second of recorded time."""
 
 
 def record(directory: Path, rows: int, size: int, segment_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""How fast Spark reads journals through the data source, and how long it takes to plan a read of many segments.
+"""Measure how fast Spark reads journals, and plans a read of many segments.
 
 ::
 
@@ -36,11 +36,11 @@ from sbus.spark.datasource.stream import SbusStreamReader
 BATCH = 10_000
 HOSTS = 100
 _WARMING = 3
-"""Runs until the JVM has compiled what a query runs often; the first takes several times as long as later ones."""
+"""Runs before the measurement, for the JVM to compile; the first takes several times as long."""
 
 
 def write(directory: str, rows: int) -> None:
-    """A journal of so many messages of 64 bytes, of a hundred hosts with ten sensors each."""
+    """Write a journal of `rows` messages of 64 bytes, from 100 hosts with 10 sensors each."""
     journal = JournalWriter.open(directory)
     payload = b"p" * 64
     batch = [(b"hosts/%03d/sensor/%d" % (i % HOSTS, i // HOSTS % 10), payload) for i in range(BATCH)]
@@ -50,7 +50,7 @@ def write(directory: str, rows: int) -> None:
 
 
 def write_segments(directory: str, count: int) -> None:
-    """A journal of so many segments of two messages each; nothing in it need survive a power cut."""
+    """Write a journal of `count` segments of two messages each, without syncs."""
     journal = JournalWriter.open(directory, clock=lambda: 0)
     with patch.object(disk, "sync"), patch.object(disk, "sync_directory"), patch("os.fsync"):
         for i in range(count):
@@ -78,7 +78,7 @@ SCHEMAS = {"count by key prefix, of keys alone": "key STRING"}
 
 
 def scan(spark: SparkSession, directory: str, rows: int, rounds: int) -> Iterator[str]:
-    """Seconds and rows per second of each query."""
+    """Measure the seconds and the rows per second of each query."""
     for name, query in QUERIES.items():
         reader = spark.read.format("sbus").option("journal", directory).options(**OPTIONS.get(name, {}))
         frame = query((reader.schema(SCHEMAS[name]) if name in SCHEMAS else reader).load())
@@ -94,7 +94,7 @@ def scan(spark: SparkSession, directory: str, rows: int, rounds: int) -> Iterato
 
 
 def plan(directory: str, rounds: int) -> Iterator[str]:
-    """Milliseconds that planning takes, without Spark."""
+    """Measure the milliseconds that planning takes without Spark."""
     last = len([name for name in Path(directory).iterdir() if name.suffix == ".arrows"]) * SECOND
 
     def batch(**options: str) -> Callable[[], int]:

@@ -1,4 +1,4 @@
-"""What sbus is held to, as figures."""
+"""The targets of sbus, as figures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.workloads import MATRIX
 __all__ = ["TARGETS", "Target", "per_client", "stalled"]
 
 NEAR = 0.05
-"""What is missed by so little counts as met: as much lies between two measurements."""
+"""The tolerance: a target missed by less counts as met, because measurements vary by that."""
 
 Measure = Callable[[Results], "float | None"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something that is promised of sbus.
+    """A target of sbus.
 
     :ivar measure: the figure, from the results; None if it was not measured.
     :ivar at_least: whether more is better.
@@ -40,12 +40,12 @@ class Target:
 
 
 def per_client(results: Results, server: str) -> float | None:
-    """Bytes resident for each idle client."""
+    """Return the resident bytes for each idle client."""
     return _median_growth(results, server, "memory/clients", "held")
 
 
 def stalled(results: Results, server: str) -> float | None:
-    """Bytes resident for a client that reads nothing."""
+    """Return the resident bytes for a client that reads nothing."""
     return _median_growth(results, server, "memory/stalled")
 
 
@@ -55,16 +55,16 @@ def _median_growth(results: Results, server: str, case: str, per: str | None = N
 
 
 def _ratio(case: str, figure: str, base_case: str | None = None) -> Measure:
-    """To the yardstick in the same round; or to another case of ours."""
+    """Return the ratio to the yardstick in the same round, or to another case of sbus."""
     return lambda results: results.ratio("sbus", case, figure, "sbus" if base_case else BASE, base_case)
 
 
 _STREAMS = ("redis", "nats", "zmq")
-"""Those that put many messages into one write."""
+"""The servers that put many messages into one write."""
 
 
 def _to_the_best(case: str, figure: str, *, at_least: bool) -> Measure:
-    """With bundles, to the best of those that put many messages into one write."""
+    """Return the ratio of sbus with bundles to the best server with many messages in a write."""
 
     def measure(results: Results) -> float | None:
         ratios = [r for s in _STREAMS if (r := results.ratio("bundles", case, figure, s)) is not None]

@@ -1,4 +1,4 @@
-"""What is measured: each workload is one question, each of its cases one kind of run."""
+"""The workloads: each is one question, and each of its cases one kind of run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 __all__ = ["MATRIX", "WORKLOADS", "Case", "Kind", "Pin", "Scale", "Who", "Workload"]
 
 _MOST_BYTES = 768 << 20
-"""Bytes that are delivered in one run at most, so that no server has to hold more."""
+"""The largest number of bytes delivered in one run, so that no server has to hold more."""
 _OVERHEAD = 128
-"""Bytes that a message takes besides its payload, about."""
+"""The approximate bytes of a message besides its payload."""
 _PIPELINED = 64
 
 
 class Kind(Enum):
-    """What a run does; see c/engine.c for the modes of the generator."""
+    """The kind of a run; see c/engine.c for the modes of the generator."""
 
     FLOW = "flow"
     TRIP = "trip"
     SPARSE = "sparse"
     START = "wait"
-    """How long a server takes from exec until it serves a client."""
+    """The time from exec until the server serves a client."""
     EMPTY = "empty"
-    """What a server without clients has resident."""
+    """The resident memory of a server without clients."""
     HOLD = "hold"
-    """What a server with idle clients has resident."""
+    """The resident memory of a server with idle clients."""
     STALL = "stall"
-    """What a server with a client that reads nothing has resident, under its default limits."""
+    """The resident memory of a server with a stalled reader, under its default limits."""
 
 
 class Who(Enum):
@@ -42,7 +42,7 @@ class Who(Enum):
 
 
 class Pin(Enum):
-    """Where the processes run."""
+    """The CPUs on which the processes run."""
 
     FREE = "where the scheduler puts them"
     ONE = "all on one CPU"
@@ -51,7 +51,7 @@ class Pin(Enum):
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured.
+    """The extent of a measurement.
 
     :ivar seconds: for how long a run publishes.
     :ivar whole: whether large numbers are as large as the questions want them.
@@ -63,7 +63,7 @@ class Scale:
     files: int = 20_000
 
     def number(self, wanted: int) -> int:
-        """A large number, or a tenth of it."""
+        """Return a large number, or a tenth of it."""
         return wanted if self.whole else wanted // 10
 
 
@@ -72,8 +72,8 @@ class Case:
     """One kind of run.
 
     :ivar settings: for the generator; ``seconds``, ``limit`` and ``server`` are added.
-    :ivar stretch: it publishes so many times longer than others.
-    :ivar rounds: it is measured in so many rounds at most.
+    :ivar stretch: the factor by which it publishes longer than others.
+    :ivar rounds: the largest number of rounds in which it is measured.
     :ivar large: settings that a quick run makes smaller.
     """
 
@@ -93,11 +93,11 @@ class Case:
 
     @property
     def needs_priority(self) -> bool:
-        """Whether a process of the generator goes before others, which not every user may."""
+        """Whether a process of the generator needs real-time priority, which not every user may have."""
         return bool(self.settings.get("first"))
 
     def scaled(self, scale: Scale) -> dict[str, Any]:
-        """The settings for the generator."""
+        """Return the settings for the generator."""
         settings = dict(self.settings)
         for name in self.large:
             settings[name] = scale.number(settings[name])
@@ -143,7 +143,7 @@ def _matrix() -> Iterator[Workload]:
 
 
 MATRIX = tuple(_matrix())
-"""Who publishes to whom: each unbatched (a system call for each message) and pipelined (one for 64)."""
+"""The workloads, each unbatched (a system call for each message) and pipelined (one for 64)."""
 
 
 def _series(name: str, setting: str, values: tuple[int, ...], rounds: int = 1000, **settings: Any) -> tuple[Case, ...]:

@@ -1,4 +1,6 @@
-"""A local message bus: routing keys, wildcards and secrets over Unix-domain SOCK_SEQPACKET sockets.
+"""A local message bus over Unix-domain SOCK_SEQPACKET sockets.
+
+Clients publish under routing keys, and subscribe with wildcards or to secret keys.
 
 `connect` connects the blocking client. The client for asyncio is in `sbus.client.aio`, the one for Twisted in
 `sbus.client.tx`. Names are imported on first use, so ``import sbus`` alone is cheap.

@@ -1,4 +1,4 @@
-"""The exceptions of this package, and the enumerated reasons for violations and disconnections.
+"""The package's exceptions, and the reasons for violations and disconnections.
 
 ::
 
@@ -102,7 +102,10 @@ class Violation(SbusError):
 
 
 class UsageError(SbusError):
-    """The caller asked for something that does not exist or is not allowed; the text says what to do instead."""
+    """A request for something that does not exist or is not allowed.
+
+    The text gives the remedy.
+    """
 
 
 class AddressError(UsageError):
@@ -118,7 +121,10 @@ class InvalidKey(UsageError):
 
 
 class PacketTooLong(UsageError):
-    """A message that does not fit a packet or the socket's send buffer; the text names the limit."""
+    """A message that does not fit a packet or the socket's send buffer.
+
+    The text names the limit.
+    """
 
 
 class PluginError(UsageError):
@@ -134,7 +140,10 @@ class ConnectError(SbusError):
 
 
 class Disconnected(SbusError):
-    """The connection to the bus is gone; the text gives the cause as far as it is known."""
+    """The connection to the bus is gone.
+
+    The text gives the cause as far as it is known.
+    """
 
 
 class Closed(Disconnected):
@@ -142,7 +151,10 @@ class Closed(Disconnected):
 
 
 class JournalError(SbusError):
-    """A journal cannot be read or written; the text gives the path, the cause and the remedy."""
+    """A journal that cannot be read or written.
+
+    The text gives the path, the cause and the remedy.
+    """
 
 
 class JournalLocked(JournalError):
@@ -150,7 +162,10 @@ class JournalLocked(JournalError):
 
 
 class LakeError(SbusError):
-    """A lake cannot be read or written; the text gives the path, the cause and the remedy."""
+    """A lake that cannot be read or written.
+
+    The text gives the path, the cause and the remedy.
+    """
 
 
 class SparkError(SbusError):

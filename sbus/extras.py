@@ -1,4 +1,4 @@
-"""Libraries that only an extra installs: if one is missing, the error names the extra."""
+"""Optional libraries: the error for a missing one names the extra to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interfaces that plugins and embedding programs implement or use, and the types of their arguments and results.
+"""The interfaces for plugins and embedding programs, and the types that they use.
 
 Twisted's plugin system finds a component: a module in ``twisted/plugins`` with an object that provides
 `twisted.plugin.IPlugin` and one of these interfaces. The command line selects it by its name, a client by the control

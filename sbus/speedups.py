@@ -19,7 +19,9 @@ def is_wanted() -> bool:
 
 
 def choose(module: str, **plain: Any) -> tuple[Any, ...]:
-    """Return the compiled twin of each function, or the plain functions where the module was not built.
+    """Return the compiled twin of each function.
+
+    Where the module was not built, return the plain functions.
 
     :param module: the name of the compiled module.
     :param plain: the plain functions, by the names that they have in that module.

@@ -34,7 +34,7 @@ _CODE = re.compile(rf"{_STRING}|(?P<comment>#[^\n]*)|(?P<name>[A-Za-z_]\w*)", re
 _QUOTED = re.compile(r"(``[^`]+``|`[^`]+`)")
 _FIELD = re.compile(r"\{[^{}]*\}")
 _FOREIGN = ("_future", "defer", "pytest", "asyncio", "threading", "signal", "subprocess", "os", "shutil", "time")
-"""Modules whose attributes are nobody's to rename."""
+"""Modules whose attributes belong to other projects."""
 
 
 class Row(NamedTuple):

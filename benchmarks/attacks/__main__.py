@@ -64,7 +64,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command line."""
     options = _arguments(argv)
     if options.source is not None:
         records = [json.loads(line) for line in options.source.read_text().splitlines()]
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _installations(options: argparse.Namespace) -> list[measure.Installation]:
-    """The servers to measure.
+    """Return the servers to measure.
 
     :raises SystemExit: if there is no such command.
     """
@@ -101,7 +101,7 @@ def _installations(options: argparse.Namespace) -> list[measure.Installation]:
 
 
 def _measure(options: argparse.Namespace) -> Iterator[measure.Record]:
-    """The machine, then every row; the servers take turns."""
+    """Yield a record of the machine, then every row; the servers take turns."""
     plan = measure.Plan(options.secs, options.rate, options.setup, options.patience, allow_many_files())
     installations = _installations(options)
     yield {

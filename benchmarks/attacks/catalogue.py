@@ -205,7 +205,7 @@ def order_flips(me: Attacker) -> None:
 
 
 def _send_to_all(me: Attacker, socks: list[socket.socket], packet: bytes) -> None:
-    """Send where there is room, and wait a moment if there was none anywhere."""
+    """Send where there is room, and wait a moment if no socket had any."""
     sent = 0
     for sock in socks:
         with contextlib.suppress(BlockingIOError):
@@ -275,7 +275,7 @@ _MODES: dict[str, tuple[bytes, ...]] = {
 
 
 def _silent(number: int, *choices: bytes) -> Part:
-    """Silent subscribers of everything, with these choices of flood control."""
+    """Connect silent subscribers of everything, with these choices of flood control."""
 
     def readers(me: Attacker) -> None:
         me.hold(number, *(b"CMSG " + choice for choice in choices), _EVERYTHING)

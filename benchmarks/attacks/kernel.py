@@ -1,4 +1,4 @@
-"""What the kernel knows about a server from outside: its connections, unread bytes, memory and CPU time."""
+"""The kernel's view of a server: its connections, unread bytes, memory and CPU time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _status(pid: int, field: str) -> int:
-    """A field of ``/proc/PID/status``, in bytes."""
+    """Return a field of ``/proc/PID/status``, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -89,12 +89,12 @@ def _status(pid: int, field: str) -> int:
 
 
 def resident(pid: int) -> int:
-    """Bytes resident now."""
+    """Return the resident memory, in bytes."""
     return _status(pid, "VmRSS:")
 
 
 def peak(pid: int) -> int:
-    """Most bytes resident since `reset_peak`."""
+    """Return the peak of the resident memory since `reset_peak`, in bytes."""
     return _status(pid, "VmHWM:")
 
 
@@ -103,6 +103,6 @@ def reset_peak(pid: int) -> None:
 
 
 def cpu(pid: int) -> float:
-    """Seconds of CPU time of all threads, since the start (clock_getcpuclockid(3))."""
+    """Return the CPU time of all threads since the start, in seconds (clock_getcpuclockid(3))."""
     seconds: float = time.clock_gettime(~pid << 3 | 2)
     return seconds

@@ -46,7 +46,7 @@ class Installation:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how much is measured.
+    """The duration and the extent of a measurement.
 
     :ivar secs: seconds of round trips after the set-up of an attack, and seconds of throughput.
     :ivar rate: round trips a second.
@@ -79,7 +79,7 @@ class _Helper:
         self._pipe.send(command)
 
     def finish(self, seconds: float = 0.0) -> Record:
-        """Stop the measurement, and wait for its result at most `seconds` and a bit more.
+        """Stop the measurement, and wait for its result for `seconds` plus a margin.
 
         :raises Failed: if there is none.
         """

@@ -25,7 +25,7 @@ _POLL = 0.01
 
 
 class Usage(NamedTuple):
-    """What a server has used so far.
+    """The resources that a server has used so far.
 
     :ivar at: the time, in seconds of the monotonic clock.
     :ivar cpu: seconds.
@@ -38,7 +38,7 @@ class Usage(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a server has ended.
+    """The end of a server.
 
     :ivar shut: seconds from SIGTERM until no client was connected; None if that did not happen.
     :ivar gone: seconds from SIGTERM until the process was gone; None if it had to be killed.
@@ -71,7 +71,7 @@ class Server:
             raise Failed(f"the server has ended by itself (status {status}): {self.last_words()}")
 
     def last_words(self) -> str:
-        """The end of its log, in one line."""
+        """Return the end of the server's log, in one line."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 300))
             return " ".join(file.read().decode(errors="replace").split())

@@ -1,4 +1,4 @@
-"""What the records come to, in tables; missed targets are named."""
+"""The results in tables, with the missed targets."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["describe", "medians", "missed", "tables"]
 
 _NONE = "–"
 _TRIP_MS = 20.0
-"""The p99 that an attack may add to twice the spinners', in milliseconds."""
+"""Milliseconds of p99 that an attack may add to twice that of the spinners."""
 _THROUGHPUT, _THROUGHPUT_ALL = 0.5, 0.4
-"""The part of the throughput beside spinners that an attack, and all attacks at once, must leave."""
+"""The part of the throughput beside spinners that must remain, for one attack and for all at once."""
 _SHUT_SECONDS = 2.0
 _LOG_BYTES = 10_000
-"""Bytes that the log may grow by in a second."""
+"""Bytes per second by which the log may grow."""
 _MEMORY = 2.0
 """The factor between what the server counts and what its RSS shows."""
 
 
 def tables(records: Sequence[Record]) -> Iterator[Table]:
-    """The tables for which there are records; figures are medians over the rounds."""
+    """Return the tables that have records; figures are medians over the rounds."""
     records = medians(records)
     attacks = [record for record in records if "attack" in record]
     if attacks:
@@ -46,7 +46,7 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
 
 
 def medians(records: Sequence[Record]) -> list[Record]:
-    """One record of medians for each row of a table; each record with an error stays a row."""
+    """Return one record of medians for each row of a table; records with an error stay rows."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for number, record in enumerate(records):
         if title := record.get("attack") or record.get("memory"):
@@ -56,7 +56,7 @@ def medians(records: Sequence[Record]) -> list[Record]:
 
 
 def _median(values: Sequence[Any]) -> Any:
-    """The median of numbers, None being the largest; of records, key by key; else the first value."""
+    """Return the median of numbers (None is the largest), of records by key, else the first value."""
     first = values[0]
     if isinstance(first, dict):
         names = dict.fromkeys(name for value in values for name in value)
@@ -120,7 +120,7 @@ def _attack_row(record: Record, several: bool) -> list[str]:
 
 
 def _remarks(record: Record) -> Iterator[str]:
-    """What went wrong besides the targets."""
+    """Return the problems besides missed targets."""
     for phase in _phases(record):
         if "error" in phase["trips"]:
             yield phase["trips"]["error"]
@@ -137,7 +137,7 @@ def _phases(record: Record) -> list[Record]:
 
 
 def _milliseconds(trips: Record, figure: str) -> str:
-    """A figure; with a sign in front if messages without an answer make it a lower bound."""
+    """Write a figure; a sign marks a lower bound, if messages went without an answer."""
     if "error" in trips:
         return _NONE
     bound = ">" if trips["unanswered"] > trips["count"] * (0 if figure == "max_ms" else 0.01) else ""
@@ -145,7 +145,7 @@ def _milliseconds(trips: Record, figure: str) -> str:
 
 
 def ratio(record: Record) -> float | None:
-    """The throughput beside the attack, as a part of that beside the spinners."""
+    """Return the throughput beside the attack, as a part of that beside the spinners."""
     attack, spinners = (record[phase]["bulk"].get("per_second") for phase in ("attack_phase", "spinners"))
     return attack / spinners if attack is not None and spinners else None
 
@@ -166,7 +166,7 @@ def _seconds(value: float | None) -> str:
 
 
 def missed(record: Record) -> list[str]:
-    """The names of the targets that a row without an error misses."""
+    """Return the names of the targets that a row without an error misses."""
     attack, spinners = record["attack_phase"], record["spinners"]
     found = ratio(record)
     least = _THROUGHPUT_ALL if record["attack"] == ALL else _THROUGHPUT
@@ -209,7 +209,7 @@ def _one_line(text: str) -> str:
 
 
 def describe(record: Record) -> str:
-    """A record in one line, as progress."""
+    """Describe a record in one line, to show progress."""
     name = f"{record['server']:12} {record.get('attack') or record['memory']:24}"
     if "error" in record:
         return f"{name} {_one_line(record['error'])}"

@@ -3,7 +3,7 @@
  *     dbus_broker SOCKET
  *
  * dbus-broker does not listen by itself: a controller hands it a listening socket, with a policy, over a connection of
- * its own. This process becomes the broker, so that whoever started it has its PID; a child of it is the controller,
+ * its own. This process becomes the broker, so that its parent has its PID; a child of it is the controller,
  * and ends with it.
  */
 #define _GNU_SOURCE

@@ -70,7 +70,7 @@ struct stamp {
 	uint64_t number;
 	uint32_t publisher;
 	uint32_t is_last;  /* not a message, but the word that there are no more; `number` says how many there were */
-	double sent;       /* when, if somebody wants to know */
+	double sent;       /* the time, if the subscriber measures it */
 };
 
 /* What the processes tell each other. */
@@ -215,7 +215,7 @@ void arrived(const void *payload, size_t size)
 		return;
 	}
 	memcpy(&stamp, payload, sizeof stamp);
-	if (stamp.publisher >= MOST || stamp.number < expected[stamp.publisher]) {  /* nobody's; or repeated, or too late */
+	if (stamp.publisher >= MOST || stamp.number < expected[stamp.publisher]) {  /* of no publisher; or repeated, or too late */
 		mine.wrong++;
 		return;
 	}
@@ -308,7 +308,7 @@ static void topic_of(char topic[64], int publisher, long key)
 
 static void say_last(struct link *link, const char *topic, void *payload, int publisher, long published)
 {
-	/* Before it is sent: once the subscribers have it, somebody adds up. */
+	/* Before it is sent: once the subscribers have it, the parent adds up. */
 	shared->published[publisher] = published;
 	publish(link, topic, payload, (struct stamp){.number = published, .publisher = publisher, .is_last = 1});
 	bus.flush(link);

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-/* A publication is answered with a number. So many may be due before we read some. */
+/* Redis answers a publication with a number. This is the limit of answers due before we read some. */
 enum { MOST_DUE = 1024 };
 
 struct link {

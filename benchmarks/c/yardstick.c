@@ -4,7 +4,7 @@
  *
  * One thread, one recv and one send for each packet, every pattern of every client compared with every key. It knows
  * SUB, UNSUB and MSG, and does without what makes a bus dependable: it has no credentials, reserved keys, limits, flood
- * control or counters, and a client that does not read stops everybody.
+ * control or counters, and a client that does not read stops all others.
  */
 #define _GNU_SOURCE
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""``sbus bench``: how fast a bus is for programs with the blocking client."""
+"""``sbus bench``: measure how fast a bus is for programs with the blocking client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A group of commands that imports each command when it is used.
 
-``sbus pub`` in a shell loop pays for its start-up every time. It need not import the other commands, nor what those
-are made of: `multiprocessing` for ``bench``, `csv` for ``spark traffic``.
+``sbus pub`` in a shell loop pays for its start-up every time. So it imports only its own command, and not, for example,
+`multiprocessing` for ``bench`` or `csv` for ``spark traffic``.
 """
 
 from __future__ import annotations

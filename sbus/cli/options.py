@@ -1,4 +1,4 @@
-"""The options that say which bus to use, and the `Target` that they describe."""
+"""The options that select the bus, and the `Target` that they describe."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def connection_options(command: F) -> F:
             metavar="BYTES",
             expose_value=False,
             callback=_store,
-            help=f"Longest packet; use the server's setting.  [default: {DEFAULT_MAX_PACKET}]",
+            help=f"Longest packet, as set on the server.  [default: {DEFAULT_MAX_PACKET}]",
         ),
     )
     for option in reversed(options):

@@ -176,7 +176,7 @@ class ClientApi(ABC, Generic[Sub]):
     def control(self, key: bytes | str, payload: bytes | None = None) -> None:
         """Send a control message. Settings are sent again after a reconnect.
 
-        :raises sbus.errors.InvalidKey: if the key holds a NUL.
+        :raises sbus.errors.InvalidKey: if the key contains a NUL.
         :raises sbus.errors.UsageError: in a dialect without control messages, and for ``bundle/…``.
         """
         self.send([self.core.control(key, payload)])

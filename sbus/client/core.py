@@ -66,7 +66,7 @@ def find_dialect(name: str) -> Dialect:
     for dialect in (CURRENT, EARLY):
         if dialect.name == name:
             return dialect
-    raise UsageError(f"dialect={name!r}: say 'current' or 'early'")
+    raise UsageError(f"dialect={name!r}: use 'current' or 'early'")
 
 
 def _own_ids() -> tuple[int, int, int]:
@@ -176,7 +176,7 @@ class ClientCore:
         if not self.dialect.control:
             raise UsageError("the early dialect has no control messages: settings and whoami need a current server")
         if b"\0" in key:
-            raise InvalidKey(f"the control message {key!r} holds a NUL, which ends a key")
+            raise InvalidKey(f"the control message {key!r} contains a NUL, which ends a key")
         return self._sized(build(CMSG, key, payload))
 
     def whoami(self, waiter: Waiter) -> list[bytes]:
@@ -261,7 +261,7 @@ class ClientCore:
 
     def _check(self, key: bytes, what: str) -> SecretKey | None:
         if b"\0" in key:
-            raise InvalidKey(f"the {what} {key!r} holds a NUL, which ends a key")
+            raise InvalidKey(f"the {what} {key!r} contains a NUL, which ends a key")
         try:
             return self.dialect.check(key)
         except Violation as violation:

@@ -1,13 +1,13 @@
 """Server processes: start one, wait until it serves, stop it by its process ID.
 
 `sbus.testing` launches ``twistd sbus`` for a test, and ``sbus bench --start`` launches ``sbusd``. Both need the same
-four things, and each has a wrong answer that works most of the time.
+four things, and for each there is a wrong way that works most of the time.
 
 *Ready.* There is no output to wait for: log lines change, and a daemon may print nothing. The caller passes a probe
 that does what a client would do, and `ServerProcess.wait_until` calls it every 5 ms until it returns true. Between two
 probes the launcher sleeps on the pidfd of the process, so a server that fails to start is reported the moment it ends
 and not after the time-out. The probe must check *which* process it reached (``SO_PEERCRED``) if the address may belong
-to another server: ours is then about to say so and exit.
+to another server; the launched one then reports that and exits.
 
 *Output.* Standard output and standard error go to one file that the caller opened for reading and writing, never to a
 pipe: nothing reads a pipe while a test runs, and a server that logs more than 64 KiB would block. The log is read with

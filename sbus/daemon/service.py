@@ -1,4 +1,6 @@
-"""Twisted's services with type annotations, which `twisted.application.service` lacks.
+"""Type-annotated versions of Twisted's services.
+
+`twisted.application.service` has no annotations.
 
 At run time these names *are* Twisted's classes. Only a type checker sees the signatures below.
 """

@@ -38,7 +38,7 @@ def choice(option: str, *words: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in words:
-            raise UsageError(f"--{option}={text}: say {' or '.join(words)}")
+            raise UsageError(f"--{option}={text}: use {' or '.join(words)}")
         return text
 
     return parse

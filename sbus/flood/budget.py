@@ -42,7 +42,9 @@ class SharedBudget:
 
 
 class UserShare:
-    """One user's part in a `SharedBudget`; the queues of the user's receivers count in it.
+    """One user's part in a `SharedBudget`.
+
+    The queues of all the user's receivers count in it.
 
     :ivar budget: the budget that all users share.
     :ivar queues: the number of this user's queues that hold something now.
@@ -69,5 +71,5 @@ class UserShare:
             self.budget.users -= 1
 
     def fair_share(self) -> int:
-        """Return the bytes that one queue of this user may hold while the budget is used up."""
+        """Return the bytes that one queue of this user may hold if the budget is spent."""
         return self.budget.limit // (max(self.budget.users, 1) * max(self.queues, 1))

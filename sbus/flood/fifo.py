@@ -1,4 +1,7 @@
-"""The queue of a transport without flood control: first in, first out, with a high-water mark for producers."""
+"""The queue of a transport without flood control.
+
+It is first in, first out, with a high-water mark for producers.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class FifoQueue:
         self._size -= total_size(taken[:sent])
 
     def reject_oversized(self, packet: bytes) -> bool:
-        """End the connection: a stream of packets with a hole in it would mislead the protocol."""
+        """End the connection.
+
+        A stream of packets with a hole in it would mislead the protocol.
+        """
         return False
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The interfaces of flood control: strategies, orders, and the queue that a transport sends from."""
+"""The interfaces of flood control: strategies, orders and the transport's queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Until(enum.Enum):
 
 
 class Outcome(NamedTuple):
-    """What became of messages for one receiver, where not simply all of them were kept.
+    """The result for one receiver if the queue did not simply keep every message.
 
     :ivar dropped: the number of messages that were dropped for the receiver, older ones included.
     :ivar dropped_bytes: the bytes of these messages' packets.
@@ -59,7 +59,10 @@ class ISoftStrategy(Interface):
     always: Verdict | None = Attribute("The verdict if it is always the same one, which is quick; else None.")
 
     def decide(queue: Any, packet: bytes) -> Verdict:
-        """Return the verdict on `packet`, a message for the receiver of `queue` (called only if `always` is None)."""
+        """Return the verdict on a message for the receiver of `queue`.
+
+        Called only if `always` is None.
+        """
 
 
 class IHardStrategy(Interface):
@@ -69,7 +72,10 @@ class IHardStrategy(Interface):
     always: Verdict | None = Attribute("The verdict if it is always the same one, which is quick; else None.")
 
     def decide(queue: Any, packet: bytes) -> Verdict:
-        """Return the verdict on `packet`, for which there is no room (called only if `always` is None)."""
+        """Return the verdict on a message that has no room in the queue.
+
+        Called only if `always` is None.
+        """
 
 
 class IQueueOrder(Interface):
@@ -100,13 +106,16 @@ class IPacketQueue(Interface):
         """Add a packet that must be sent."""
 
     def take(count: int) -> list[bytes]:
-        """Take the next packets to send, at most `count`; they are out of the queue until `ack`."""
+        """Take at most `count` packets to send; they leave the queue until `ack`."""
 
     def ack(taken: list[bytes], sent: int) -> None:
-        """Report that the first `sent` of the packets `taken` were sent; the queue keeps the others."""
+        """Report that the first `sent` of the `taken` packets were sent.
+
+        The queue keeps the others.
+        """
 
     def reject_oversized(packet: bytes) -> bool:
-        """Report a packet that the kernel never takes, because it is longer than the socket's buffer.
+        """Report a packet that is longer than the socket's send buffer can ever be.
 
         If the connection goes on, the transport then reports the packet to `ack` as sent.
 
@@ -114,4 +123,7 @@ class IPacketQueue(Interface):
         """
 
     def discard_all(taken: Sequence[bytes] = ()) -> None:
-        """Drop everything, also the packets `taken` and not yet reported to `ack`: nothing can be sent any more."""
+        """Drop every packet, including those `taken` but not yet passed to `ack`.
+
+        Nothing can be sent any more.
+        """

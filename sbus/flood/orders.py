@@ -1,4 +1,4 @@
-"""The orders of a queue: those of the protocol, and the containers that keep packets in order.
+"""The orders of a queue: those of the protocol, and the containers behind them.
 
 .. rubric:: Theory of operation
 
@@ -30,7 +30,10 @@ __all__ = ["ORDERS", "FifoBacklog", "Order", "PriorityBacklog", "Reply"]
 
 
 class Reply(bytes):
-    """An answer of the server to the receiver itself; flood control never counts, delays or drops it."""
+    """The server's reply to the receiver itself.
+
+    Flood control never counts, delays or drops it.
+    """
 
     __slots__ = ()
 
@@ -84,7 +87,7 @@ class FifoBacklog:
         return islice(self._packets, self._front, None)
 
     def pop_message(self) -> bytes | None:
-        """Take the next message out and return it, or return None if there are only replies."""
+        """Take out and return the next message, or return None if only replies are left."""
         for at in range(self._front, len(self._packets)):
             packet: bytes = self._packets[at]
             if type(packet) is not Reply:
@@ -114,7 +117,10 @@ class FifoBacklog:
 
 
 class PriorityBacklog:
-    """A backlog in an order given by a sort key; replies go first, in the order of their questions."""
+    """A backlog ordered by a sort key.
+
+    Replies go first, in the order of their questions.
+    """
 
     __slots__ = ("_arrival", "_heap", "_newest_first", "_rank", "_replies", "_taken")
 

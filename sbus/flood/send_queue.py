@@ -140,14 +140,17 @@ class SendQueue:
         return len(self.pending) + (len(self._backlog) if self._backlog is not None else 0)
 
     def configure(self, settings: ClientSettings) -> None:
-        """Use other settings from now on: strategies for new messages, the order also for the backlog."""
+        """Replace the settings.
+
+        New strategies apply to new messages; a new order also applies to the backlog.
+        """
         if settings.order is not self.settings.order:
             self._is_arranged = False
         self.settings = settings
         self.can_block = settings.can_block()
 
     def snapshot(self) -> dict[str, list[tuple[bool, bytes]]]:
-        """Return the packets in the queue in order of arrival, each as (whether it is a reply, packet)."""
+        """Return the queue in order of arrival, as tuples (whether it is a reply, packet)."""
         packets = [*(self._backlog or ()), *self.pending]
         return {"packets": [(type(packet) is Reply, bytes(packet)) for packet in packets]}
 
@@ -164,7 +167,7 @@ class SendQueue:
             self._backlog.push([reply])
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
-        """Take messages for a receiver that is congested, and keep those that flood control lets in.
+        """Take messages for a congested receiver; keep those that flood control admits.
 
         :param may_block: whether the receiver may block the publisher of these messages.
         :returns: None if all were kept and there is nothing to do.
@@ -195,7 +198,7 @@ class SendQueue:
         return outcome
 
     def has_room(self, messages: int, size: int, copies: int) -> bool:
-        """Return whether the queue certainly keeps that many messages without blocking their publisher.
+        """Return whether the queue surely keeps these messages and blocks no publisher.
 
         :param messages: the number of messages.
         :param size: their bytes.
@@ -210,7 +213,10 @@ class SendQueue:
         )
 
     def drop_next(self) -> bool:
-        """For strategies: drop the message that would be sent next. Return whether there was one."""
+        """Drop the message that would be sent next, and return whether there was one.
+
+        For strategies.
+        """
         packet = self._ordered(self._backlog).pop_message() if self._backlog is not None else None
         if packet is None:
             return False
@@ -331,14 +337,20 @@ class SendQueue:
             self._reply_pending = False
 
     def reject_oversized(self, packet: bytes) -> bool:
-        """Drop a packet that the socket never takes; the receiver is not to blame, so the connection goes on."""
+        """Drop a packet that the socket can never take.
+
+        The receiver is not to blame, so the connection goes on.
+        """
         self._oversized = (*self._oversized, packet)
         if type(packet) is not Reply:
             self._owner.on_drained(False, False, 1, len(packet))
         return True
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:
-        """Drop everything, also the packets `taken` and not yet reported to `ack`, and count the messages."""
+        """Drop every packet, including those `taken` but not yet passed to `ack`.
+
+        The messages among them are counted.
+        """
         self._discard(taken)
         dropped, size, self._dropped, self._dropped_bytes = self._dropped, self._dropped_bytes, 0, 0
         if dropped:

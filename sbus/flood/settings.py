@@ -1,4 +1,4 @@
-"""The choices of one client about the messages that it receives, as one immutable value."""
+"""One client's choices about the messages that it receives, as an immutable value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = ["DEFAULT_SETTINGS", "ClientSettings"]
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client has chosen with control messages; all clients that chose nothing share `DEFAULT_SETTINGS`.
+    """What a client has chosen with control messages.
+
+    All clients that chose nothing share `DEFAULT_SETTINGS`.
 
     :ivar soft: the strategy for a message when the socket is full.
     :ivar hard: the strategy for a message when the queue is at its limit.
@@ -31,7 +33,10 @@ class ClientSettings:
     bundles: bool = False
 
     def with_order(self, order: IQueueOrder) -> ClientSettings:
-        """Return these settings with another order, which may also say whether the newest message goes first."""
+        """Return these settings with another order.
+
+        The order may also say whether the newest message goes first.
+        """
         newest_first = self.newest_first if order.newestFirst is None else order.newestFirst
         return replace(self, order=order, newest_first=newest_first)
 
@@ -40,7 +45,7 @@ class ClientSettings:
         return self.soft.always in (Verdict.BLOCK, None) or self.hard.always in (Verdict.BLOCK, None)
 
     def snapshot(self) -> dict[str, bytes | bool]:
-        """Return the choices as plain values: strategies and orders by their control messages."""
+        """Return the choices as the control messages that select them."""
         return {
             "soft": self.soft.selector,
             "hard": self.hard.selector,

@@ -1,4 +1,4 @@
-"""The strategies of the protocol: what a receiver can choose for messages that cannot be sent at once."""
+"""The protocol's strategies for messages that cannot be sent at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["HARD_STRATEGIES", "SOFT_STRATEGIES", "Strategy"]
 
 @implementer(ISoftStrategy, IHardStrategy)
 class Strategy:
-    """A strategy that always gives the same verdict; its selector says whether it is soft or hard."""
+    """A strategy that always gives the same verdict.
+
+    Its selector says whether it is soft or hard.
+    """
 
     def __init__(self, selector: bytes, always: Verdict) -> None:
         self.selector = selector

@@ -8,8 +8,8 @@ Retention takes no locks; it runs beside the writer and the readers. Invariants:
 * A segment of which a consumer still needs a row stays, unless deletion is forced. Without any consumer every segment
   stays: an archive that was never started must not lose rows to a limit on size.
 * Of each segment the ``.arrows`` is removed first, and that removal is synced before the index and the summary go. A
-  power cut can then leave an index or a summary alone, which nobody lists and the writer removes; never rows without an
-  index.
+  power cut can then leave an index or a summary alone, which readers ignore and the writer removes; never rows without
+  an index.
 * A reader that has opened a segment reads it to the end, because the kernel keeps the content of an open file.
 """
 

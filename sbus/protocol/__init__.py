@@ -1,1 +1,1 @@
-"""The wire protocol and its rules: packets, bundles, keys, patterns, control messages. No I/O."""
+"""The wire protocol (no I/O): packets, bundles, keys, patterns, control messages."""

@@ -4,7 +4,7 @@ A control message is ``CMSG <key>``, optionally with a payload. Each belongs to 
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
-Protocol: "Control messages", "Flood control", "Echos", "Bundles".
+Protocol: "Control messages", "Flood control", "Echo", "Bundles".
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ CONTROLS = (
         default=True,
         answer=Answer.EMPTY,
         repeated=False,
-        meaning="neither take nor send bundles",
+        meaning="accept and send no more bundles",
     ),
 )
 """Every control message of the protocol, in the order of its documentation."""

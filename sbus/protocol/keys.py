@@ -1,4 +1,4 @@
-"""Routing keys, patterns and secret keys, and the reference for matching one pattern against one key.
+"""Routing keys, patterns and secret keys, and the reference for matching them.
 
 Theory of operation
 -------------------
@@ -69,7 +69,7 @@ class SecretKey(NamedTuple):
         return b"%b/%b/%b" % self[:3]
 
     def readers(self, peer: PeerCredentials) -> list[bytes]:
-        """Return the `ids` of all keys that this pattern reads from if `peer` subscribes to it.
+        """Return the `ids` of all keys that `peer` receives through this pattern.
 
         An empty field in the pattern stands for an empty field and for the peer's own ID.
         """
@@ -115,7 +115,10 @@ class Dialect:
         return self.control and (key == b"!" or key.startswith(b"!/"))
 
     def shown(self, key: bytes) -> str:
-        """Return a key as text for a log: escaped, at most 200 bytes of it, and without a secret key's ``<rest>``."""
+        """Return a key as text for a log: escaped, and cut to 200 bytes.
+
+        The ``<rest>`` of a secret key is left out.
+        """
         if self.is_secret(key) and (match := _CREDENTIALS.match(key)):
             key = match[0] + (b"..." if match.end() < len(key) else b"")
         text = key[:200].decode("ascii", "backslashreplace")
@@ -128,7 +131,10 @@ EARLY = Dialect("early", b".", control=False)
 
 
 def _check_reserved(key: bytes) -> SecretKey | None:
-    """Apply rule 8: a segment ``!`` only begins complete credentials, at the start or within ``<rest>``."""
+    """Apply rule 8: ``!`` only begins complete credentials.
+
+    They stand at the start or within ``<rest>``.
+    """
     secret = None
     bang = _BANG.search(key)
     while bang:
@@ -147,7 +153,10 @@ def _check_reserved(key: bytes) -> SecretKey | None:
 
 
 def matches_open(pattern: bytes, key: bytes, separator: bytes = b"/") -> bool:
-    """Apply rules 1 to 4: return whether the pattern matches the key, with no regard to what is reserved."""
+    """Apply rules 1 to 4: return whether the pattern matches the key.
+
+    What is reserved is not considered.
+    """
     if not pattern:
         return True
     stars = b"*"
@@ -171,7 +180,9 @@ def matches_open(pattern: bytes, key: bytes, separator: bytes = b"/") -> bool:
 
 
 def matches(pattern: bytes, key: bytes, dialect: Dialect = CURRENT, subscriber: PeerCredentials | None = None) -> bool:
-    """Return whether a subscriber with this pattern receives a message with this key: the reference for all rules.
+    """Return whether a subscriber with this pattern receives a message with this key.
+
+    This is the reference for all rules.
 
     :param subscriber: the subscriber's credentials; without them, no secret key matches.
     :raises Violation: if the protocol forbids the pattern or the key.

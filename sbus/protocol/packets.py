@@ -39,7 +39,10 @@ DEFAULT_MAX_PACKET = 409_600
 
 
 class Packet(NamedTuple):
-    """A parsed packet: verb, key (or pattern), and the bytes behind the key's NUL (empty without a NUL)."""
+    """A parsed packet: verb, key or pattern, and the bytes behind the key's NUL.
+
+    Without a NUL these are empty.
+    """
 
     verb: bytes
     key: bytes
@@ -64,7 +67,10 @@ def parse(packet: bytes) -> Packet:
 
 
 def build(verb: bytes, key: bytes, payload: bytes | None = None) -> bytes:
-    """Build a packet. Without a payload it has no NUL; ``MSG`` and replies always have a payload."""
+    """Build a packet.
+
+    Without a payload it has no NUL; ``MSG`` and replies always have a payload.
+    """
     if payload is None:
         return b"%b %b" % (verb, key)
     return b"%b %b\0%b" % (verb, key, payload)

@@ -1,8 +1,7 @@
-"""When the recorder deletes old segments.
+"""The recorder's schedule for deleting old segments.
 
-It does so at the start, when a segment is closed, at intervals, and on a full disk.
-
-What may be deleted is decided by `sbus.journal.retention`.
+It deletes at the start, when a segment is closed, at intervals, and on a full disk. `sbus.journal.retention` decides
+which segments may go.
 """
 
 from __future__ import annotations

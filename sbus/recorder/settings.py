@@ -32,8 +32,8 @@ class Settings:
     :ivar batch_time: the longest time that a message is held for its batch, in seconds.
     :ivar sync: the seconds between two syncs while there are new rows; 0: a sync after every batch.
     :ivar buffer_bytes: the bytes of memory, in messages that are not written yet, at which the bus is no longer read.
-    :ivar segment_bytes: the length in bytes at which a new segment is begun.
-    :ivar segment_age: the age in seconds at which a new segment is begun.
+    :ivar segment_bytes: the size in bytes at which a new segment begins.
+    :ivar segment_age: the age in seconds at which a new segment begins.
     :ivar keep_bytes: the limit on the size of the journal in bytes; None: no limit.
     :ivar keep_days: the limit on the age of a row in days; None: no limit.
     :ivar force: delete segments that no consumer has taken, too.

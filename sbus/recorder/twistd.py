@@ -59,14 +59,14 @@ class Options(CommandLine):
             "dialect",
             None,
             _DEFAULTS.dialect,
-            "Dialect of the protocol that the bus speaks: current or early",
+            "Protocol revision that the bus speaks: current or early",
             choice("dialect", CURRENT.name, EARLY.name),
         ],
         [
             "max-packet",
             None,
             _DEFAULTS.max_packet,
-            "Length of the longest packet in bytes, as configured at the bus",
+            "Longest packet in bytes, as set on the bus",
             amount("max-packet", "bytes"),
         ],
         [
@@ -95,21 +95,21 @@ class Options(CommandLine):
             "batch-rows",
             None,
             _DEFAULTS.batch_rows,
-            "Number of messages that completes a batch",
+            "Messages that complete a batch, which is then written",
             amount("batch-rows", "messages"),
         ],
         [
             "batch-bytes",
             None,
             _DEFAULTS.batch_bytes,
-            "Number of bytes, in keys and payloads, that completes a batch",
+            "Bytes of keys and payloads that complete a batch",
             amount("batch-bytes", "bytes"),
         ],
         [
             "batch-time",
             None,
             None,
-            "Longest time that a message is held for its batch [default: 100ms]",
+            "Longest time that a message waits for its batch [default: 100ms]",
             duration("batch-time"),
         ],
         [
@@ -123,21 +123,21 @@ class Options(CommandLine):
             "buffer-bytes",
             None,
             _DEFAULTS.buffer_bytes,
-            "Bytes of memory, in messages not written yet, at which the recorder stops reading",
+            "Bytes of memory for unwritten messages; at this limit the recorder stops reading",
             amount("buffer-bytes", "bytes"),
         ],
         [
             "segment-bytes",
             None,
             _DEFAULTS.segment_bytes,
-            "Length in bytes at which a new segment is begun",
+            "Size in bytes at which the recorder begins a new segment",
             amount("segment-bytes", "bytes"),
         ],
         [
             "segment-age",
             None,
             None,
-            "Age at which a new segment is begun [default: 1h]",
+            "Age at which the recorder begins a new segment [default: 1h]",
             duration("segment-age", 1.0),
         ],
         [
@@ -163,12 +163,12 @@ class Options(CommandLine):
     ]
 
     optFlags = [
-        ["force", None, "Delete segments that no consumer (sbus spark archive) has taken, too"],
+        ["force", None, "Also delete segments that a consumer (sbus spark archive) has yet to read"],
         [
             "supervised",
             None,
             "For a parent process: stop when standard input ends, ignore SIGTERM and SIGINT, and log to standard error "
-            "with the level in front",
+            "with the level at the start of each line",
         ],
     ]
 

@@ -163,5 +163,5 @@ class RouteCache(Generic[S]):
 
 
 def _is_plain(pattern: bytes, separator: bytes) -> bool:
-    """Return whether a pattern matches exactly one key: the one that is spelled like it."""
+    """Return whether a pattern matches exactly one key: the one with the same bytes."""
     return bool(pattern) and b"*" not in pattern and not pattern.endswith(separator)

@@ -1,4 +1,4 @@
-"""Runs: consecutive messages with one route, found in a batch of packets in one pass.
+"""Runs: consecutive messages with one route, found in one pass over a batch.
 
 Theory of operation
 -------------------
@@ -66,7 +66,7 @@ def _next_run(
 def _next_messages(
     packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]], kind: type[M]
 ) -> tuple[tuple[S, ...] | None, list[M]]:
-    """Find the run that begins at `start`, like `next_run`, and take its messages apart.
+    """Find the run that begins at `start`, like `next_run`, and split its messages.
 
     :param kind: the type of a message: a named tuple of key and payload.
     :returns: the receivers of the run (None without a run), and its messages.
@@ -88,7 +88,7 @@ def _next_messages(
 
 
 def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longest: int) -> list[bytes]:
-    """Build the packets that publish messages, up to the first message that needs a closer look.
+    """Build the packets for messages, up to the first that needs a closer look.
 
     That is a message with ``!`` or a NUL in its key, with a packet of more than `longest` bytes, or with anything but
     a tuple of bytes (or str) and bytes.

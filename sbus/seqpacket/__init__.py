@@ -1,1 +1,1 @@
-"""SEQPACKET sockets in Twisted: a transport that keeps packet edges, ports, endpoints; on every reactor."""
+"""SEQPACKET sockets in Twisted: transport, ports and endpoints, on every reactor."""

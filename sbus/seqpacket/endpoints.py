@@ -1,4 +1,4 @@
-"""Endpoints: SEQPACKET sockets wherever Twisted takes an endpoint, as classes and as strings.
+"""Endpoints for SEQPACKET sockets, as classes and as endpoint strings.
 
 ``seqpacket:/run/sbus.sock:mode=770:group=bus:reuse=1`` listens, ``seqpacket:/run/sbus.sock:timeout=5``
 connects. A colon in the address is written ``\\:``; an address with an equals sign is written after
@@ -119,7 +119,9 @@ class SeqpacketServerEndpoint:
         return self.address
 
     def _from_systemd(self, name: str) -> int:
-        """Return the descriptor that systemd passed, by its name or as the only one (sd_listen_fds(3)).
+        """Return the descriptor that systemd passed, by name or as the only one.
+
+        See sd_listen_fds(3).
 
         Twisted's endpoint for it serves stream sockets only, so this takes nothing but the number from there.
         """
@@ -140,7 +142,9 @@ class SeqpacketServerEndpoint:
 
 
 def _passed_without_names() -> bool:
-    """Whether this process was passed sockets without names, as systemd-socket-activate passes them.
+    """Return whether this process was passed sockets without names.
+
+    systemd-socket-activate passes such sockets.
 
     sd_listen_fds(3) takes these. Twisted does not, and has removed the variables from `os.environ` by now.
     """
@@ -157,7 +161,7 @@ def _passed_without_names() -> bool:
 
 
 class _ClientTransport(PacketTransport):
-    """A transport that stops its factory when the connection is lost, as Twisted's connectors do."""
+    """A transport that, like Twisted's connectors, stops its factory at the end."""
 
     __slots__ = ("_factory",)
 
@@ -198,7 +202,10 @@ class SeqpacketClientEndpoint:
         self.max_packet = max_packet
 
     def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:
-        """Connect (`IStreamClientEndpoint`); fails with a `twisted.internet.error.ConnectError`."""
+        """Connect (`IStreamClientEndpoint`).
+
+        The Deferred fails with a `twisted.internet.error.ConnectError`.
+        """
         return defer.Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, factory: IProtocolFactory) -> IProtocol:

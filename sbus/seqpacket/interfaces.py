@@ -20,7 +20,10 @@ __all__ = [
 
 
 class Reactor(Protocol):
-    """What this package needs of a reactor: `IReactorTime`, and the readers of `IReactorFDSet`."""
+    """The parts of a reactor that this package needs.
+
+    These are `IReactorTime` and the readers of `IReactorFDSet`.
+    """
 
     def seconds(self) -> float: ...
     def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> IDelayedCall: ...
@@ -32,7 +35,9 @@ class IPacketReceiver(Interface):
     """A protocol that takes packets in batches."""
 
     def packetsReceived(packets: list[bytes]) -> int:
-        """Handle packets that have arrived, in this order; an empty one stands for a packet that was too long.
+        """Handle packets in order of arrival.
+
+        An empty packet stands for one that was too long.
 
         :returns: the number of packets handled. If it is less than all, the protocol has paused the transport, which
             keeps the others and delivers them again when the protocol resumes it.
@@ -40,7 +45,10 @@ class IPacketReceiver(Interface):
 
 
 class IPacketTransport(Interface):
-    """A connection that keeps packet edges: one `write` is one packet, and so is one ``dataReceived``."""
+    """A connection that preserves packet boundaries.
+
+    One `write` is one packet, and so is one ``dataReceived``.
+    """
 
     queue: IPacketQueue = Attribute("The queue that is sent from; a protocol can replace it.")
     credentials: PeerCredentials = Attribute("The peer's process, user and group.")
@@ -70,14 +78,14 @@ class IPacketTransport(Interface):
         """
 
     def start_bundling(limit: int) -> int:
-        """Take bundles from now on, and send them once the packets that are queued now are sent.
+        """Accept bundles from now on, and send them after the packets that are queued now.
 
         :param limit: bytes in the largest bundle to send.
         :returns: the limit in force, bytes.
         """
 
     def stop_bundling() -> None:
-        """Neither take nor send bundles from now on."""
+        """Accept and send no more bundles."""
 
     def pauseProducing() -> None:
         """Stop reading."""

@@ -1,4 +1,4 @@
-"""One place in the reactor for all SEQPACKET sockets: an epoll set that the reactor watches as one descriptor.
+"""One epoll set for all SEQPACKET sockets; the reactor watches one descriptor.
 
 Theory of operation
 -------------------
@@ -20,13 +20,13 @@ Invariants:
 * *No deferred call runs while events are handled* (`call_soon`). Closing, resuming and flushing what was written
   outside a batch are deferred, so no protocol loses a connection while it iterates over receivers.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
-* *Nothing is left behind.* Without sockets the multiplexer is neither in the reactor nor has it an epoll set; the
+* *Nothing is left behind.* Without sockets the multiplexer has no epoll set and no place in the reactor; the
   table of multiplexers holds reactors weakly.
 
 The second pass replaced a second read of the same socket: it finds other clients' packets as well, and costs less than
 a turn of the reactor. Tried and given up: to wait for the next message before the reactor's turn, which needs a wait
 for two epoll sets, one within the other; and to keep the reactor's epoll set within this one, which saves 1 µs of 17
-for a lone message and needs what Twisted keeps private.
+for a lone message and needs private parts of Twisted.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ class Multiplexer:
         return reactor
 
     def reader(self, max_packet: int) -> PacketReader:
-        """Return the buffers for packets of up to `max_packet` bytes, which all sockets of the multiplexer share."""
+        """Return the shared buffers for packets of up to `max_packet` bytes.
+
+        All sockets of the multiplexer use them.
+        """
         reader = self._readers.get(max_packet)
         if reader is None:
             reader = self._readers[max_packet] = PacketReader(max_packet, batch_size(max_packet))
@@ -157,7 +160,7 @@ class Multiplexer:
             self._readers.clear()
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
-        """Call when the events in hand are dealt with: for what must not happen in the middle of a batch."""
+        """Call once the current events are handled, not in the middle of a batch."""
         if not self._deferred and not self._dispatching:
             self.reactor.callLater(0, self._run_deferred)
         self._deferred.append((call, args))
@@ -168,10 +171,13 @@ class Multiplexer:
             try:
                 call(*args)
             except Exception:
-                self._log.failure("A call put off by the multiplexer failed")
+                self._log.failure("A call that the multiplexer deferred has failed")
 
     def doRead(self) -> None:
-        """Serve the ready sockets, in as many passes as they need and may have (`IReadDescriptor`)."""
+        """Serve the ready sockets, in as many passes as they need and may have.
+
+        This is `IReadDescriptor`.
+        """
         for self.pass_number in _PASSES:
             self.has_read = False
             self._dispatch()

@@ -1,4 +1,4 @@
-"""How much a transport reads in one go: one number before each read, and every constant behind it. No I/O.
+"""Pacing: the number of packets that a transport reads in one go. No I/O.
 
 Theory of operation
 -------------------
@@ -52,7 +52,7 @@ MAX_BUFFER = 32 << 20
 
 
 def batch_size(max_packet: int) -> int:
-    """Return the packets in a batch whose buffers stay within `MAX_BUFFER` bytes: 1 to `BATCH`.
+    """Return the batch size, 1 to `BATCH`, whose buffers fit in `MAX_BUFFER` bytes.
 
     :param max_packet: bytes in the longest packet.
     """
@@ -96,7 +96,7 @@ class ReadPacer:
         return limit
 
     def next_limit(self, received: int) -> int:
-        """Return the packets to ask for in the next read of this pass; 0 if there is to be none.
+        """Return the packets to ask for in the next read of this pass; 0 ends the pass.
 
         :param received: packets that the last read found, at least 1.
         """

@@ -1,4 +1,4 @@
-"""A listening port: accepts SEQPACKET connections and gives each a transport and a protocol.
+"""A listening port: gives each SEQPACKET connection a transport and a protocol.
 
 Theory of operation
 -------------------

@@ -58,7 +58,10 @@ __all__ = [
 
 
 class _Hashable(enum.Enum):
-    """A base for enums whose members are keys: `enum.Enum` hashes the name, with a call in Python."""
+    """A base for enums whose members are keys.
+
+    `enum.Enum` hashes the name, with a call in Python.
+    """
 
     __hash__ = object.__hash__
 
@@ -199,7 +202,10 @@ WRITE_SIDE: Final[_Rows[WriteSide]] = {
 
 
 def _complete(rows: _Rows[_State]) -> dict[tuple[_State, Event], _State]:
-    """Flatten a table; in a machine that an event does not concern, every state is its own successor."""
+    """Flatten a table of transitions.
+
+    In a machine that an event does not concern, every state is its own successor.
+    """
     concerned = {event for row in rows.values() for event in row}
     return {
         (state, event): row[event] if event in concerned else state
@@ -217,7 +223,10 @@ _PACING: Final = frozenset({Event.PAUSE, Event.RESUME, Event.RESUMED})
 
 
 class TransitionError(RuntimeError):
-    """An event that the table does not provide for in the present states; a defect of the transport itself."""
+    """An event that the table does not provide for in the present states.
+
+    It is a defect of the transport itself.
+    """
 
 
 class Connection:
@@ -237,7 +246,7 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether the protocol has the connection: from ``makeConnection`` to ``connectionLost``."""
+        """Whether the protocol is between ``makeConnection`` and ``connectionLost``."""
         return self.life is not Life.NEW and self.life is not Life.CLOSED
 
     @property

@@ -1,4 +1,6 @@
-"""The packet transport: one connected SEQPACKET socket; one write is one packet, and so is one ``dataReceived``.
+"""The packet transport: one connected SEQPACKET socket.
+
+One write is one packet, and so is one ``dataReceived``.
 
 Theory of operation
 -------------------
@@ -213,7 +215,10 @@ class PacketTransport(Connection):
         self._multiplexer.call_soon(self._guarded, call, *args)
 
     def _guarded(self, call: Callable[..., object], *args: object) -> None:
-        """Call; an exception, most likely the protocol's, aborts this connection and no other."""
+        """Call a function; if it raises, abort this connection and no other.
+
+        The exception is most likely the protocol's.
+        """
         try:
             call(*args)
         except Exception:
@@ -268,7 +273,10 @@ class PacketTransport(Connection):
                 return
 
     def _deliver(self, packets: list[bytes]) -> None:
-        """Hand packets to the protocol, and keep those that it does not take because it has paused the transport."""
+        """Hand packets to the protocol.
+
+        Keep those that it does not take because it has paused the transport.
+        """
         if self._receiver is not None:
             taken = self._receiver.packetsReceived(packets)
         else:
@@ -431,7 +439,9 @@ class PacketTransport(Connection):
         return 0 if self.life is Life.CLOSED else unread_bytes(self._sock)
 
     def start_bundling(self, limit: int) -> int:
-        """Take bundles from now on, and send them once the queue is empty (`sbus.protocol.bundles`).
+        """Accept bundles from now on, and send them once the queue is empty.
+
+        See `sbus.protocol.bundles`.
 
         :param limit: bytes in the largest bundle to send.
         :returns: the limit in force, which is lower if the socket does not take packets of that length.
@@ -440,7 +450,7 @@ class PacketTransport(Connection):
         return self._bundle_limit
 
     def stop_bundling(self) -> None:
-        """Neither take nor send bundles from now on."""
+        """Accept and send no more bundles."""
         self._bundle_limit = self._send_bundle_limit = 0
 
     def _send_bundled(self, taken: list[bytes]) -> int | None:
@@ -459,7 +469,9 @@ class PacketTransport(Connection):
         return done
 
     def _send(self, taken: list[bytes], counts: list[int] | None = None) -> int | None:
-        """Send packets until the socket is full, or until a bundle is too long for it: the next are shorter then.
+        """Send packets until the socket is full.
+
+        If a bundle is too long for the socket, the next ones are shorter.
 
         :param counts: the number of packets in each item, if there are bundles among them.
         :returns: the number of items, from the front, that are dealt with; None if nothing can be sent any more.
@@ -512,7 +524,10 @@ class PacketTransport(Connection):
             self._end_writing(Event.FAIL)
 
     def _end_writing(self, event: Event) -> None:
-        """Discard the queue, stop the producer, and report the end of writing; or close, if reading has ended too."""
+        """Discard the queue, stop the producer, and report the end of writing.
+
+        If reading has ended too, close instead.
+        """
         self.move(event)
         self._watch_writing(False)
         self.queue.discard_all()
@@ -544,7 +559,10 @@ class PacketTransport(Connection):
             self._producer.resumeProducing()
 
     def unregisterProducer(self) -> None:
-        """Go on without the producer, which has no more to send (`IConsumer`); a close that waited for it follows."""
+        """Go on without the producer (`IConsumer`).
+
+        It has no more to send; a close that waited for it follows.
+        """
         self._producer = None
         if self.write_side is _DRAINING:
             self._call_soon(self.flush)
@@ -570,7 +588,10 @@ class PacketTransport(Connection):
             self._close_soon(Failure(main.CONNECTION_DONE))
 
     def loseWriteConnection(self) -> None:
-        """Send the queue, then shut the socket down for writing: the peer reads end of file, and may still send."""
+        """Send the queue, then shut the socket down for writing.
+
+        The peer reads end-of-file, and may still send.
+        """
         if self._is_writable():
             self.move(Event.DRAIN)
             self._call_soon(self.flush)
@@ -615,7 +636,10 @@ class PacketTransport(Connection):
         return PacketAddress(None if self.life is Life.CLOSED else self._sock.getsockname())
 
     def getPeer(self) -> PacketAddress:
-        """The peer's address (`ITransport`): empty for most clients, and when the connection is lost."""
+        """The peer's address (`ITransport`).
+
+        It is empty for most clients, and once the connection is lost.
+        """
         return PacketAddress(None if self.life is Life.CLOSED else self._sock.getpeername())
 
     def getHandle(self) -> socket.socket:

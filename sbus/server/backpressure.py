@@ -1,4 +1,4 @@
-"""Back-pressure: which receivers block which publishers, and for how long they may.
+"""Back-pressure: which receivers block which publishers, and for how long.
 
 .. rubric:: Theory of operation
 
@@ -8,8 +8,8 @@ back-pressure there is; the protocol has no message for it, and the publisher ne
 
 One object owns the matter for a whole bus, in both directions: the publishers that a receiver blocks, each until the
 receiver's queue is empty or until it has room, and the receivers that block a publisher. A publisher is paused when the
-first receiver blocks it, and resumed when the last one unblocks it. Nothing is kept for clients that neither
-block nor are blocked.
+first receiver blocks it, and resumed when the last one unblocks it. Clients that do not block and are
+not blocked take no memory here.
 
 The way from a full socket to a publisher that is read again, call by call:
 
@@ -96,7 +96,10 @@ class Backpressure:
         self._blocked: dict[_Publisher, set[_Receiver]] = {}
 
     def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
-        """Block a publisher until the receiver's queue has room or is empty; *empty* outlasts *room*."""
+        """Block a publisher until the receiver's queue has room or is empty.
+
+        *Empty* outlasts *room*.
+        """
         blocking = self._blocking.get(receiver)
         if blocking is None:
             timer = StallTimer(
@@ -113,7 +116,10 @@ class Backpressure:
             receivers.add(receiver)
 
     def drained(self, receiver: _Receiver, has_room: bool, is_empty: bool) -> None:
-        """Packets have left the queue of a receiver; unblock the publishers that waited for this state."""
+        """Unblock the publishers that waited for this state of a receiver's queue.
+
+        Packets have just left that queue.
+        """
         blocking = self._blocking.get(receiver)
         if blocking is None:
             return
@@ -131,7 +137,10 @@ class Backpressure:
             self._resume(receiver, blocking.until)
 
     def reconsider(self, receiver: _Receiver) -> None:
-        """Unblock all publishers of a receiver that has chosen other strategies; the time-out goes on."""
+        """Unblock all publishers of a receiver that has chosen other strategies.
+
+        Its time-out continues.
+        """
         blocking = self._blocking.get(receiver)
         if blocking is not None:
             self._unblock(receiver, list(blocking.until))

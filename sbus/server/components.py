@@ -1,4 +1,4 @@
-"""The components that can be replaced, found by name: built-in ones and those of plugins."""
+"""The replaceable components, found by name: built-in ones and those of plugins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _by(attribute: str, interface: InterfaceClass, built_in: Iterable[Any]) -> d
     for component in installed(interface, built_in):
         name = getattr(component, attribute)
         if name in found and found[name] is not component:
-            raise PluginError(f"two components are called {name!r}: {found[name]!r} and {component!r}; remove one")
+            raise PluginError(f"two components have the name {name!r}: {found[name]!r} and {component!r}; remove one")
         found[name] = component
     return found
 
@@ -50,7 +50,9 @@ def find_policy(name: str) -> ICredentialsPolicy:
     try:
         return policies[name]
     except KeyError:
-        raise PluginError(f"no credentials policy is called {name!r}: there is {', '.join(sorted(policies))}") from None
+        raise PluginError(
+            f"there is no credentials policy {name!r}: choose from {', '.join(sorted(policies))}"
+        ) from None
 
 
 def _soft() -> dict[bytes, ISoftStrategy]:
@@ -67,7 +69,7 @@ def _orders() -> dict[bytes, IQueueOrder]:
 
 @dataclass(frozen=True, slots=True)
 class FloodControls:
-    """The strategies and orders that clients of one bus can choose, by their control messages."""
+    """The strategies and orders that a bus offers, by their control messages."""
 
     soft: dict[bytes, ISoftStrategy] = field(default_factory=_soft)
     hard: dict[bytes, IHardStrategy] = field(default_factory=_hard)
@@ -83,7 +85,10 @@ class FloodControls:
         )
 
     def apply(self, settings: ClientSettings, key: bytes) -> ClientSettings | None:
-        """Return a client's settings after a control message, or None if it names no strategy or order."""
+        """Return a client's settings after a control message.
+
+        The result is None if the message names no strategy or order.
+        """
         if key in self.soft:
             return replace(settings, soft=self.soft[key])
         if key in self.hard:

@@ -1,4 +1,7 @@
-"""The built-in credentials policies, which go by the credentials that the kernel reports (``SO_PEERCRED``, unix(7))."""
+"""The built-in credentials policies.
+
+They use the credentials that the kernel reports (``SO_PEERCRED``, unix(7)).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class AccessSettings:
 
 @implementer(ICredentials)
 class KernelCredentials:
-    """Decides by the credentials that the kernel reports for a peer (protocol: "Secret keys", "Flood control").
+    """Decides by the peer credentials.
+
+    Protocol: "Secret keys", "Flood control".
 
     IDs that many processes share prove nothing: PID 0 and the overflow IDs, as containers show them. A client with
     one of these gets no secrets.
@@ -69,10 +74,13 @@ class KernelCredentials:
 
 @implementer(ICredentialsPolicy)
 class KernelPolicy:
-    """Admits every user that may write to the socket's path; on an abstract address, the server's user and root."""
+    """Admits every user that may write to the socket's path.
+
+    On an abstract address it admits the server's user and root.
+    """
 
     name = "kernel"
-    description = "go by the kernel's word on the peer and by --allow-user (the default)"
+    description = "checks the peer credentials from the kernel, and --allow-user (the default)"
 
     def make(self, settings: AccessSettings) -> KernelCredentials:
         allowed = settings.allowed_users
@@ -86,7 +94,7 @@ class OwnUserPolicy:
     """Admits only the server's own user, whatever the socket's mode is."""
 
     name = "own-user"
-    description = "as kernel, but nobody connects except the server's own user"
+    description = "like kernel, but only the server's own user may connect"
 
     def make(self, settings: AccessSettings) -> KernelCredentials:
         return KernelCredentials(settings, frozenset())

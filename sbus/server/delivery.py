@@ -1,4 +1,4 @@
-"""Delivery: messages into the queues of their receivers, and from there to the sockets.
+"""Delivery: messages into the receivers' queues, and from there to the sockets.
 
 .. rubric:: Theory of operation
 
@@ -132,12 +132,14 @@ class Delivery:
         return count
 
     def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
-        """Have `flush` flush a receiver: it has something of this publisher's batch in its queue."""
+        """Mark a receiver for `flush`: its queue has something of this publisher's batch."""
         self._touched.append(receiver)
         self._publisher = publisher
 
     def flush(self) -> None:
-        """Send what the batch has brought, with one call for each receiver, and settle what sockets did not take.
+        """Send what the batch has brought, with one call for each receiver.
+
+        Then settle what the sockets did not take.
 
         Messages that are published meanwhile, as by an observer of deliveries, are sent before it returns.
         """
@@ -163,13 +165,19 @@ class Delivery:
             self._flushing = False
 
     def drained(self, receiver: Receiver, has_room: bool, is_empty: bool) -> None:
-        """Messages have left a receiver that was congested: unblock the publishers that waited for it."""
+        """Unblock the publishers that waited for a congested receiver.
+
+        Messages have just left its queue.
+        """
         if is_empty:
             self._blocking.discard(receiver)
         self._backpressure.drained(receiver, has_room, is_empty)
 
     def reconsider(self, receiver: Receiver) -> None:
-        """Note whether a receiver can block publishers now; its queue or its strategies have changed."""
+        """Note whether a receiver can block publishers now.
+
+        Its queue or its strategies have changed.
+        """
         queue = receiver.queue
         if queue is not None and queue.is_congested and queue.can_block:
             self._blocking.add(receiver)
@@ -201,7 +209,7 @@ class Delivery:
                 self._act(receiver, outcome, publisher)
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
-        """Give a run to a receiver that has no queue of ours."""
+        """Hand a run to a receiver without a `SendQueue`."""
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
             if outcome is not None:
@@ -224,7 +232,7 @@ class Delivery:
             self.dropped(receiver, dropped, size)
 
     def _has_room(self, packets: list[bytes], receivers: tuple[Receiver, ...]) -> bool:
-        """Return whether it is certain that no receiver blocks the publisher for any of these packets."""
+        """Return whether surely no receiver blocks the publisher for any of these packets."""
         blocking = self._blocking.intersection(receivers)
         if not blocking:
             return True

@@ -1,4 +1,4 @@
-"""The interfaces of the server: those that plugins provide, and those of receivers and publishers."""
+"""The server's interfaces: for plugins, receivers and publishers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Publisher(Protocol):
 
 
 class Receiver(Protocol):
-    """Where the bus delivers messages: a client's connection, or a subscriber inside the program.
+    """A target of messages: a client's connection, or a subscriber inside the program.
 
     Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `queue`, the hot loop of
     `sbus.server.delivery` uses its queue and its transport directly, and calls `enqueue` only if the queue is
@@ -69,7 +69,10 @@ class Receiver(Protocol):
 
     @property
     def transport(self) -> IPacketTransport | None:
-        """The transport that sends from the queue; None without a queue, or when the connection is lost."""
+        """The transport that sends from the queue.
+
+        It is None without a queue, and once the connection is lost.
+        """
 
     @property
     def can_block(self) -> bool:
@@ -98,7 +101,10 @@ class Client(Publisher, Receiver, Protocol):
 
 
 class ICredentials(Interface):
-    """The permissions on one bus. The bus calls these methods for each event, so they must be quick."""
+    """The permissions on one bus.
+
+    The bus calls these methods for each event, so they must be quick.
+    """
 
     restrictsPublishing: bool = Attribute(
         "Whether the bus calls `mayPublish`. That costs time for every message, so say False if it allows everything."
@@ -115,10 +121,13 @@ class ICredentials(Interface):
         """
 
     def mayPublish(peer: PeerCredentials, key: bytes) -> bool:
-        """Return whether this peer may publish with this key (called only if `restrictsPublishing`)."""
+        """Return whether this peer may publish with this key.
+
+        Called only if `restrictsPublishing`.
+        """
 
     def mayBlock(receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
-        """Return whether a receiver that can block, by its strategies, may block this publisher."""
+        """Return whether a receiver whose strategies can block may block this publisher."""
 
 
 class ICredentialsPolicy(Interface):
@@ -128,7 +137,10 @@ class ICredentialsPolicy(Interface):
     description: str = Attribute("One line for ``--help``.")
 
     def make(settings: Any) -> ICredentials:
-        """Make the component for one bus from the `sbus.server.credentials.AccessSettings` in force."""
+        """Make the component for one bus from the settings in force.
+
+        These are a `sbus.server.credentials.AccessSettings`.
+        """
 
 
 class IObserver(Interface):
@@ -155,10 +167,13 @@ class IObserver(Interface):
         """The server has handed packets for a client to the kernel, `size` bytes together."""
 
     def dropped(client: Any, packets: int, size: int) -> None:
-        """The server has dropped packets that were meant for a client, `size` bytes together."""
+        """The server has dropped packets for a client, `size` bytes in total."""
 
     def violated(client: Any, violation: Violation, key: bytes) -> None:
-        """A client broke the protocol; `key` is the key or pattern, or empty if there was none."""
+        """A client broke the protocol.
+
+        `key` is the key or pattern, or empty if there was none.
+        """
 
     def refused(peer: PeerCredentials, reason: CloseReason) -> None:
         """The server has accepted a connection only to close it."""

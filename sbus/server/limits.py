@@ -29,7 +29,9 @@ def pattern_cost(pattern: bytes, separator: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one bus; each option of ``twistd sbus`` with the same name sets one.
+    """The limits of one bus.
+
+    Each option of ``twistd sbus`` with the same name sets one.
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.

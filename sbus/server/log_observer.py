@@ -1,4 +1,7 @@
-"""The observer that writes Twisted's log: connections, violations and losses, with client, cause and numbers."""
+"""The observer that writes Twisted's log: connections, violations and losses.
+
+The lines give the client, the cause and numbers.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,10 @@ class LogObserver(Observer):
             )
 
     def _log_violation_sums(self) -> None:
-        """Log the sums of the interval. A client in them goes on to be counted; the others start from zero."""
+        """Log the sums of the interval.
+
+        The clients in them are counted further; the others start from zero.
+        """
         self._violation_timer = None
         again = [client for client in tuple(self._violations) if self._log_violation_sum(client)]
         if again:

@@ -1,4 +1,7 @@
-"""The members of a bus: the connected clients, their numbers, and the waiting for the last one to leave."""
+"""The members of a bus: the connected clients and their numbers.
+
+Callers can wait here for the last client to leave.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class Members:
         return fired
 
     def when_empty(self) -> defer.Deferred[None]:
-        """Return a Deferred that fires the next time that the last client leaves, sidecars aside."""
+        """Return a Deferred that fires when the last client, sidecars aside, leaves next."""
         deferred: defer.Deferred[None] = defer.Deferred()
         self._when_empty.append(deferred)
         return deferred

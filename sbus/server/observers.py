@@ -50,7 +50,9 @@ class Observer:
 
 
 class Events:
-    """The listeners to each event of one bus; an event without listeners costs a look at an empty tuple.
+    """The listeners to each event of one bus.
+
+    An event without listeners costs a look at an empty tuple.
 
     An exception that an observer raises is logged and goes no further: an observer cannot stop the bus.
 

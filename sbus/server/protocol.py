@@ -176,7 +176,10 @@ class BusProtocol:
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
-        """Drop its subscriptions, but go on with the packets that the client has sent (`IHalfCloseableProtocol`)."""
+        """Drop the client's subscriptions, and handle the packets that it has sent.
+
+        This is `IHalfCloseableProtocol`.
+        """
         self._write_closed = True
         self._registry.stop_receiving(self)
         self._maybe_resume()
@@ -213,11 +216,17 @@ class BusProtocol:
     # --- as publisher ------------------------------------------------------------------------
 
     def dataReceived(self, data: bytes) -> None:
-        """Handle one packet (`IProtocol`), from a transport that keeps packets back while it is paused."""
+        """Handle one packet (`IProtocol`).
+
+        The transport keeps packets back while it is paused.
+        """
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
-        """Handle a batch of packets, and flush the queues of all receivers that it touched (`IPacketReceiver`)."""
+        """Handle a batch of packets, and flush the queues of the receivers it touched.
+
+        This is `IPacketReceiver`.
+        """
         registry = self._registry
         routes = registry.routes
         user = self.user
@@ -330,7 +339,10 @@ class BusProtocol:
     # --- control messages --------------------------------------------------------------------
 
     def _control(self, key: bytes) -> None:
-        """Handle a control message: strategies and orders by their selectors, the others by their group."""
+        """Handle a control message.
+
+        Strategies and orders are found by their selectors, the others by their group.
+        """
         registry = self._registry
         if not registry.dialect.control:
             raise Violation(ViolationReason.UNKNOWN_VERB)
@@ -353,7 +365,10 @@ class BusProtocol:
         return True
 
     def _choose_bundles(self, key: bytes) -> bool:
-        """Begin or end bundles; one that is asked for where packets must be shorter counts as unknown."""
+        """Begin or end bundles.
+
+        A request for bundles counts as unknown if packets must be shorter than bundles.
+        """
         transport = self.transport
         if transport is None:
             return False

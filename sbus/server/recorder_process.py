@@ -155,7 +155,7 @@ class _RecorderProcess(ProcessProtocol):
 
     def _kill(self) -> None:
         self._log.error(
-            "recorder {pid} has not exited after {seconds:g} s: killing it", pid=self.pid, seconds=_STOP_TIMEOUT
+            "recorder {pid} did not exit within {seconds:g} s: killing it", pid=self.pid, seconds=_STOP_TIMEOUT
         )
         try:
             self.transport.signalProcess("KILL")

@@ -109,7 +109,10 @@ class SubscriptionRegistry(Service):
 
     @property
     def sidecar(self) -> int | None:
-        """The PID of a process that serves the bus itself, such as its recorder; see `sbus.server.members`."""
+        """The PID of a process that serves the bus, such as its recorder.
+
+        See `sbus.server.members`.
+        """
         return self._members.sidecar
 
     @sidecar.setter
@@ -188,7 +191,7 @@ class SubscriptionRegistry(Service):
         return len(patterns)
 
     def stop_receiving(self, client: Receiver) -> None:
-        """Drop the subscriptions of a client that can receive nothing any more, and unblock its publishers."""
+        """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
         self._delivery.forget(client)
 
@@ -206,7 +209,7 @@ class SubscriptionRegistry(Service):
             deferred.callback(None)
 
     def when_empty(self) -> defer.Deferred[None]:
-        """Return a Deferred that fires the next time that the last client leaves, sidecars aside."""
+        """Return a Deferred that fires when the last client, sidecars aside, leaves next."""
         return self._members.when_empty()
 
     def disconnect_all(self, *, sidecars: bool) -> None:
@@ -325,7 +328,7 @@ class SubscriptionRegistry(Service):
         self._delivery.touch(client, client)
 
     def flush(self) -> None:
-        """Send what the current batch has brought; see `sbus.server.delivery.Delivery.flush`."""
+        """Send what the current batch has brought; see `Delivery.flush`."""
         self._delivery.flush()
 
     # --- flood control -----------------------------------------------------------------------
@@ -333,7 +336,7 @@ class SubscriptionRegistry(Service):
     def drained(
         self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
     ) -> None:
-        """Note that messages have left the queue of a client; see `sbus.flood.QueueOwner.on_drained`."""
+        """Note that messages have left a client's queue; see `QueueOwner.on_drained`."""
         if dropped:
             self._delivery.dropped(client, dropped, dropped_bytes)
         self._delivery.drained(client, has_room, is_empty)
@@ -348,7 +351,10 @@ class SubscriptionRegistry(Service):
             notify(client, len(packets), sum(map(len, packets)))
 
     def violated(self, client: Client, violation: Violation, key: bytes) -> bool:
-        """Count a violation and notify observers; return whether the client must be disconnected."""
+        """Count a violation and notify observers.
+
+        Return whether the client must be disconnected.
+        """
         self.counters.violations += 1
         for notify in self._events.violated:
             notify(client, violation, redact(self.dialect, key))

@@ -1,4 +1,4 @@
-"""The router: the index of all subscriptions with the route cache in front of it, always kept in step."""
+"""The router: the index of subscriptions, with the route cache kept in step."""
 
 from __future__ import annotations
 

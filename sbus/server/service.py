@@ -1,4 +1,4 @@
-"""The bus as a Twisted service: it listens on an endpoint, and the registry does the rest."""
+"""The bus as a Twisted service: listens on an endpoint, and owns the registry."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class BusFactory(Factory):
 
 
 class BusService(MultiService):
-    """A bus for any Twisted application: ``BusService(endpoint).setServiceParent(application)``.
+    """A bus as a service for any Twisted application.
+
+    ``BusService(endpoint).setServiceParent(application)`` adds it.
 
     :param endpoint: where to listen, usually a `SeqpacketServerEndpoint`; the service sets its ``max_packet`` to that
         of the limits.
@@ -169,7 +171,10 @@ class BusService(MultiService):
         self._log_observer.stop()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Stop listening and disconnect all clients; the Deferred fires when the socket is removed."""
+        """Stop listening and disconnect all clients.
+
+        The Deferred fires when the socket is removed.
+        """
         if self._listening is not None and self._port is None:
             self._listening.cancel()
         return defer.Deferred.fromCoroutine(self._stop())

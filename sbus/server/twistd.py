@@ -77,7 +77,7 @@ class Options(CommandLine):
             None,
             "Group of the socket's path, a name or GID [default: the process's]",
         ],
-        ["credentials", None, "kernel", "Credentials policy: who may connect, subscribe and publish"],
+        ["credentials", None, "kernel", "Policy that decides which clients may connect, subscribe and publish"],
         [
             "on-violation",
             None,

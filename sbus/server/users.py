@@ -1,6 +1,6 @@
-"""The users of a bus: what each one's connections hold of the server, together.
+"""The users of a bus: the server's resources that each one's connections hold.
 
-There is one `User` for each UID with a connection. The fair shares of all queues are counted by it.
+There is one `User` for each UID with a connection. Fair shares of the queues are counted by user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Apache Spark beside the bus: journals as tables and streams, DataFrames published to a bus, and jobs on both.
+"""Apache Spark beside the bus: a data source for journals, and jobs.
+
+Journals are tables and streams; DataFrames can be published to a bus.
 
 ::
 

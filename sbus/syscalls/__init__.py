@@ -1,1 +1,1 @@
-"""The system calls of the bus: batches of packets, addresses and socket options; without Twisted."""
+"""System calls of the bus, without Twisted: batches, addresses, socket options."""

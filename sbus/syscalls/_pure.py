@@ -1,4 +1,4 @@
-"""The twin of `sbus.syscalls._batch` in plain Python: one system call for each packet."""
+"""The plain Python twin of `sbus.syscalls._batch`: one system call per packet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_BATCH = 64
 
 
 class PacketReader:
-    """Reads packets from SEQPACKET sockets, through buffers that all connections share.
+    """Reads packets from SEQPACKET sockets through shared buffers.
 
     :param max_packet: bytes in the longest packet that is received whole.
     :param batch: packets in the largest batch.

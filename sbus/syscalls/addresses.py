@@ -1,4 +1,4 @@
-"""Addresses of a bus: what a user writes, what it means to the kernel, and connecting to one.
+"""Addresses of a bus: parse them, write them, and connect to them.
 
 Theory of operation
 -------------------
@@ -68,7 +68,9 @@ class Address:
 
 
 def default_address(environ: os._Environ[str] | dict[str, str] = os.environ, uid: int | None = None) -> str:
-    """Return the default address: ``/run/sbus.sock`` for root, else ``sbus.sock`` in ``$XDG_RUNTIME_DIR``.
+    """Return the default address.
+
+    It is ``/run/sbus.sock`` for root, else ``sbus.sock`` in ``$XDG_RUNTIME_DIR``.
 
     :raises AddressError: if ``XDG_RUNTIME_DIR`` is not set.
     """
@@ -76,7 +78,7 @@ def default_address(environ: os._Environ[str] | dict[str, str] = os.environ, uid
         return "/run/sbus.sock"
     directory = environ.get("XDG_RUNTIME_DIR")
     if not directory:
-        raise AddressError("XDG_RUNTIME_DIR is not set: say where the socket is, as --socket=/some/path/sbus.sock")
+        raise AddressError("XDG_RUNTIME_DIR is not set: give an address, such as --socket=/some/path/sbus.sock")
     return os.path.join(directory, "sbus.sock")
 
 
@@ -106,7 +108,9 @@ def parse(text: str) -> Address:
         return Address(text, descriptor=int(match[1]))
     name = os.fsencode(text)
     if not name or b"\0" in name:
-        raise AddressError("an address must not be empty or hold a NUL: give a path, or @name for an abstract address")
+        raise AddressError(
+            "an address must not be empty or contain a NUL: give a path, or @name for an abstract address"
+        )
     if len(name) >= _SUN_PATH:
         raise AddressError(f"{text}: the path has {len(name)} bytes, but a socket's has at most {_SUN_PATH - 1}")
     return Address(text, name)
@@ -120,7 +124,7 @@ def _abstract(name: bytes) -> Address:
 
 
 def connectable_text(address: Address) -> str:
-    """Return the address as a child process, in any working directory, writes it to connect.
+    """Return the address as a child process in any working directory must write it.
 
     :param address: where a server listens; an inherited one must be resolved, so that its name is known.
     :raises AddressError: if there is no way to write its name.
@@ -132,7 +136,9 @@ def connectable_text(address: Address) -> str:
     if name and b"\0" not in name:
         return "@" + os.fsdecode(name)
     if len(address.name) != _SUN_PATH:
-        raise AddressError(f"{address.text}: one cannot write the name that it is bound to: bind it to another")
+        raise AddressError(
+            f"{address.text}: it is bound to a name that cannot be written as an address: bind it to another"
+        )
     return _abstract(address.name).text
 
 

@@ -1,4 +1,4 @@
-"""Batches of packets, in and out: the compiled helper if there is one, else its twin in plain Python.
+"""Batches of packets, in and out: the compiled helper, or its plain Python twin.
 
 Theory of operation
 -------------------

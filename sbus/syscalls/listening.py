@@ -1,4 +1,4 @@
-"""Sockets that listen on an address of a bus: on a path, an abstract name or an inherited descriptor.
+"""Sockets that listen on a path, an abstract name or an inherited descriptor.
 
 Theory of operation
 -------------------
@@ -65,7 +65,10 @@ class ListeningSocket:
     inode: tuple[int, int] | None = None
 
     def close(self) -> None:
-        """Stop listening, and remove the path unless another server has replaced it. A second call does nothing."""
+        """Stop listening, and remove the path unless another server has replaced it.
+
+        A second call does nothing.
+        """
         if self.path is not None:
             with contextlib.suppress(OSError):
                 found = os.lstat(self.path)
@@ -188,7 +191,7 @@ def _gid(group: str | int) -> int:
         try:
             return grp.getgrnam(group).gr_gid
         except KeyError:
-            raise ListenError(f"no group is called {group!r}: name one of getent group") from None
+            raise ListenError(f"there is no group {group!r}: name one that `getent group` lists") from None
     gid = int(group)
     if not 0 <= gid < 2**32 - 1:  # chown(2) takes 2^32 - 1 for "leave it as it is"
         raise ListenError(f"{gid} is not a group: a GID is less than 2^32 - 1")
@@ -224,7 +227,7 @@ def _directory_lock(directory: bytes) -> Iterator[None]:
 
 
 def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
-    """Raise `ListenError` unless the path is a socket without a server, and can be replaced."""
+    """Raise `ListenError` unless the path is a replaceable socket without a server."""
     text = address.text
     found = os.lstat(address.name)
     if replace_empty and stat.S_ISREG(found.st_mode) and not found.st_size:
@@ -252,7 +255,9 @@ def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
 
 
 def inherited_name(address: Address) -> bytes:
-    """Return the name that an inherited socket is bound to; an abstract one begins with a NUL.
+    """Return the name that an inherited socket is bound to.
+
+    An abstract name begins with a NUL.
 
     :raises ListenError: if it is not a Unix-domain SEQPACKET socket.
     """
@@ -265,7 +270,9 @@ def inherited_name(address: Address) -> bytes:
 
 
 def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> ListeningSocket:
-    """Listen on an inherited socket; its path, mode and removal stay with the process that made it.
+    """Listen on an inherited socket.
+
+    Its path, mode and removal stay with the process that made it.
 
     :raises ListenError: if it is not a Unix-domain SEQPACKET socket, or is not bound.
     """
@@ -288,7 +295,10 @@ def adopt(address: Address, backlog: int = socket.SOMAXCONN) -> ListeningSocket:
 
 
 def _inherited(address: Address) -> socket.socket:
-    """Return the socket that was passed to this process; the caller detaches it to keep the descriptor open."""
+    """Return the socket that was passed to this process.
+
+    The caller detaches it to keep the descriptor open.
+    """
     assert address.descriptor is not None
     try:
         sock = socket.socket(fileno=address.descriptor)
@@ -313,7 +323,7 @@ def _remedy(address: Address, error: OSError) -> str:
         errno.EADDRINUSE: "another server is running there: stop that one, or choose another --socket",
         errno.ENOENT: f"make the directory {directory} first, or choose another --socket",
         errno.ENOTDIR: f"{directory} is not a directory: choose another --socket",
-        errno.EACCES: f"you may not make a socket in {directory}: choose another --socket, or start as a user who may",
+        errno.EACCES: f"you may not make a socket in {directory}: choose another --socket, or start as another user",
         errno.EPERM: "only a member of the group (or root) may give it the socket: choose another --group or user",
         errno.EROFS: f"{directory} is read-only: choose another --socket",
         errno.ENOSPC: f"the file system of {directory} is full: make room, or choose another --socket",

@@ -1,4 +1,4 @@
-"""Options of SEQPACKET sockets: send buffers, descriptors that peers send along, and the peer's credentials."""
+"""Options of SEQPACKET sockets: send buffers, descriptors, peer credentials."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def is_seqpacket(sock: socket.socket) -> bool:
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:
-    """Return the peer's credentials, as the kernel noted them at connect(2) or listen(2) (``SO_PEERCRED``)."""
+    """Return the peer's credentials (``SO_PEERCRED``).
+
+    The kernel noted them at connect(2) or listen(2).
+    """
     return PeerCredentials(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
@@ -53,7 +56,9 @@ def max_sendable(sock: socket.socket) -> int:
 
 
 def grow_send_buffer(sock: socket.socket, max_packet: int) -> int:
-    """Set the send buffer to hold one packet of `max_packet` bytes, up to the kernel's limit.
+    """Set the send buffer to hold one packet of `max_packet` bytes.
+
+    The kernel's limit applies.
 
     The buffer is set to about the packet's size, which the kernel doubles (socket(7)). A larger buffer is made smaller:
     packets that the kernel holds escape flood control.
@@ -80,13 +85,19 @@ def unread_bytes(sock: socket.socket) -> int:
 
 
 def disable_fd_passing(sock: socket.socket) -> None:
-    """Have the kernel refuse descriptors that peers send along (SCM_RIGHTS); older kernels close them on receipt."""
+    """Have the kernel refuse descriptors that peers send along (SCM_RIGHTS).
+
+    Older kernels close them on receipt.
+    """
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 def overflow_ids() -> tuple[int, int]:
-    """Return the UID and the GID that replace those without a mapping in the user namespace (user_namespaces(7))."""
+    """Return the overflow UID and GID.
+
+    They replace IDs without a mapping in the user namespace (user_namespaces(7)).
+    """
     ids = []
     for name in ("overflowuid", "overflowgid"):
         try:

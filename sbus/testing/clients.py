@@ -105,7 +105,10 @@ class RecordingClient:
 
 
 class _Recording:
-    """The common part of the two clients on an event loop: messages come by themselves."""
+    """The common part of the two clients on an event loop.
+
+    Messages arrive by themselves.
+    """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

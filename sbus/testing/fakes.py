@@ -91,29 +91,44 @@ class FakePacketTransport(Connection):
     # --- the peer and the kernel -------------------------------------------------------------
 
     def deliver(self, *packets: bytes) -> None:
-        """Let the peer's packets arrive, in one batch; those that the protocol does not take are kept for it."""
+        """Deliver the peer's packets in one batch.
+
+        Those that the protocol does not take are kept for it.
+        """
         self._arrived += packets
         if self.read_side is ReadSide.OPEN:
             self._read()
 
     def end(self) -> None:
-        """End the peer's sending: the protocol reads end of file behind the packets that are kept for it."""
+        """End the peer's sending.
+
+        The protocol reads end-of-file behind the packets that are kept for it.
+        """
         self._peer_ended = True
         if self.read_side is ReadSide.OPEN:
             self._read()
 
     def drain(self, packets: int | None = None) -> None:
-        """Have the peer read `packets` packets (None: all that come), so that the socket takes as many again."""
+        """Have the peer read `packets` packets (None: all that come).
+
+        The socket then takes as many again.
+        """
         self.capacity = None if packets is None else (self.capacity or 0) + packets
         self.flush()
 
     def breakDown(self) -> None:
-        """End the peer's reading: nothing can be written any more; what the peer has sent can still be read."""
+        """End the peer's reading.
+
+        Nothing can be written any more; what the peer has sent can still be read.
+        """
         if self._is_writable():
             self._end_writing(Event.FAIL)
 
     def hang_up(self) -> None:
-        """Have the peer close: end of file in one direction, nothing can be written in the other."""
+        """Have the peer close.
+
+        One direction is at end-of-file, and nothing can be written in the other.
+        """
         self.end()
         self.breakDown()
 
@@ -163,7 +178,7 @@ class FakePacketTransport(Connection):
                 self._end_writing(Event.SHUT_DOWN)
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
-        """Send packets past the queue, which must be empty; returns how many the socket took."""
+        """Send packets past the empty queue, and return how many the socket took."""
         sent = 0
         if self._is_writable():
             for packet in packets:
@@ -178,7 +193,10 @@ class FakePacketTransport(Connection):
         return self.unread
 
     def start_bundling(self, limit: int) -> int:
-        """Note the limit; packets stay single, as the kernel would not show bundles to a protocol either."""
+        """Note the limit.
+
+        Packets stay single, as the kernel would not show bundles to a protocol either.
+        """
         self.bundle_limit = limit
         return limit
 
@@ -212,7 +230,10 @@ class FakePacketTransport(Connection):
             self._close_soon(Failure(main.CONNECTION_DONE))
 
     def loseWriteConnection(self) -> None:
-        """Send the queue, then end the sending: the peer reads end of file, and may still send."""
+        """Send the queue, then end the sending.
+
+        The peer reads end-of-file, and may still send.
+        """
         if self._is_writable():
             self.move(Event.DRAIN)
             self._call_soon(self.flush)

@@ -130,7 +130,7 @@ def test_a_batch_that_failed_half_way_is_done_again(spark, new_journal, tmp_path
 
 
 @pytest.mark.slow
-def test_what_a_power_cut_has_torn_of_the_checkpoint_is_planned_anew(spark, new_journal, tmp_path):
+def test_checkpoint_files_torn_by_a_power_cut_are_planned_again(spark, new_journal, tmp_path):
     """If Spark's newest files are empty or incomplete after a power cut, no row is lost, and none is there twice."""
     journal = new_journal()
     lake = tmp_path / "lake"

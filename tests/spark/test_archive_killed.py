@@ -130,8 +130,8 @@ def test_a_signal_ends_an_archive_that_never_rests(monkeypatch, tmp_path):
     running = NeverAtRest()
     monkeypatch.setattr(Job, "session", lambda *_: nullcontext())
     monkeypatch.setattr("sbus.spark.jobs.archive.Archive", lambda *_, **how: running)
-    told = CliRunner().invoke(cli, ["spark", "archive", f"--journal={tmp_path}/journal", f"--lake={tmp_path}/lake"])
-    assert (told.exit_code, running.batches) == (0, 3)
+    result = CliRunner().invoke(cli, ["spark", "archive", f"--journal={tmp_path}/journal", f"--lake={tmp_path}/lake"])
+    assert (result.exit_code, running.batches) == (0, 3)
 
 
 class NeverAtRest:

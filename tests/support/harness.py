@@ -137,7 +137,7 @@ class Client:
             try:
                 return bytes(memoryview(self._buffer)[: self.sock.recv_into(self._buffer)])
             except BlockingIOError:
-                assert self._wait(select.POLLIN), f"nothing has come for {TIMEOUT} s"
+                assert self._wait(select.POLLIN), f"nothing arrived for {TIMEOUT} s"
             except ConnectionResetError:
                 if was_reset:
                     return b""

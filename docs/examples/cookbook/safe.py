@@ -68,7 +68,7 @@ def find(bus: sbus.Bus, keeper: str) -> bytes:
     """Return the key of the safe, which only its keeper can read."""
     key = bus.request("safe/where")
     if user_of(key) != keeper.encode():
-        sys.exit("somebody else pretends to be the safe")
+        sys.exit("another program pretends to be the safe")
     if not bus.verify(key.removesuffix(b"/safe")):
         sys.exit("the safe is not there")  # or another client has sent us a wrong key
     return key

@@ -1,4 +1,4 @@
-"""What the page on the data source shows: python datasource.py JOURNAL SOCKET DIRECTORY"""
+"""The examples of the page on the data source: python datasource.py JOURNAL SOCKET DIRECTORY"""
 
 import sys
 

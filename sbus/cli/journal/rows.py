@@ -66,7 +66,7 @@ class Rows:
     def range_of(
         self, since: datetime | None, until: datetime | None, first: int | None, last: int | None
     ) -> tuple[int, int]:
-        """Return the sequence numbers of these rows: the first, and the one after the last."""
+        """Return the sequence number of the first row, and the one after the last row."""
         start, end = self._reader.start(), self._reader.end()
         if since:
             start = max(start, self._reader.seq_at_time(clock.from_datetime(since)))

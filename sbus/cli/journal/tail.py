@@ -34,7 +34,10 @@ def tail(
     count: int,
     no_follow: bool,
 ) -> None:
-    """Print the last rows of a journal, then each new row once it is safely on the disk."""
+    """Print the last rows of a journal, and follow new ones.
+
+    Each new row is printed once it is safely on the disk.
+    """
     with needs("recorder"):
         from sbus.cli.journal.rows import Rows
     rows = Rows(directory, message_format, patterns, only_gaps)

@@ -30,16 +30,18 @@ _COLORS = {"alert": "red", "report": "green", "archive": "green", "recorder": "y
     "--directory",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where to keep everything; it must be new or empty.  [default: a temporary directory]",
+    help="Directory for all files; must be new or empty.  [default: a temporary directory]",
 )
 @job_options
 @pass_job
 def demo(job: Job, seconds: float, directory: Path | None) -> None:
-    """Run the whole pipeline: a bus, a plant that sends telemetry, a recorder, a streaming query that detects a fault
-    and publishes an alert, a client that prints it, the archive, and the report.
+    """Run the whole pipeline with simulated data.
 
-    The journal, the lake, the logs and the report stay in one directory. Ctrl-C stops everything in
-    good order.
+    The demo starts a bus, a plant that sends telemetry, a recorder, a streaming query that detects a
+    fault and publishes an alert, and a client that prints it; then it runs the archive and the report.
+
+    The journal, the lake, the logs and the report stay in one directory. Ctrl-C stops everything
+    cleanly.
     """
     if job.journal or job.lake:
         raise UsageError("the demo makes its own journal and lake: leave out --journal and --lake")

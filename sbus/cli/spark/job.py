@@ -138,7 +138,7 @@ def job_options(command: F) -> F:
 
 @contextlib.contextmanager
 def show_tasks(spark: SparkSession) -> Iterator[None]:
-    """Show on a terminal how many of Spark's tasks are done, for the length of a block."""
+    """Show on a terminal, while a block runs, how many Spark tasks are done."""
     progress = Progress()
     is_over = threading.Event()
 

@@ -54,10 +54,12 @@ def replay(
     speed: float,
     prefix: bytes,
 ) -> None:
-    """Publish archived (--lake) or recorded (--journal) messages on a bus again, in order.
+    """Publish archived or recorded messages on a bus again, in order.
+
+    The messages come from a lake (--lake) or from journals (--journal).
 
     Gaps in the recording are reported, because messages may be missing there. The command exits
-    when the bus has handled every message. Ctrl-C finishes in good order; a second Ctrl-C exits at
+    when the bus has handled every message. Ctrl-C stops it cleanly; a second Ctrl-C exits at
     once.
 
     A recorder on that bus records the messages again: replay onto a separate bus, or with a

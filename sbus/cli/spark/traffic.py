@@ -87,7 +87,9 @@ def traffic(
     every: float,
     output: str | None,
 ) -> None:
-    """Measure traffic by time window and key prefix, from a lake (--lake) or from journals (--journal).
+    """Measure traffic by time window and key prefix.
+
+    The rows come from a lake (--lake) or from journals (--journal).
 
     Columns: messages; payload bytes; messages per second; different keys; the 50th, 95th and 99th
     percentile of payload sizes, in bytes; gaps in the recording. Where there are gaps, messages may

@@ -95,7 +95,7 @@ class Bus(BlockingConnection[Subscription]):
         """Wait for the next message and return it.
 
         :param timeout: seconds to wait; None for no limit.
-        :param flags: flags of recv(2): ``MSG_DONTWAIT`` raises `BlockingIOError` if no message is here, ``MSG_PEEK``
+        :param flags: flags of recv(2): ``MSG_DONTWAIT`` raises `BlockingIOError` if no message is waiting, ``MSG_PEEK``
             leaves the message in place. Others have no effect on this kind of socket.
         :raises sbus.errors.TimedOut: if none has come within `timeout` seconds.
         :raises sbus.errors.Disconnected: if no more messages will come.
@@ -106,7 +106,7 @@ class Bus(BlockingConnection[Subscription]):
                 self._read_until(lambda: messages, deadline_in(0.0 if flags & socket.MSG_DONTWAIT else timeout))
             except TimedOut:
                 if flags & socket.MSG_DONTWAIT:
-                    raise BlockingIOError(errno.EAGAIN, "no message is here") from None
+                    raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
                 raise
         return messages[0] if flags & socket.MSG_PEEK else messages.popleft()
 

@@ -1,1 +1,1 @@
-"""The Spark data source ``sbus``: journals as tables and streams, and DataFrames published to a bus."""
+"""The Spark data source ``sbus``: reads journals, and publishes to a bus."""

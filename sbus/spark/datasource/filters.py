@@ -1,4 +1,4 @@
-"""Select the rows that a read asks for, and skip the segments that have none of them.
+"""Select the rows that a read asks for, and skip segments that have none.
 
 A read selects by the options ``pattern``, ``gaps``, ``since`` and ``until``. Rows are filtered in Arrow, before they
 reach Spark. The conditions of a query are not applied here: Spark 4.3 keeps conditions that a source has accepted with
@@ -71,7 +71,7 @@ class RowFilter:
         return self.pattern is not None or not self.gaps
 
     def may_select(self, summary: Summary) -> bool:
-        """Return whether any row of a closed segment can be selected, by its kinds and keys."""
+        """Return whether a closed segment can have selected rows, by its kinds and keys."""
         kinds = summary.kinds if self.gaps else [kind for kind in summary.kinds if kind == Kind.MESSAGE]
         if list(kinds) != [Kind.MESSAGE]:
             return bool(kinds)
@@ -86,7 +86,10 @@ class RowFilter:
         return bool(pc.any(self._pattern_mask(keys)).as_py()) if keys else False
 
     def may_match_between(self, min_key: bytes, max_key: bytes) -> bool:
-        """Return whether the pattern can match a key from `min_key` to `max_key`, by what the pattern begins with."""
+        """Return whether the pattern can match a key from `min_key` to `max_key`.
+
+        The beginning of the pattern decides.
+        """
         if self.pattern is None:
             return True
         literal, star, _ = self.pattern.partition(b"*")
@@ -122,7 +125,7 @@ class RowFilter:
         return mask
 
     def _message_mask(self, batch: pa.RecordBatch) -> pa.Array:
-        """Select the messages that the pattern matches, and the gaps if they are asked for."""
+        """Select the messages that match the pattern, and the gaps if requested."""
         kinds = _encoded(batch.column("kind"))
         messages = pc.equal(kinds.dictionary, str(Kind.MESSAGE)).take(kinds.indices)
         if self.pattern is None:
@@ -132,7 +135,10 @@ class RowFilter:
         return pc.or_(matched, pc.invert(messages)) if self.gaps else matched
 
     def _pattern_mask(self, keys: Sequence[bytes]) -> pa.Array:
-        """Match each key by the rules of the bus, where no pattern for open keys matches a secret one."""
+        """Match each key by the rules of the bus.
+
+        No pattern for open keys matches a secret one.
+        """
         pattern = self.pattern
         if pattern is None:
             return pa.repeat(pa.scalar(True), len(keys))

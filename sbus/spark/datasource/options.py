@@ -1,4 +1,6 @@
-"""The options of the data source, checked as soon as Spark hands them over, so that a misspelt one is an error.
+"""The options of the data source.
+
+They are checked as soon as Spark hands them over, so that a misspelt one is an error.
 
 Spark does not know the options of a source, and hands over their names in lower case.
 """
@@ -163,7 +165,9 @@ class WriteOptions:
 
 
 class _OptionReader:
-    """The options of one call, read by name and type; a wrong one raises an error with the remedy.
+    """The options of one call, by name and type.
+
+    A wrong one raises an error with the remedy.
 
     :param purpose: what the options are for, a verb for the error text.
     :param names: the options that exist, as they are documented.

@@ -1,4 +1,4 @@
-"""Read parts of journals as Spark needs them: divided into tasks, filtered, and in Spark's types.
+"""Read parts of journals for Spark: split into tasks, filtered, in Spark's types.
 
 Theory of operation
 -------------------
@@ -174,7 +174,10 @@ def _size(segment: Segment) -> int:
 
 
 def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of a good size: small ones are joined, and large ones cut."""
+    """Yield the same rows in batches of a good size.
+
+    Small batches are joined, and large ones cut.
+    """
     waiting: list[pa.RecordBatch] = []
     journals: set[str] = set()
     rows = size = 0

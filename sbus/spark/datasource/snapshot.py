@@ -1,4 +1,6 @@
-"""Open journals as they are at one moment, and list their directories as seldom as possible.
+"""Open journals as they are at one moment.
+
+Their directories are listed as seldom as possible.
 
 Theory of operation
 -------------------
@@ -33,7 +35,9 @@ _SETTLE_NS = 1_000_000_000
 
 
 class Snapshot(JournalReader):
-    """A journal with the segments of one moment; rows that are added to the newest segment are seen.
+    """A journal with the segments of one moment.
+
+    Rows that are added to the newest segment are seen.
 
     :param before: an earlier snapshot, whose list is used if the directory has not changed since.
     """

@@ -1,4 +1,4 @@
-"""The data source ``sbus``: what Spark calls, handed on to the readers and writers.
+"""The data source ``sbus``: passes Spark's calls to the readers and writers.
 
 Theory of operation
 -------------------
@@ -42,7 +42,10 @@ class SbusDataSource(DataSource):
         return "sbus"
 
     def schema(self) -> StructType:
-        """Check the options, and return the columns of a journal; a schema with fewer columns reads only those."""
+        """Check the options, and return the columns of a journal.
+
+        A schema with fewer columns reads only those.
+        """
         options = ReadOptions.parse_any(self.options)
         open_journals(options.journals)
         return schema(raw_keys=options.raw_keys)
@@ -65,7 +68,9 @@ class SbusDataSource(DataSource):
 
 
 class SbusReader(DataSourceReader):
-    """Read journals as a table, with all rows that are safe on the disk when the query is planned.
+    """Read journals as a table.
+
+    It has all rows that are safe on the disk when the query is planned.
 
     :param options: which rows to read.
     :param schema: which columns to read.

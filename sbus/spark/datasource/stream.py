@@ -1,4 +1,6 @@
-"""Read journals as a stream, batch by batch, with everything that a restart needs in the offsets.
+"""Read journals as a stream, batch by batch.
+
+The offsets contain everything that a restart needs.
 
 Theory of operation
 -------------------
@@ -71,7 +73,10 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of the options; one in rows if there are both, because Spark takes only one kind."""
+        """Return the limit from the options.
+
+        If there are two, it is the one in rows, because Spark takes only one kind.
+        """
         if self.options.max_rows is not None:
             return ReadMaxRows(self.options.max_rows)
         if self.options.max_bytes is not None:
@@ -157,7 +162,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(journal.seq_at_time(int(start)), end)
 
     def _without_loss(self, journal: Snapshot, seq: int) -> int:
-        """Return the next row to read of a journal, after reporting the rows before it that are deleted."""
+        """Return the next row to read, after reporting deleted rows before it."""
         first = journal.start()
         if first <= seq:
             return seq
@@ -195,7 +200,9 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def share(total: int, wishes: dict[str, int]) -> dict[str, int]:
-    """Divide a number fairly: small wishes are met in full, and the others share the rest evenly.
+    """Divide a number fairly.
+
+    Small requests are met in full, and the others share the rest evenly.
 
     :param wishes: what each can use at most.
     :returns: what each gets; the sum is `total`, or the sum of all wishes if that is less.

@@ -1,4 +1,6 @@
-"""Publish the rows of a DataFrame or a stream to a bus, at least once, in order within a partition.
+"""Publish the rows of a DataFrame or a stream to a bus.
+
+Each row is sent at least once, in order within a partition.
 
 A task connects, publishes its rows, and ends with a fence: it succeeds only after the server has handled all of its
 messages, and any error fails it. Spark can run a failed task again, and a stream can repeat its last batch after a
@@ -79,7 +81,7 @@ class SbusStreamWriter(DataSourceStreamArrowWriter):
 
 
 def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Published:
-    """Publish the rows of batches with the columns `key` and `payload`, and wait until the bus has handled them.
+    """Publish rows of `key` and `payload`, and wait until the bus has handled them.
 
     :raises sbus.errors.UsageError: for a null, a text that is no key, or a message that does not fit into a packet; the
         batches before it are published by then.
@@ -104,7 +106,7 @@ def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Publish
 
 
 def keys_of(column: pa.Array) -> list[bytes]:
-    r"""Return routing keys: bytes as they are, text in the form of `sbus.journal.keytext`.
+    r"""Return routing keys: bytes as they are, text as in `sbus.journal.keytext`.
 
     :raises sbus.errors.UsageError: for a null, or a backslash that does not begin ``\xNN``.
     """

@@ -1,1 +1,1 @@
-"""The demo: a plant on a bus, with a recorder, a streaming query, an archive and a report."""
+"""The demo: a plant on a bus, with recorder, streaming query, archive and report."""

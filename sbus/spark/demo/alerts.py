@@ -1,4 +1,4 @@
-"""The streaming query of the demo: it reads a journal as it grows, and publishes alerts to the bus."""
+"""The demo's streaming query: reads a journal as it grows, and publishes alerts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["find_hot", "start"]
 
 
 def find_hot(rows: DataFrame, *, limit: float, window: float) -> DataFrame:
-    """Return an alert for each bearing whose mean temperature in a window is too high, as ``key`` and ``payload``.
+    """Return an alert for each bearing whose mean temperature in a window is too high.
+
+    The columns are ``key`` and ``payload``.
 
     :param rows: the rows of a journal, as a table or a stream.
     :param limit: the highest temperature without an alert, in degrees Celsius.
@@ -41,7 +43,10 @@ def find_hot(rows: DataFrame, *, limit: float, window: float) -> DataFrame:
 def start(
     spark: SparkSession, journal: str, socket: str, checkpoint: str, *, limit: float, window: float
 ) -> StreamingQuery:
-    """Start the query: read the journal as it grows, and publish alerts to the bus until the query is stopped."""
+    """Start the query, which publishes alerts until it is stopped.
+
+    It reads the journal as it grows.
+    """
     rows = (
         spark.readStream.format("sbus")
         .option("journal", journal)

@@ -1,4 +1,4 @@
-"""A plant that sends telemetry: machines that work by day, noisy sensors, and two faults.
+"""A plant that sends telemetry: day-time machines, noisy sensors, and two faults.
 
 Each site is a process, ``python -m sbus.spark.demo.plant``. It plays two days in a given number of seconds. On the
 second day, the bearing of a machine in Berlin grows hot, and a sensor in Lyon falls silent.
@@ -58,7 +58,10 @@ class Site:
         self._picture = self._dice.randbytes(4_000)
 
     def activity(self, at: float) -> float:
-        """Return how busy the site is, from 0 to 1: little at night, much by day, with a break at noon."""
+        """Return how busy the site is, from 0 to 1.
+
+        It is little at night, and much by day with a break at noon.
+        """
         hour = at / self.seconds * 48 % 24
         day = 1 / (1 + math.exp(-2.5 * (hour - 6))) / (1 + math.exp(2 * (hour - 20)))
         return 0.12 + 0.88 * day * (0.55 if 12 <= hour < 13 else 1.0)
@@ -89,7 +92,10 @@ class Site:
             yield f"logistics/{self.name}/scanner", b"%013d" % self._dice.randrange(10**13)
 
     def _due(self, what: str, expected: float) -> int:
-        """Return how many messages of a kind to send now; the fraction is carried over to the next call."""
+        """Return the number of messages of a kind to send now.
+
+        The fraction is carried over to the next call.
+        """
         owed = self._owed.get(what, self._dice.random()) + expected * self._dice.uniform(0.8, 1.2)
         self._owed[what] = owed % 1
         return int(owed)
@@ -112,7 +118,7 @@ class Site:
 
 
 def publish(bus: Bus, site: Site, start: float) -> None:
-    """Publish the messages of a site as they are due, until the connection to the bus is lost.
+    """Publish the messages of a site as they are due, until the connection is lost.
 
     :param start: the first midnight, in seconds since the epoch.
     """

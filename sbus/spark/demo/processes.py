@@ -1,4 +1,4 @@
-"""Start the processes of the demo in order, and end them in order, whatever happens."""
+"""Start the demo's processes in order, and always end them in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _STEP_TIMEOUT = 15.0
 
 
 class Process:
-    """A child process in a session of its own, so that Ctrl-C on the terminal does not end it out of order."""
+    """A child process in its own session.
+
+    Ctrl-C on the terminal does not end it out of order.
+    """
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name

@@ -1,1 +1,1 @@
-"""The jobs on Spark: archive, traffic and replay, and the tables that they read and write."""
+"""The Spark jobs archive, traffic and replay, and the tables that they use."""

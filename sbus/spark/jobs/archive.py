@@ -177,7 +177,10 @@ class Archive:
         self._lake.write(rows, batch, writers=self._writers(batch))
 
     def _writers(self, batch: int) -> int:
-        """Return the number of tasks to write a batch with: each hour is one file, and a task keeps two cores busy."""
+        """Return the number of tasks to write a batch with.
+
+        Each hour is one file, and a task keeps two cores busy.
+        """
         most = self._spark.sparkContext.defaultParallelism // 2
         if most < 2:
             return 1
@@ -191,7 +194,7 @@ class Archive:
         return max(1, min(most, len(hours)))
 
     def _note_done_batches(self) -> None:
-        """Count the batches that are done by now, sync their marks, and report them to the journals."""
+        """Count the finished batches, sync their marks, and report them to the journals."""
         done = self._checkpoint.last_done()
         if done <= self._done and time.monotonic() < self._retry_at:
             return
@@ -232,7 +235,7 @@ class Archive:
 
 
 def _hours(journal: JournalReader, start: int, end: int) -> set[int]:
-    """Return about which hours some rows are of, by the times in the names of their segments."""
+    """Return the approximate hours of some rows, from the names of their segments."""
     segments = journal.segments()
     first = max(0, bisect.bisect_right(segments, start, key=lambda segment: segment.first_seq) - 1)
     last = bisect.bisect_left(segments, end, key=lambda segment: segment.first_seq)

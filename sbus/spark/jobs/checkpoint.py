@@ -1,4 +1,4 @@
-"""Spark's checkpoint of a stream: read it, make it safe against power cuts, and repair it after one.
+"""Spark's checkpoint of a stream: read, sync, and repair it after a power cut.
 
 Theory of operation
 -------------------
@@ -57,7 +57,9 @@ class Checkpoint:
         return max(_numbers(self._commits), default=-1)
 
     def offsets(self, batch: int) -> Offsets:
-        """Return the offset that a batch reads up to: for each journal the sequence number after the last row.
+        """Return the offset that a batch reads up to.
+
+        For each journal it is the sequence number after the last row.
 
         The offset is empty for a batch that is not planned yet, or that is older than the hundred that Spark keeps.
         """
@@ -65,7 +67,10 @@ class Checkpoint:
         return dict(lines[-1]) if lines else {}
 
     def sync(self, batch: int) -> None:
-        """Sync the files of all batches up to this one; after that, a power cut cannot undo them."""
+        """Sync the files of all batches up to this one.
+
+        After that, a power cut cannot undo them.
+        """
         for log in (self._offsets, self._commits):
             for number in _numbers(log):
                 if self._last_synced < number <= batch:
@@ -76,7 +81,10 @@ class Checkpoint:
         self._last_synced = batch
 
     def repair(self) -> None:
-        """Remove the files that a power cut has torn; Spark then plans and runs their batches again."""
+        """Remove the files that a power cut has torn.
+
+        Spark then plans and runs their batches again.
+        """
         for log in (self._offsets, self._commits):
             for number in sorted(_numbers(log), reverse=True):
                 if _lines(log / str(number)):
@@ -121,7 +129,7 @@ def _remove(path: Path) -> None:
 
 
 def _remove_checksums(log: Path) -> None:
-    """Remove checksums without their files, which Spark would report as a second writer."""
+    """Remove checksums without files, which Spark would report as a second writer."""
     for path in log.glob(".*.crc"):
         if not path.with_name(path.name.removeprefix(".").removesuffix(".crc")).exists():
             disk.remove(str(path))

@@ -1,4 +1,4 @@
-"""The lake: recorded rows as Parquet files by hour, with each batch in it exactly once.
+"""The lake: recorded rows as Parquet files by hour, each batch exactly once.
 
 Theory of operation
 -------------------
@@ -154,7 +154,9 @@ class Lake:
         self.commit(batch, staged)
 
     def commit(self, batch: int, staged: Path) -> None:
-        """Move the staged files of a batch to their places, and sync them; see the theory of operation above.
+        """Move the staged files of a batch to their places, and sync them.
+
+        The theory of operation above explains the order.
 
         :param batch: the number of the batch.
         :param staged: a directory with one Parquet file for each hour, in subdirectories named as in the lake.
@@ -252,7 +254,10 @@ def _settings(spark: SparkSession) -> Iterator[None]:
 
 
 def _make_directories(path: Path) -> None:
-    """Make a directory and the missing ones above it, open to their owner only, and sync each into its parent."""
+    """Make a directory and its missing parents, and sync each into its parent.
+
+    Only their owner can open them.
+    """
     if not path.is_dir():
         _make_directories(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Replay: publish recorded messages again, in order, in their rhythm or as fast as the bus accepts them.
+"""Replay: publish recorded messages again, in order.
+
+They keep their rhythm, or go as fast as the bus accepts them.
 
 Theory of operation
 -------------------
@@ -103,7 +105,9 @@ def replay(
     progress: Callable[[Replay], None] = lambda state: None,
     part_bytes: int = _MAX_PART_BYTES,
 ) -> Replay:
-    """Publish recorded messages, ordered by time, journal and sequence number, and wait until the bus has handled them.
+    """Publish recorded messages again, and wait until the bus has handled them.
+
+    They are ordered by time, journal and sequence number.
 
     :param rows: rows with the columns of a journal; keys as text or as bytes; rows of other kinds are gaps.
     :param bus: the connection to publish with.

@@ -26,7 +26,7 @@ def load_rows(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DataFrame:
-    """Return the rows of journals or of a lake, with the columns of a journal and keys as text.
+    """Return the rows of journals or a lake as a journal's columns, keys as text.
 
     :param journals: paths and globs of journals; or
     :param lake: the directory of a lake.
@@ -46,7 +46,7 @@ def load_rows(
 
 
 def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = "key") -> Column:
-    """Return the condition that the bus would deliver a key, in text form, to this pattern.
+    """Return the condition that a key, as text, matches this pattern on the bus.
 
     :raises sbus.errors.UsageError: if the pattern is invalid, selects secrets, which are never recorded, or is not
         UTF-8.

@@ -1,4 +1,6 @@
-"""The traffic of a period on one page: a self-contained HTML file, made from aggregates that Spark computes.
+"""The traffic of a period on one self-contained HTML page.
+
+Spark computes the aggregates that it is made from.
 
 Theory of operation
 -------------------

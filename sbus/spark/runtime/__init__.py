@@ -1,1 +1,1 @@
-"""The environment of every job: a session, Java, the package on the executors, and readable errors."""
+"""The environment of every job: session, Java, package on executors, errors."""

@@ -1,4 +1,7 @@
-"""Translate a failure of Spark into one of this package's errors, with one line of text instead of pages of frames."""
+"""Translate a failure of Spark into one of this package's errors.
+
+One line of text replaces pages of frames.
+"""
 
 from __future__ import annotations
 

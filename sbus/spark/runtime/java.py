@@ -1,4 +1,7 @@
-"""Find a Java that can run Spark, or raise an error with the remedy, which Spark's own error lacks."""
+"""Find a Java that can run Spark.
+
+If there is none, raise an error with the remedy, which Spark's own error lacks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ _REQUIRED_MODULE = "jdk.incubator.vector"
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the ``java`` that Spark will run: ``$JAVA_HOME/bin/java``, or else the one in ``PATH``.
+    """Return the path of the ``java`` that Spark will run.
+
+    It is ``$JAVA_HOME/bin/java``, or else the one in ``PATH``.
 
     :raises sbus.errors.UsageError: if there is no Java, or it cannot run Spark; with the remedy.
     """
@@ -38,7 +43,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _check(java: str) -> None:
-    """Check the file ``release`` of the installation; an installation without that file is accepted."""
+    """Check the installation's file ``release``; an installation may lack it."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(java)))
     try:
         with open(os.path.join(home, "release"), encoding="utf-8", errors="replace") as file:

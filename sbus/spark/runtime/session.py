@@ -51,7 +51,9 @@ _LOCAL_DEFAULTS = {
 
 
 def parse_conf(pairs: Iterable[str]) -> dict[str, str]:
-    """Parse settings of Spark from a command line, each ``name=value``; the last one for a name counts.
+    """Parse Spark settings from a command line, each ``name=value``.
+
+    The last one for a name counts.
 
     :raises sbus.errors.UsageError: if a setting is not of this form.
     """
@@ -65,7 +67,7 @@ def parse_conf(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Make a session, or get the one that is there, and `register` the data source with it.
+    """Return the session, or make one, and `register` the data source with it.
 
     :param name: the name of the application.
     :param master: where Spark runs; ``local[*]`` is this machine with all its cores.
@@ -106,7 +108,7 @@ def _cores(master: str) -> int:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the data source ``sbus`` known to a session, and send this package to its executors.
+    """Register the data source ``sbus``, and send this package to the executors.
 
     :returns: the session.
     """

@@ -1,4 +1,4 @@
-"""Send the installed package to the executors of a cluster, so that it need not be installed there.
+"""Send the installed package to a cluster's executors, which need not install it.
 
 Executors need Python of the same version with pyarrow. Plain Python files of this package are enough, because every
 compiled part has a plain twin.
@@ -23,7 +23,10 @@ _shipped: WeakSet[SparkContext] = WeakSet()
 
 
 def is_local(master: str) -> bool:
-    """Return whether all work is done in this process and its children, which can import this package."""
+    """Return whether all work runs in this process and its children.
+
+    These can import this package.
+    """
     return master == "local" or master.startswith("local[")
 
 

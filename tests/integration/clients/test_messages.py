@@ -284,7 +284,7 @@ async def test_hook_gets_control_messages(backend: Backend, directory: Path) -> 
 @pytest.mark.parametrize(
     ("key", "rule"),
     [
-        ("a\0b", "holds a NUL"),
+        ("a\0b", "contains a NUL"),
         ("!", "'!' is reserved"),
         ("!/", "'!' is reserved"),
         ("a/!/b", "'!' is reserved"),

@@ -96,7 +96,7 @@ def test_members_of_the_fixture() -> None:
 SUBSCRIPTIONS = ["b'weather/rain' b'3 mm'", "alarm: b'storm'", "rain: b'3 mm'", "north: b'3 mm' b'5 m/s'"]
 NAMES = ["4 slashes", "True", "b'to myself, and nobody else can read it'"]
 REFUSED = [
-    "the routing key b'no\\x00NUL' holds a NUL, which ends a key",
+    "the routing key b'no\\x00NUL' contains a NUL, which ends a key",
     "the routing key b'!/my/own' is not allowed: '!' is reserved: it may only begin !/cred/<gid>/<uid>/<pid>/",
 ]
 TOURS = {
@@ -203,7 +203,7 @@ def test_safe(bus: StartBus, start: Start) -> None:
     assert output("cookbook/safe.py", "get", address, me) == "\n"
     assert output("cookbook/safe.py", "put", address, me, "my secret") == "kept\n"
     assert output("cookbook/safe.py", "get", address, me) == "my secret\n"
-    assert run("cookbook/safe.py", "get", address, me + 1).stderr == "somebody else pretends to be the safe\n"
+    assert run("cookbook/safe.py", "get", address, me + 1).stderr == "another program pretends to be the safe\n"
 
 
 def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -> None:

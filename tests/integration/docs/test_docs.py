@@ -291,14 +291,14 @@ CAN_BE_PROVOKED = {
     "make the directory": ["--socket={}/missing/bus"],
     "the path has": ["--socket={}/" + "x" * 108],
     "another server is running there": ["--socket=@{}"],
-    "no group is called": ["--socket={}/bus", "--group=no such group"],
+    "there is no group": ["--socket={}/bus", "--group=no such group"],
     "there is no such user": ["--socket={}/bus", "--allow-user=no such user"],
     "is not an open socket": ["--socket=/dev/fd/0"],
     "systemd passed no socket": ["--socket=systemd"],
-    "no credentials policy is called": ["--socket={}/bus", "--credentials=none"],
+    "there is no credentials policy": ["--socket={}/bus", "--credentials=none"],
     "give three octal digits": ["--socket={}/bus", "--mode=888"],
     "give a number of": ["--socket={}/bus", "--max-clients=none"],
-    "say disconnect or ignore": ["--socket={}/bus", "--on-violation=perhaps"],
+    "use disconnect or ignore": ["--socket={}/bus", "--on-violation=perhaps"],
     "option --socket requires argument": ["--socket"],
 }
 

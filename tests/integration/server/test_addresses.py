@@ -1,4 +1,4 @@
-"""The bus's addresses: where it listens, which users can connect, and what becomes of the file."""
+"""The bus's addresses: listening, permission to connect, and the socket's file."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class TestMode:
     def test_no_such_group(self, directory):
         """A group that does not exist is refused before there is a socket."""
         line = refusal(directory, "--group=no-such-group")
-        assert "no group is called 'no-such-group'" in line
+        assert "there is no group 'no-such-group'" in line
         assert "getent group" in line
 
     def test_group_of_others(self, become, directory):

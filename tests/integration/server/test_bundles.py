@@ -1,4 +1,4 @@
-"""Bundles over real sockets: negotiated, exact in their framing, and without a trace in what they mean."""
+"""Bundles over real sockets: negotiation, framing, and the same meaning as plain packets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bundle(*packets: bytes) -> bytes:
 
 
 def bundling(bus, *patterns: bytes) -> Client:
-    """A client that has asked for bundles, and been told so."""
+    """A client that has asked for bundles, and received the reply."""
     client = bus.client(*patterns)
     client.send(ON)
     assert client.recv() == ANSWER
@@ -29,7 +29,7 @@ def bundling(bus, *patterns: bytes) -> Client:
 
 
 def messages(client: Client, count: int) -> list[bytes]:
-    """So many packets, however they travel."""
+    """Receive this number of packets, bundled or not."""
     packets: list[bytes] = []
     while len(packets) < count:
         packets += _unbundle([client.recv()])
@@ -43,7 +43,7 @@ def shared(request, module_bus):
 
 
 def test_on_and_off(shared):
-    """Both are answered to who asks; after off, a bundle is a violation and nothing comes bundled."""
+    """The server replies to both questions; after off, a bundle is a violation, and the server sends none."""
     a = bundling(shared, b"x")
     a.send(bundle(b"MSG x\x001", b"MSG x\x002"))
     assert messages(a, 2) == [b"MSG x\x001", b"MSG x\x002"]
@@ -89,7 +89,7 @@ def test_who_has_not_asked_never_sees_one(shared):
 
 
 def test_a_bundle_may_follow_the_question_at_once(shared):
-    """Who asks need not wait for the answer: the bundle behind the question is taken."""
+    """A client need not wait for the reply: the server accepts a bundle right behind the question."""
     a = shared.client(b"k")
     a.send(ON)
     a.send(bundle(b"MSG k\x001", b"MSG k\x002"))
@@ -98,7 +98,7 @@ def test_a_bundle_may_follow_the_question_at_once(shared):
 
 
 def test_a_bundle_from_who_has_not_asked_is_a_violation(shared):
-    """None of it takes effect, and nobody else is hurt."""
+    """No packet in it takes effect, and no other client is affected."""
     reader, bad = shared.client(b"k"), shared.client()
     bad.send(bundle(b"MSG k\x001"))
     assert bad.has_ended()
@@ -142,7 +142,7 @@ def test_every_kind_of_packet_in_a_bundle(shared):
 
 
 def test_secrets_in_a_bundle_are_as_secret(shared):
-    """Bundling gets round no check of credentials."""
+    """Bundling does not evade a check of credentials."""
     spy, a = bundling(shared, b"", b"*/"), bundling(shared)
     a.send(bundle(b"SUB !/cred////in", b"MSG %b/in\0hidden" % a.credentials, b"MSG open\0x"))
     assert messages(a, 1) == [b"MSG %b/in\0hidden" % a.credentials]
@@ -152,7 +152,7 @@ def test_secrets_in_a_bundle_are_as_secret(shared):
 
 
 def test_a_single_message_goes_plain(shared):
-    """One message that waits is sent as it is, also to who takes bundles."""
+    """A single waiting message is sent as a plain packet, even to a client that accepts bundles."""
     a, b = bundling(shared, b"k"), shared.client()
     for n in range(20):
         packet = b.msg(b"k", b"%d" % n)
@@ -177,14 +177,14 @@ def test_bundles_are_formed_and_keep_to_the_limit(shared):
 
 
 def test_replies_stop_inside_a_bundle(shared):
-    """Who asks a thousand times in one bundle and reads is answered a thousand times; replies do not pile up."""
+    """A client that asks 1,000 times in one bundle and reads gets 1,000 replies, which do not pile up."""
     a = bundling(shared)
     a.send(bundle(*[WHOAMI] * 1000))
     assert messages(a, 1000) == [WHOAMI + b"\0" + a.credentials] * 1000
 
 
 def test_block_holds_the_rest_of_a_bundle(bus):
-    """A publisher is paused inside its bundle; what it holds is delivered in order when the reader drains."""
+    """A publisher is paused inside its bundle; the rest is delivered in order when the reader drains."""
     server = bus("--queue-messages=100")
     reader, publisher, bystander = bundling(server, b"k"), bundling(server), server.client()
     reader.cmsg(b"blocking/soft/block")

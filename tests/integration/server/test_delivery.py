@@ -18,7 +18,7 @@ from tests.support.harness import TIMEOUT, WHOAMI, Client, goes_on, numbered, se
 
 @pytest.fixture(params=["compiled", "plain"])
 def any_bus(request, lease):
-    """Gives buses with and without the compiled helper."""
+    """Start buses with and without the compiled helper."""
     if request.param == "compiled" and not batch.COMPILED:
         pytest.skip("the compiled helper is not built, or switched off")
     return lambda *options: lease(*options, pure=request.param == "plain")
@@ -62,7 +62,7 @@ class TestBytes:
         assert subscriber.receive(len(packets)) == packets
 
     def test_publisher_hears_itself(self, shared):
-        """Who is subscribed to what it publishes gets it back."""
+        """A client that is subscribed to a message of its own receives it."""
         client = shared.client(b"self")
         packet = client.msg(b"self", b"hello")
         assert client.sync() == [packet]
@@ -83,7 +83,7 @@ class TestBytes:
 
 
 class TestMatching:
-    """Who gets a message."""
+    """The receivers of a message."""
 
     @pytest.mark.parametrize(
         ("pattern", "hits", "misses"),
@@ -149,7 +149,7 @@ class TestMatching:
         assert client.sync() == expected
 
     def test_subscriptions_end_with_the_client(self, shared):
-        """Nobody else gets, or loses, a message because a subscriber has left."""
+        """When a subscriber leaves, no other client gets or loses a message."""
         stays = shared.client(b"leave/*")
         with shared.client(b"leave/*"), shared.client(b"leave/1"):
             pass
@@ -185,7 +185,7 @@ class TestCompleteness:
         assert subscriber.receive(20) == packets
 
     def test_subscribe_then_publish_at_once(self, lease):
-        """Who subscribes and publishes in one breath, before it was accepted, gets its message."""
+        """A client that subscribes and publishes before the server has accepted it receives its message."""
         started = lease()
         started.kill(signal.SIGSTOP)
         client = Client(started.address)
@@ -263,7 +263,7 @@ class TestCompleteness:
         assert client.rest() == packets
 
     def test_deaf_client_still_publishes(self, lease):
-        """A client that receives no more (shutdown) may still publish, and costs nobody anything."""
+        """A client that receives no more (shutdown) may still publish, and does not affect others."""
         started = lease()
         subscriber = started.client(b"deaf/*")
         deaf = started.client(b"deaf/*")
@@ -289,7 +289,7 @@ class TestControl:
         assert other.sync() == []
 
     def test_never_forwarded(self, shared):
-        """Control messages are never forwarded to anyone, the unknown ones neither."""
+        """Control messages are never forwarded, unknown ones included."""
         subscriber = shared.client(b"", b"CMSG", b"*/", b"echo/*")
         client = shared.client(b"", b"unknown")
         client.cmsg(b"unknown", b"echo/on", b"order/queue", b"", b"blocking/soft/unheard-of", b"!/strange", b"bundle")
@@ -298,7 +298,7 @@ class TestControl:
         assert subscriber.sync() == []
 
     def test_echo(self, shared):
-        """echo/off keeps a client's own messages from it, and from nobody else; echo/on brings them back."""
+        """echo/off keeps a client's own messages from that client alone; echo/on brings them back."""
         other = shared.client(b"echo")
         client = shared.client(b"echo", b"ech*")
         expected = [client.msg(b"echo", b"1")]
@@ -316,7 +316,7 @@ class TestControl:
         assert other.sync() == [loud]
 
     def test_echo_off_reaches_all_others(self, shared):
-        """Everybody else gets what a client with echo/off publishes, in order, each time."""
+        """All other clients get what a client with echo/off publishes, in order, each time."""
         others = [shared.client(b"silent/*") for _ in range(3)]
         client = shared.client(b"silent/*")
         client.cmsg(b"echo/off")
@@ -345,11 +345,11 @@ class TestControl:
 
 
 class TestReactors:
-    """Whatever reactor twistd is told to use."""
+    """Every reactor that twistd can use."""
 
     @pytest.mark.parametrize("reactor", ["epoll", "poll", "select", "asyncio"])
     def test_delivery(self, bus, reactor):
-        """The bus delivers, loses nothing of a client that closes at once, and notices who leaves."""
+        """The bus delivers, loses no message of a client that closes at once, and notices when clients leave."""
         started = bus("--auto-close", flags=["-n", "--pidfile=", f"--reactor={reactor}"])
         subscriber = started.client(b"reactor/*")
         packets = numbered(b"reactor/any", 3000)
@@ -365,7 +365,7 @@ class TestStopped:
     """Processes that are stopped and continued."""
 
     def test_stopped_server(self, lease):
-        """What clients send while the server is stopped is delivered when it goes on."""
+        """Messages that clients send while the server is stopped are delivered when it continues."""
         started = lease()
         subscriber = started.client(b"sleep/*")
         publisher = started.client()
@@ -381,7 +381,7 @@ class TestStopped:
         assert goes_on(started)
 
     def test_stopped_subscriber(self, lease):
-        """A subscriber that is stopped misses nothing, and nobody else waits for it."""
+        """A stopped subscriber misses nothing, and no other client waits for it."""
         started = lease("--max-packet=1024")
         count = 5000
         program = (
@@ -436,7 +436,7 @@ class TestDescriptors:
 
 
 class TestFairness:
-    """Nobody starves."""
+    """No client starves."""
 
     def test_busy_publisher(self, bus):
         """While one client publishes as fast as it can, others are served all the time."""

@@ -1,4 +1,4 @@
-"""`BusService` in programs that are somebody else's."""
+"""`BusService` in programs of other projects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TimerService(0.01, bus.registry.publish, b"tick", b"tock").setServiceParent(appl
 
 @pytest.fixture
 def embedded(spawn, directory):
-    """An application of somebody else's, with a bus in it."""
+    """An application of another project, with a bus in it."""
     (directory / "app.tac").write_text(APPLICATION)
     process = spawn(Process, directory, ["-n", "--pidfile=", "-y", "app.tac"])
     process.wait_log("sbus listens on")
@@ -80,7 +80,7 @@ class TestApplication:
             assert client.recv() == b"MSG result\00042"
 
     def test_observers(self, embedded, directory):
-        """An observer of the program's sees what happens, but neither payloads nor the rest of secret keys."""
+        """The program's observer sees every event, but no secret payload and no rest of a secret key."""
         with Client(directory / "bus") as client:
             client.msg(b"open/key", b"payload")
             client.msg(b"!/cred/1/2/3/hidden", b"secret")
@@ -146,7 +146,7 @@ def connect(path):
     return sock
 
 def talk(path, stay):
-    "Subscribe, publish, receive; whoever is to stay stays connected, subscribed, and does not read."
+    "Subscribe, publish, receive; a client that is to stay keeps its subscription, and does not read."
     one, two = connect(path), connect(path)
     two.send(b"SUB talk"); two.send(b"CMSG !/cred/whoami"); two.recv(1000)
     for n in range(10):
@@ -179,7 +179,7 @@ CYCLES = (
     TALKING
     + """
 async def count():
-    await task.deferLater(reactor, 0)  # the call that told of the end is over, and what it holds
+    await task.deferLater(reactor, 0)  # the call that reported the end is over, and what it holds
     gc.collect()
     kinds = ("BusService", "BusFactory", "SubscriptionRegistry", "BusProtocol", "SendQueue", "Backpressure",
              "PacketTransport", "PacketPort", "PatternIndex", "RouteCache")
@@ -324,7 +324,7 @@ class TestObservers:
     """Observers that are wrong."""
 
     def test_mistaken(self, directory):
-        """An observer that raises an exception at each event is logged, and in nobody's way."""
+        """The exceptions of an observer are logged, and do not affect the bus."""
         seen = run_program(directory, MISTAKEN)
         assert {"connected", "subscribed", "published", "delivered", "violated", "closed"} <= set(seen)
         assert os.listdir(directory) == []

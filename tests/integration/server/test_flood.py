@@ -1,4 +1,4 @@
-"""Flood control: what becomes of messages for a reader that does not read, while bystanders go on undisturbed.
+"""Flood control: messages for a reader that does not read, with bystanders that are not disturbed.
 
 Most buses here have a small ``--max-packet``, so that the kernel's buffer of a socket holds few
 messages and the server's queues are what counts.
@@ -88,7 +88,7 @@ class TestSoft:
         assert started.dropped() == 1000 - len(got)
 
     def test_error(self, lease):
-        """blocking/soft/error disconnects the client as soon as its socket is full, and nobody else."""
+        """blocking/soft/error disconnects the client, and no other, as soon as its socket is full."""
         started = lease(SMALL)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/error")
@@ -116,7 +116,7 @@ class TestSoft:
             assert reader.sync() == [packet]
 
     def test_block(self, lease):
-        """blocking/soft/block keeps everything, and holds the publisher back until the reader has drained."""
+        """blocking/soft/block keeps everything, and blocks the publisher until the reader's queue is empty."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -137,7 +137,7 @@ class TestSoft:
         assert started.dropped() == 0
 
     def test_block_holds_nobody_else(self, lease):
-        """Who publishes elsewhere is not held back, nor is anybody kept from receiving; the publisher neither."""
+        """Other publishers are not blocked, and all clients still receive, the blocked publisher included."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -151,7 +151,7 @@ class TestSoft:
             assert other.recv() == packet
 
     def test_block_holds_every_publisher(self, lease):
-        """Each publisher that sends to a blocked reader is held back, and none of their messages is lost."""
+        """Each publisher that sends to a congested reader is blocked, and none of their messages is lost."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood/*")
         reader.cmsg(b"blocking/soft/block")
@@ -172,7 +172,7 @@ class TestSoft:
             assert publisher.recv().startswith(WHOAMI)
 
     def test_block_then_another_mode(self, lease):
-        """A reader that changes its mind while it holds publishers back lets them go."""
+        """A reader that chooses another strategy unblocks the publishers that it blocked."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -198,7 +198,7 @@ class TestSoft:
         assert publisher.recv().startswith(WHOAMI)
 
     def test_block_then_leave(self, lease):
-        """When the reader leaves, who was held back goes on."""
+        """When the reader leaves, the publisher that it blocked continues."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -214,7 +214,7 @@ class TestSoft:
         assert other.sync()[-1] == b"MSG flood\0last"
 
     def test_held_back_publisher_closes(self, lease):
-        """What a publisher has sent arrives also if it closes while it is held back."""
+        """A publisher's messages arrive even if it closes while it is blocked."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -230,7 +230,7 @@ class TestSoft:
         assert started.dropped() == 0
 
     def test_bystander_of_a_block(self, lease):
-        """Another receiver of the same messages gets them when the publisher is let go, none twice and none lost."""
+        """Another receiver of the same messages gets each exactly once when the publisher is unblocked."""
         started = lease(SMALL, FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -285,7 +285,7 @@ class TestHard:
         assert reader.sync() == packets[: held + 20]
 
     def test_error(self, lease):
-        """blocking/hard/error disconnects the client whose queue is full, and nobody else."""
+        """blocking/hard/error disconnects the client whose queue is full, and no other."""
         started = lease(SMALL, "--queue-messages=100")
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/hard/error")
@@ -304,7 +304,7 @@ class TestHard:
         assert goes_on(started)
 
     def test_block(self, lease):
-        """blocking/hard/block lets the queue fill up first, then holds the publisher back, and loses nothing."""
+        """blocking/hard/block lets the queue fill up first, then blocks the publisher, and loses nothing."""
         started = lease(SMALL, "--queue-messages=100", FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/hard/block")
@@ -324,7 +324,7 @@ class TestHard:
         assert started.dropped() == 0
 
     def test_block_until_the_low_water_mark(self, lease):
-        """hard/block lets publishers go when the queue is down to a quarter, not before."""
+        """hard/block unblocks publishers when the queue is down to a quarter, not before."""
         started = lease(SMALL, "--queue-messages=100", FOR_EVER)
         held = kernel_holds(started)
         reader = started.client(b"flood")
@@ -346,7 +346,7 @@ class TestHard:
         assert reader.sync()[-1] == numbered(b"flood", fill)[-1]
 
     def test_soft_block_toward_a_full_queue(self, lease):
-        """soft/block and hard/error together: the soft one holds back, so that the hard one has nothing to do."""
+        """soft/block with hard/error: the soft strategy blocks, so the server never asks the hard one."""
         started = lease(SMALL, "--queue-messages=5", FOR_EVER)
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/hard/error", b"blocking/soft/block")
@@ -374,7 +374,7 @@ class TestHard:
 
 
 class TestOrders:
-    """In which order a queue is sent."""
+    """The order in which a queue is sent."""
 
     def test_queue(self, lease):
         """order/queue: first in, first out; replies in their place among the messages."""
@@ -484,7 +484,7 @@ class TestOrders:
 
 
 def bystander_turns(bus: Bus, turns: int = 5) -> None:
-    """Have the server handle all that it was sent before."""
+    """Wait until the server has handled everything that it was sent before."""
     with Client(bus.address) as client:
         for _ in range(turns):
             client.sync()
@@ -495,7 +495,7 @@ def first_difference(one: list[bytes], other: list[bytes]) -> int:
 
 
 class TestTimeout:
-    """Who holds others back and takes nothing for the whole block time-out is disconnected."""
+    """A client that blocks others and reads nothing for the whole block time-out is disconnected."""
 
     @pytest.mark.parametrize("mode", [b"blocking/soft/block", b"blocking/hard/block"])
     def test_reader_that_does_not_read(self, lease, mode):
@@ -583,7 +583,7 @@ class TestTimeout:
         assert goes_on(started)
 
     def test_ring(self, lease):
-        """Nor do three in a ring, with hard/block."""
+        """Three clients that block each other in a ring, with hard/block, do not stand still either."""
         started = lease(SMALL, SHORTLY, "--queue-messages=10")
         ring = [started.client(b"ring/%d" % n) for n in range(3)]
         for client in ring:
@@ -625,7 +625,7 @@ class TestTimeout:
 
 
 def ends(client: Client) -> bool:
-    """Take all that comes; whether the connection ends then (a client that was let go on is still served)."""
+    """Read everything, and return whether the connection ends then (an unblocked client is still served)."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         client.send(WHOAMI)
     while packet := client.recv():
@@ -635,7 +635,7 @@ def ends(client: Client) -> bool:
 
 
 class TestUsers:
-    """On a bus of several users nobody stops another user."""
+    """On a bus of several users no user stops another."""
 
     def publish(self, bus: Bus, publisher: Client, count: int = 500) -> None:
         for packet in numbered(b"flood", count):
@@ -667,7 +667,7 @@ class TestUsers:
         assert publisher.sync() == []
 
     def test_own_user_is_held_back(self, as_root, lease):
-        """A receiver holds back its own user's publishers, while other users' go on to the same receiver."""
+        """A receiver blocks its own user's publishers, while other users' publishers continue."""
         started = lease(SMALL, FOR_EVER, "--mode=0777", "--queue-messages=1000")
         reader = started.client(b"flood", b"mine", user=OTHER_USER)
         reader.cmsg(b"blocking/soft/block")
@@ -685,7 +685,7 @@ class TestUsers:
         assert own.recv().startswith(WHOAMI)
 
     def test_root_holds_anyone_back(self, as_root, lease):
-        """A receiver that runs as root, or as the server's user, holds back anyone."""
+        """A receiver that runs as root, or as the server's user, can block every publisher."""
         started = lease(SMALL, FOR_EVER, "--mode=0777")
         reader = started.client(b"flood")
         reader.cmsg(b"blocking/soft/block")
@@ -704,7 +704,7 @@ class TestUsers:
         assert is_held_back(publisher, bystander, b"MSG flood\0")
 
     def test_block_across_users(self, as_root, lease):
-        """--block-across-users lets a receiver hold back other users' publishers too."""
+        """With --block-across-users a receiver can also block other users' publishers."""
         started = lease(SMALL, FOR_EVER, "--mode=0777", "--block-across-users")
         reader = started.client(b"flood", user=OTHER_USER)
         reader.cmsg(b"blocking/soft/block")
@@ -719,7 +719,7 @@ class TestAllQueuesTogether:
     """--total-queue-bytes, and the fair share of it."""
 
     def test_hog_is_limited(self, lease):
-        """At the limit of all queues, who holds more than a fair share loses messages, and who holds less does not."""
+        """At the total limit, only clients whose queues exceed a fair share lose messages."""
         started = lease(SMALL, "--total-queue-bytes=100000")
         held = kernel_holds(started, 500)
         hog, modest = started.client(b"hog"), started.client(b"modest")
@@ -766,7 +766,7 @@ class TestAllQueuesTogether:
             bystander_turns(started)
 
     def test_hard_strategy_of_the_hog(self, lease):
-        """At the limit of all queues it is the hog's own hard strategy that counts."""
+        """At the limit of all queues the hard strategy of the largest queue's client applies."""
         started = lease(SMALL, "--total-queue-bytes=100000")
         hog = started.client(b"hog")
         hog.cmsg(b"blocking/hard/error")
@@ -779,10 +779,10 @@ class TestAllQueuesTogether:
 
 
 class TestManyStalledReaders:
-    """Bystanders of a bus where nearly everybody stalls."""
+    """Bystanders on a bus where nearly all clients stall."""
 
     def test_every_mode_at_once(self, lease):
-        """One reader of each mode stalls; who reads gets everything, and the discarding ones hold nobody up."""
+        """One reader of each mode stalls; the others get everything, and discarding readers delay no client."""
         started = lease(SMALL, "--queue-messages=20", SHORTLY)
         modes = [
             (soft, hard, order)
@@ -813,7 +813,7 @@ class TestManyStalledReaders:
 
 
 def drains_and_ends(client: Client, packets: list[bytes]) -> bool:
-    """Take all that comes, each of it once and known; whether the connection ends then."""
+    """Read everything, check that each message is known and comes once; return whether the connection ends."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         client.send(WHOAMI)
     got = []

@@ -29,7 +29,7 @@ class TestClients:
         assert started.client().sync() == []
 
     def test_many(self, bus):
-        """A thousand clients are no matter."""
+        """The bus serves a thousand clients."""
         started = bus()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard < 2500:
@@ -118,7 +118,7 @@ class TestMemory:
     """What the server keeps is bounded."""
 
     def test_distinct_keys(self, bus):
-        """A flood of keys that never come again costs no lasting memory, and slows nobody else down."""
+        """A flood of keys that never repeat takes no lasting memory, and slows no other client down."""
         started = bus()
         client, listener = started.client(), started.client(b"keys/*/last")
         for n in range(20_000):
@@ -151,12 +151,12 @@ class TestDescriptors:
     """The process has no descriptors left (EMFILE)."""
 
     def starve(self, bus, spare: int) -> None:
-        """Leave the server so many descriptors."""
+        """Leave the server this number of free descriptors."""
         most = resource.prlimit(bus.pid, resource.RLIMIT_NOFILE)[1]
         resource.prlimit(bus.pid, resource.RLIMIT_NOFILE, (max(bus.descriptors()) + 1 + spare, most))
 
     def test_turned_away(self, bus):
-        """Who cannot be served learns that at once; clients that are there go on, and nothing spins."""
+        """A client that cannot be served is refused at once; connected clients continue, and nothing spins."""
         started = bus()
         one, two = started.client(b"talk"), started.client(b"talk")
         self.starve(started, 2)
@@ -180,7 +180,7 @@ class TestDescriptors:
             return False
 
     def test_none_at_all(self, bus):
-        """Not even with nobody waiting does it spin, and the log is not flooded."""
+        """Without a waiting client it does not spin either, and the log is not flooded."""
         started = bus()
         client = started.client(b"talk")
         self.starve(started, 0)
@@ -204,7 +204,7 @@ class TestDescriptors:
         assert not (directory / "bus").exists()
 
     def test_room_comes_back(self, bus):
-        """When there are descriptors again, clients are served again; who has given up meanwhile is no trouble."""
+        """Once descriptors are free again, the bus serves new clients; those that gave up meanwhile do no harm."""
         started = bus()
         client = started.client(b"talk")
         self.starve(started, 0)

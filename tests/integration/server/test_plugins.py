@@ -1,4 +1,4 @@
-"""Components of somebody else's: dropped into ``twisted/plugins``, used through the real twistd."""
+"""Components of another project: dropped into ``twisted/plugins``, used through the real twistd."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class TestStrategies:
 
     @pytest.mark.parametrize("mode", [b"blocking/soft/broken", b"blocking/hard/broken"])
     def test_broken(self, bus, plugins, mode):
-        """A plugin that raises an exception costs whoever chose it the connection, and nobody else anything."""
+        """A plugin that raises an exception disconnects the client that chose it, and affects no other."""
         started = bus(SMALL, "--queue-messages=20", env=plugins())
         before, reader, after = (started.client(b"flood") for _ in range(3))
         reader.cmsg(mode)
@@ -352,6 +352,6 @@ class TestDiscovery:
         assert "acme_sbus" in line
 
     def test_module_that_cannot_be_imported(self, bus, plugins):
-        """A plugin module that cannot be imported is in nobody's way."""
+        """A plugin module that cannot be imported does not affect the bus."""
         env = plugins("import no_such_module")
         assert goes_on(bus(env=env))

@@ -329,7 +329,7 @@ class TestRestart:
         assert goes_on(bus("--reuse"))
 
     def test_nothing_is_remembered(self, bus):
-        """Neither subscriptions nor messages outlive the bus."""
+        """Subscriptions and messages do not outlive the bus."""
         started = bus()
         with started.client(b"old") as client:
             client.msg(b"old")

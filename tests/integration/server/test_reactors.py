@@ -403,7 +403,7 @@ class Ends(PacketReactorBuilder):
 
     @in_reactor
     async def test_lose_connection_stops_reading(self):
-        """After loseConnection nothing more is delivered, neither of the batch in hand nor later."""
+        """After loseConnection nothing more is delivered, not even the rest of the batch."""
         for recorder in (Recorder(), BatchRecorder()):
             peer = self.connect(recorder)
             recorder.transport.writeSequence(numbered(1000, size=1000))

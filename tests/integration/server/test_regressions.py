@@ -1,4 +1,4 @@
-"""The mistakes of the original, each of which cost its users something: none of them comes back."""
+"""Regression tests: none of the original server's mistakes comes back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_sub_then_unsub(started):
 
 @pytest.mark.parametrize("how", ["closes", "resets", "does not receive"])
 def test_peer_that_fails_in_a_fan_out(started, how):
-    """Peers that fail in the middle of a fan-out cost the others nothing, and the publisher neither."""
+    """Peers that fail in the middle of a fan-out do not affect the other receivers or the publisher."""
     subscribers = [started.client(b"fan/*") for _ in range(30)]
     publisher = started.client()
     packets = numbered(b"fan/out", 200)
@@ -80,7 +80,7 @@ def test_whose_credentials(bus):
 
 
 def test_stalled_reader(started):
-    """One reader that does not read freezes nobody: neither publishers nor readers of the same messages."""
+    """A reader that does not read freezes no publisher, and no other reader of the same messages."""
     stalled = started.client(b"news/*")
     reader = started.client(b"news/*")
     publisher = started.client()
@@ -138,7 +138,7 @@ def test_truncated_packet(started):
 
 
 def test_no_descriptors_left(bus):
-    """A server that has run out of descriptors waits for better times; it does not spin, and serves who is there."""
+    """A server without free descriptors waits for one; it does not spin, and serves the connected clients."""
     started = bus()
     one, other = started.client(b"talk"), started.client(b"talk")
     most = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)[1]
@@ -163,7 +163,7 @@ def test_socket_file(bus, directory):
 
 @pytest.mark.parametrize("mode", [b"blocking/soft/queue", b"blocking/soft/error"])
 def test_bundle_that_is_read_with_the_question_for_bundles(lease, mode):
-    """It is no way past flood control: of what comes behind it, as much waits as may, and who chose so is told."""
+    """Such a bundle does not evade flood control: packets wait up to the limits, or the reader is disconnected."""
     started = lease("--queue-messages=100", "--queue-bytes=100000")
     reader, publisher = started.client(b"k"), started.client()
     reader.cmsg(mode)

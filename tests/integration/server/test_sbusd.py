@@ -1,4 +1,4 @@
-"""``sbusd`` as a process, used as programs use it that know the original daemon."""
+"""``sbusd`` as a process, used like the original daemon."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_signals_while_stopping(start: Start, directory: Path) -> None:
 
 
 def test_signal_at_start(start: Start, directory: Path) -> None:
-    """A signal that comes before it serves also stops it in good order."""
+    """A signal that arrives before it serves also stops it cleanly."""
     process = start("-fa", "bus")
     output_of(process)
     stop(process, signal.SIGTERM)

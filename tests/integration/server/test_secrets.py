@@ -1,4 +1,4 @@
-"""Secret keys: who is named gets the message, and nobody else ever does."""
+"""Secret keys: only clients with the IDs in the key receive the message."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ REFUSED_PATTERNS = [
     b"!/cred////!/cred/1/2/3",
     b"!/cred////a/!/b",
 ]
-"""Patterns that nobody may subscribe to (``%d``: here come the subscriber's gid, uid and pid, in this order)."""
+"""Patterns that no client may subscribe to (``%d``: the subscriber's gid, uid and pid, in this order)."""
 
 
 def filled_in(pattern, client):
@@ -77,17 +77,17 @@ def filled_in(pattern, client):
 
 
 class TestWhoami:
-    """Everyone learns their own credentials, by the kernel's word."""
+    """Every client learns its own peer credentials."""
 
     def test_of_another_process(self, shared):
-        """The IDs are those of the process that connected, whoever holds the socket now."""
+        """The IDs are those of the process that connected, even if another process holds the socket now."""
         client = shared.client(user=SAME_USER)
         client.send(WHOAMI)
         assert client.recv() == b"CMSG !/cred/whoami\0!/cred/%d/%d/%d" % (*reversed(SAME_USER), client.pid)
         assert client.pid != os.getpid()
 
     def test_of_another_user(self, as_root, bus):
-        """Another user's client is told that user's IDs: first the GID, then the UID."""
+        """Another user's client gets that user's IDs in the reply: first the GID, then the UID."""
         started = bus("--mode=0777")
         client = started.client(user=(12003, 12004))
         client.send(WHOAMI)
@@ -95,7 +95,7 @@ class TestWhoami:
 
 
 class TestSubscribers:
-    """Who may subscribe, and what they get."""
+    """Permission to subscribe, and the messages that a subscriber receives."""
 
     def test_own_credentials(self, shared):
         """A client may subscribe with its own credentials, and gets what anyone sends there."""
@@ -108,7 +108,7 @@ class TestSubscribers:
         assert alice.sync() == [packet]
 
     def test_own_messages(self, shared):
-        """What a client sends to itself comes back to it, unless it has switched echoes off."""
+        """What a client sends to itself comes back to it, unless it has turned echo off."""
         client = shared.client(b"!/cred////self")
         packet = client.msg(client.credentials + b"/self")
         assert client.sync() == [packet]
@@ -181,7 +181,7 @@ class TestChains:
     """Credentials behind credentials, for servers behind servers."""
 
     def test_delivery(self, shared):
-        """A secret for somebody behind another server goes to who holds the outer credentials."""
+        """A secret for a client behind another server goes to the holder of the outer credentials."""
         server = shared.client(b"!/cred////!/cred/1/2/3/", user=SAME_USER)
         everything = shared.client(b"!/cred////", user=SAME_USER)
         publisher = shared.client()
@@ -193,7 +193,7 @@ class TestChains:
         assert everything.sync() == [b"MSG %b/!/cred/1/2/3/inbox\0" % everything.credentials]
 
     def test_outer_credentials_decide(self, bus):
-        """Own credentials in the inner place give nobody a claim to somebody else's outer ones."""
+        """A client's own credentials in the inner place give it no access to another client's outer ones."""
         started = bus("--on-violation=ignore")
         victim = started.client(b"!/cred////", user=SAME_USER)
         spy = started.client(user=SAME_USER)
@@ -211,7 +211,7 @@ class TestChains:
 
 
 class TestSpies:
-    """Nobody sees a secret that is not theirs."""
+    """No client receives another client's secret."""
 
     def secrets(self, victim, publisher):
         """Publish secrets to a victim, of every shape; returns how many there are."""
@@ -306,7 +306,7 @@ class TestSpies:
         assert member.sync() == [packet]
 
     def test_routes_are_not_mixed_up(self, shared):
-        """A key that was looked up for one subscriber is looked up anew when another comes or leaves."""
+        """A key that was looked up is looked up again after another client subscribes or leaves."""
         publisher = shared.client()
         first = shared.client(user=SAME_USER)
         key = b"!/cred//%d//routes" % first.uid
@@ -333,7 +333,7 @@ class TestUnprovenIdentity:
 
     @pytest.mark.parametrize("which", [0, 1], ids=["uid", "gid"])
     def test_overflow_id(self, as_root, bus, which):
-        """Who has an overflow ID may not subscribe to secrets, not even by its PID; whoami is still answered."""
+        """A client with an overflow ID may not subscribe to secrets, even by its PID, but gets a whoami reply."""
         started = bus("--mode=0777")
         user = (OVERFLOW_USER[0], OTHER_USER[1]) if which == 0 else (OTHER_USER[0], OVERFLOW_USER[1])
         client = started.client(user=user)
@@ -385,14 +385,14 @@ class TestPublishers:
         ids=repr,
     )
     def test_malformed_key(self, shared, key):
-        """To publish to a reserved key that is no secret key is a violation, and reaches nobody."""
+        """Publishing to a reserved key that is not secret is a violation, and reaches no client."""
         with shared.client(b"", b"*/", b"!/cred////") as listener, shared.client() as client:
             client.msg(key, b"x")
             assert client.has_ended()
             assert listener.sync() == []
 
     def test_to_another_user(self, as_root, bus):
-        """A publisher needs not be who the secret is for."""
+        """A publisher need not have the IDs in the secret key."""
         started = bus("--mode=0777")
         reader = started.client(b"!/cred////", user=OTHER_USER)
         publisher = started.client(user=THIRD_USER)
@@ -405,7 +405,7 @@ class TestProof:
     """The example of the protocol's text."""
 
     def test_mutual(self, as_root, bus):
-        """Two clients prove to each other who they are, by answering what only they can have read."""
+        """Two clients prove their identity to each other by repeating tokens that only they can read."""
         started = bus("--mode=0777")
         a = started.client(b"hello", user=OTHER_USER)
         b = started.client(b"hello", user=THIRD_USER)

@@ -1,4 +1,4 @@
-"""Who breaks the protocol is disconnected, or ignored; the log says who and why; nobody else is touched."""
+"""A client that breaks the protocol is disconnected or ignored, with a log line; no other is affected."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def early(module_bus):
 
 
 class TestReaction:
-    """What happens to who sends such a packet."""
+    """The fate of a client that sends such a packet."""
 
     @pytest.mark.parametrize(("packet", "why"), BAD_PACKETS, ids=[repr(packet) for packet, _ in BAD_PACKETS])
     def test_disconnected(self, shared, packet, why):
-        """The client is disconnected; the log says who and why; the others, of the same process, are not touched."""
+        """The client is disconnected, the log names it and the reason, and others of its process are unaffected."""
         bystander = shared.client(b"", b"key")
         client = shared.client(b"key", user=SAME_USER)
         client.send(packet)
@@ -115,7 +115,7 @@ class TestReaction:
         assert subscriber.sync() == [b"MSG batch/%d\0" % n for n in range(50)]
 
     def test_subscriptions_go(self, shared):
-        """Messages go on to everybody else when a subscriber is disconnected for a violation."""
+        """When a subscriber is disconnected for a violation, all others still get messages."""
         others = [shared.client(b"crowd/*") for _ in range(3)]
         client = shared.client(b"crowd/*", b"crowd/1")
         publisher = shared.client()
@@ -129,7 +129,7 @@ class TestReaction:
 
 
 class TestEmptyPacket:
-    """A packet of no bytes cannot be told from end-of-file."""
+    """An empty packet is indistinguishable from end-of-file."""
 
     def test_ends_the_connection(self, shared):
         """It ends the connection: what was sent before it counts, what is sent behind it does not."""
@@ -156,7 +156,7 @@ class TestSize:
 
     @pytest.mark.parametrize("pure", ["0", "1"])
     def test_default_limit(self, bus, big, pure):
-        """409,600 bytes arrive byte for byte; one more costs the sender its connection, and nobody gets any of it."""
+        """409,600 bytes arrive byte for byte; one more disconnects the sender, and no client gets any of it."""
         started = bus(env={"SBUS_PURE": pure})
         subscriber = started.client(b"large")
         client = big(started.client(b"large"), LIMIT + 1)
@@ -303,7 +303,7 @@ class TestLog:
         assert not re.search("#warn.* client ", started.log)
 
     def test_drops_in_sums(self, bus):
-        """Drops are logged with who lost what: the first at once, the others in sums, however many there are."""
+        """Drops are logged with the client and the number: the first at once, later ones in sums."""
         started = bus("--max-packet=1024", "--queue-messages=10")
         reader = started.client(b"flood", user=SAME_USER)
         publisher = started.client()

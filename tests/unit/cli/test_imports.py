@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -20,7 +21,10 @@ def loaded_by(*arguments: str) -> set[str]:
         "import sys, atexit; atexit.register(lambda: print('loaded', *sys.modules));"
         f"sys.argv = ['sbus', *{arguments!r}]; from sbus.cli import run; run()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("COV")
+    }  # coverage imports a lot
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
     return set(done.stdout.rpartition("loaded ")[2].split())
 
 

@@ -39,7 +39,7 @@ def test_every_call_is_documented(bus: type) -> None:
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"dialect": "latest"}, "say 'current' or 'early'"), ({"max_packet": 0}, "give the server's limit in bytes")],
+    [({"dialect": "latest"}, "use 'current' or 'early'"), ({"max_packet": 0}, "give the server's limit in bytes")],
 )
 def test_values_are_checked(options: dict, error: str) -> None:
     """A value that cannot work raises before anything is connected."""

@@ -729,7 +729,7 @@ def test_replies_in_order_of_arrival():
 
 @pytest.mark.parametrize("order", ["stack", "random"])
 def test_replies_go_back_to_their_place(order):
-    """Who returns to order/queue gets replies and messages as they came, whatever came while another order counted."""
+    """After a return to order/queue, replies and messages go in order of arrival, older ones included."""
     connection = Connection()
     connection.stall(D)
     connection.queue.write(b"one")

@@ -1,4 +1,4 @@
-"""Who may connect, subscribe and block, by the kernel's word on both ends."""
+"""Permission to connect, subscribe and block, by the peer credentials of both ends."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_root_reads_no_secrets_of_others():
 @pytest.mark.parametrize("who", [peer(pid=0), peer(uid=OVERFLOW[0]), peer(gid=OVERFLOW[1])])
 @pytest.mark.parametrize("pattern", [b"!/cred////", b"!/cred//1000//x", b"!/cred/1///"])
 def test_shared_ids_prove_nothing(who, pattern):
-    """Who has an ID that many share gets no secrets at all, and everything open all the same."""
+    """A client with a shared ID can subscribe to open keys, but to no secret key."""
     control = KernelPolicy().make(AccessSettings())
     assert subscription(control, who, pattern) is ViolationReason.UNPROVEN_IDENTITY
     assert subscription(control, who, b"a/") is None

@@ -42,7 +42,7 @@ def test_address_of_what_was_passed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert connectable_text(Address("bus", b"bus")) == f"{tmp_path}/bus"
     deep = Address("bus", b"x" * 100)
     assert connectable_text(deep) == "x" * 100  # absolute it would be too long
-    with pytest.raises(AddressError, match="one cannot write the name"):
+    with pytest.raises(AddressError, match="a name that cannot be written"):
         connectable_text(Address("/dev/fd/3", b"\0b\0us", 3))
 
 

@@ -59,7 +59,7 @@ REFUSED = [
     (batch([b"a", None], [b"", b""]), UsageError, "key is NULL in 1 of 2 rows.*where key IS NOT NULL"),
     (batch([b"a", b"b"], [None, None]), UsageError, r"payload is NULL in 2 of 2 rows.*coalesce\(payload"),
     (batch(["a\\b"], ["x"], pa.utf8()), UsageError, "a backslash in a key"),
-    (batch([b"a\0b"], [b""]), InvalidKey, "holds a NUL"),
+    (batch([b"a\0b"], [b""]), InvalidKey, "contains a NUL"),
     (batch([b"!/x"], [b""]), InvalidKey, "'!' is reserved"),
     (batch([b"a"], [b"p" * 500_000]), PacketTooLong, "500006 bytes"),
 ]

@@ -1,4 +1,4 @@
-"""Compare a period with the one before: keys that are new or gone, and rates that went up or down.
+"""Compare a period with the one before: new and vanished keys, changed rates.
 
 Rates are per second of *recorded* time, so that a loss does not look like less traffic. A rate counts as changed if it
 differs by the factor `MIN_RATE_RATIO` and by more than chance explains. Random counts vary with their square root, and
@@ -77,7 +77,10 @@ def _collect(changes: DataFrame, top: int) -> list[Change]:
 
 
 def _scopes(rated: DataFrame) -> DataFrame:
-    """Sum the rates of keys and of the prefixes above them; ``above`` is the next shorter prefix."""
+    """Sum the rates of keys and their prefixes.
+
+    ``above`` is the next shorter prefix.
+    """
     segments = F.size(F.split("key", "/"))
     depths = F.sequence(F.lit(1), F.least(segments, F.lit(MAX_DEPTH + 1)))
     below = segments > F.col("depth")
@@ -92,7 +95,10 @@ def _scopes(rated: DataFrame) -> DataFrame:
 
 
 def _only(scopes: DataFrame, here: str, there: str) -> DataFrame:
-    """Return what occurs in one period only: a prefix if all keys below it do, or else the keys."""
+    """Return what occurs in one period only.
+
+    That is a prefix if all keys below it do, or else the keys.
+    """
     spread = scopes.where(F.col(there) > 0).select(F.col("scope").alias("above"))
     known = spread.unionByName(spread.sparkSession.range(1).select(F.lit("").alias("above")))
     only = scopes.where(F.col(there) == 0).join(known, "above", "left_semi")
@@ -103,7 +109,10 @@ def _only(scopes: DataFrame, here: str, there: str) -> DataFrame:
 def _recorded_seconds(
     keys: DataFrame, periods: tuple[Span, Span], missing: dict[str, list[Span]]
 ) -> tuple[Column, Column]:
-    """Return for each key the seconds of the period before and of this one in which its journals were written."""
+    """Return for each key the seconds in which its journals were written.
+
+    There is one number for the period before and one for this one.
+    """
     sets = [str(row[0]) for row in keys.select("journals").distinct().limit(_MAX_JOURNAL_SETS).collect()]
     columns = []
     for period in periods:

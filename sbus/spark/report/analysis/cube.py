@@ -1,4 +1,6 @@
-"""The cube: messages per journal, key and window, from which nearly all figures of a report are computed.
+"""The cube: messages per journal, key and window.
+
+Nearly all figures of a report are computed from it.
 
 Spark reads the rows once for it and keeps it on the executors; its size is at most keys times windows. What goes to the
 driver is bounded: windows times labels, or the top of a list.
@@ -40,7 +42,9 @@ MAX_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows of a period; the period before has the same ones, shifted by its length.
+    """The windows of a period.
+
+    The period before has the same ones, shifted by its length.
 
     :ivar width: the length of a window, in µs.
     """
@@ -50,7 +54,10 @@ class Windows:
 
     @property
     def origin(self) -> int:
-        """The beginning of the first window: a multiple of the width, at or before the start of the period."""
+        """The beginning of the first window.
+
+        It is a multiple of the width, at or before the start of the period.
+        """
         return self.period.start // self.width * self.width
 
     @property
@@ -84,7 +91,10 @@ def count_keys(messages: DataFrame, windows: Windows) -> DataFrame:
 
 
 def prefix(key: str, depth: int) -> Column:
-    """Return the first segments of a key, with a final ``/`` if more follow, or else the whole key."""
+    """Return the first segments of a key, with a final ``/`` if more follow.
+
+    A key without more segments is returned whole.
+    """
     short = F.substring_index(key, "/", depth)
     return F.when(F.length(short) < F.length(key), F.concat(short, F.lit("/"))).otherwise(F.col(key))
 
@@ -165,7 +175,10 @@ def with_shape(found: tuple[str, int, int], counts: list[int]) -> KeyTraffic:
 
 
 def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]) -> dict[tuple[str, bool], list[int]]:
-    """Return the messages per window of each scope: (key or prefix with its final ``/``, whether it is a prefix)."""
+    """Return the messages per window of each scope.
+
+    A scope is (key or prefix with its final ``/``, whether it is a prefix).
+    """
     counts = {scope: [0] * windows.count for scope in scopes}
     names = list(counts)
     if not names:
@@ -181,7 +194,7 @@ def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]
 def find_sizes(
     messages: DataFrame, depth: int, labels: Sequence[str]
 ) -> tuple[list[Sizes], list[tuple[int, int, int]]]:
-    """Return the payload sizes of all messages and of each label, and a histogram of all.
+    """Return the payload sizes of all messages and of each label, and a histogram.
 
     :param messages: ``key`` and ``size`` of the messages of the period.
     """
@@ -217,7 +230,9 @@ def _bounds(number: int) -> tuple[int, int]:
 
 
 def total(keys: DataFrame) -> tuple[tuple[int, int, int], tuple[int, int, int], int, int]:
-    """Return (messages, bytes, keys) of both periods, and the numbers of new and of vanished keys.
+    """Return the totals of both periods, and the numbers of new and vanished keys.
+
+    A total is (messages, bytes, keys).
 
     :param keys: ``n``, ``bytes``, ``n_before``, ``bytes_before``.
     """

@@ -59,7 +59,7 @@ class KeyTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The payload sizes of the messages under a label (None: of all messages), in bytes."""
+    """The payload sizes, in bytes, of the messages under a label (None: of all)."""
 
     label: str | None
     messages: int
@@ -122,7 +122,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The messages of a key or prefix in both periods, and their rates per second of recorded time.
+    """The messages of a key or prefix in both periods, and their rates.
+
+    Rates are per second of recorded time.
 
     :ivar keys: the number of keys under the prefix; 1 for a key.
     """

@@ -1,4 +1,4 @@
-"""Find the gaps of a recording, so that a loss of messages is not reported as silence."""
+"""Find the gaps of a recording, so that a loss is not reported as silence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ MAX_GAPS = 2000
 
 
 class Journal(NamedTuple):
-    """The time from the first row of a journal to its last, the number of the first, and the kind of the last."""
+    """The time from a journal's first row to its last.
+
+    It has the number of the first row and the kind of the last one.
+    """
 
     extent: Span
     first_seq: int

@@ -1,4 +1,7 @@
-"""Compute the figures of a report from rows: the order of the aggregates, and what is cached for them."""
+"""Compute the figures of a report from rows.
+
+This module sets the order of the aggregates, and caches rows for them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def measure(
     top: int = 12,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Report:
-    """Compute the traffic of a period, compared with the period of the same length before it.
+    """Compute the traffic of a period, compared with an equal period before it.
 
     Spark does the work; what reaches this process is bounded by the number of windows (at most 300), by `top`, and by a
     few prefixes.
@@ -164,7 +167,7 @@ def _micros(time: datetime | None) -> int | None:
 
 
 def _by_key(cube: DataFrame) -> DataFrame:
-    """Sum the messages and bytes of each key in both periods, and collect the journals that have it."""
+    """Sum each key's messages and bytes in both periods, and collect its journals."""
     now = F.col("now")
     sums = [
         F.sum(F.when(now if later else ~now, F.col(name)).otherwise(0)).alias(name if later else f"{name}_before")

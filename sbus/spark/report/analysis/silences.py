@@ -42,7 +42,9 @@ _NEIGHBOURS = 8
 def find_silences(
     cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int], top: int
 ) -> tuple[list[Silence], int]:
-    """Return the silences of the period, those that are not over first, then the longest; and their number.
+    """Return the silences of the period, and their number.
+
+    Those that are not over come first, then the longest.
 
     Their activity is not filled in. Keys that fell silent together are reported as their prefix, if no other key under
     it had messages.
@@ -100,7 +102,10 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
 
 
 def _scope(text: Column, *, is_prefix: bool) -> Column:
-    """Return a key or a prefix as a struct; a key that ends with ``/`` differs from the prefix of the same text."""
+    """Return a key or a prefix as a struct.
+
+    A key that ends with ``/`` differs from the prefix of the same text.
+    """
     return F.struct(text.alias("text"), F.lit(is_prefix).alias("is_prefix"))
 
 
@@ -187,6 +192,6 @@ def _merge_prefixes(silences: list[Silence]) -> list[Silence]:
 
 
 def _same(prefix: Silence, key: Silence) -> bool:
-    """Return whether the silence of a key is that of its prefix: it covers all of it, and little else."""
+    """Return whether a key's silence is its prefix's: covers it, and little else."""
     end = prefix.end is None if key.end is None else prefix.end is not None and key.end >= prefix.end
     return end and key.start <= prefix.start and key.length <= 2 * prefix.length

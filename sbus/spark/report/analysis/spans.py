@@ -24,7 +24,10 @@ class Span(NamedTuple):
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the same time as ordered spans that do not touch or overlap; empty spans are left out."""
+    """Return the same time as ordered, separate spans.
+
+    They do not touch or overlap, and empty ones are left out.
+    """
     found: list[Span] = []
     for span in sorted(s for s in spans if s.end > s.start):
         if found and span.start <= found[-1].end:
@@ -57,6 +60,9 @@ def length(spans: Iterable[Span]) -> int:
 
 
 def nice_width(span: int, max_windows: int = 300) -> int:
-    """Return the shortest round width of a window, in µs, with which at most `max_windows` cover a span."""
+    """Return the shortest round window width, in µs, that covers a span.
+
+    At most `max_windows` windows cover it.
+    """
     # Windows begin at round times, so there can be one more than the span has widths.
     return next((w for w in _WIDTHS if span <= w * (max_windows - 1)), -(-span // (max_windows - 1)))

@@ -1,4 +1,4 @@
-"""The geometry of the report's charts: from figures to outlines and positions, without markup.
+"""The geometry of the report's charts: outlines and positions, without markup.
 
 A shape is an SVG that stretches with the page; the labels around it are HTML, which does not stretch. The templates
 turn what these functions return into markup (``templates/macros.html.j2``).
@@ -65,7 +65,7 @@ class ValueTick(NamedTuple):
 
 
 class TimeTick(NamedTuple):
-    """A label of the horizontal axis, at a distance from the left edge (a length in CSS)."""
+    """A label of the horizontal axis, with its distance from the left edge in CSS."""
 
     label: str
     left: str
@@ -73,7 +73,7 @@ class TimeTick(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Part of a time, marked in a drawing that spans the whole of it; positions are lengths in CSS."""
+    """A marked part of the time that a drawing spans; positions are CSS lengths."""
 
     style: str
     left: str
@@ -87,7 +87,9 @@ def percent(value: float) -> str:
 
 
 def _runs(values: Iterable[int], direction: str = "") -> str:
-    """Return the commands that draw a line of steps, one unit wide each, from where the pen is.
+    """Return the commands that draw a line of steps, one unit wide each.
+
+    The line begins where the pen is.
 
     :param values: heights; the pen is at the first.
     :param direction: ``-`` to go from right to left.
@@ -113,7 +115,9 @@ def _area(lower: Sequence[int], upper: Sequence[int]) -> str:
 def stacked(
     layers: Sequence[Sequence[float]], before: Sequence[float] | None, title: str, units: Sequence[str]
 ) -> tuple[Drawing, list[ValueTick]]:
-    """Draw layers on top of each other, the first at the bottom, and a dashed line for the period before.
+    """Draw layers on top of each other, the first at the bottom.
+
+    A dashed line shows the period before.
 
     :param layers: for each, a value in each window.
     :param before: the values of the dashed line.
@@ -150,7 +154,10 @@ def _axis_label(value: float, largest: float, units: Sequence[str]) -> str:
 
 
 def time_axis(span: Span) -> list[TimeTick]:
-    """Return labels of round times for a drawing that spans this time; those at its edges are left out."""
+    """Return labels of round times for a drawing that spans this time.
+
+    Labels at its edges are left out.
+    """
     length = span.end - span.start
     ticks = []
     for number, (at, label, is_day) in enumerate(time_ticks(*span)):
@@ -178,7 +185,7 @@ def sparkline(values: Sequence[int], title: str) -> Drawing:
 
 
 def activity_strip(values: Sequence[int], title: str) -> Drawing:
-    """Draw counts over time by their square roots, so that few messages are still seen."""
+    """Draw counts over time by their square roots, so that small counts stay visible."""
     largest = max(values, default=0)
     roots = [(v / largest) ** 0.5 * 1000 if largest else 0 for v in values]
     return sparkline([round(v) for v in roots], title)

@@ -31,7 +31,10 @@ _SPACE = "\N{NARROW NO-BREAK SPACE}"
 
 
 def number(value: float) -> str:
-    """Write a number: exact and grouped below a million, with three digits above: 12 345, 1.23 M."""
+    """Write a number: exact and grouped below a million, else with three digits.
+
+    For example 12 345 and 1.23 M.
+    """
     if value < 1_000_000:
         return f"{round(value):,}".replace(",", _SPACE)
     return _scaled(value, (("", 1), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12)))
@@ -52,7 +55,10 @@ def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Write a rate per second, minute, hour or day: the first of them that gives at least 1."""
+    """Write a rate in the first unit that gives at least 1.
+
+    The units are per second, minute, hour and day.
+    """
     for unit, seconds in (("s", 1), ("min", 60), ("h", 3600)):
         if per_second * seconds >= 1 or not per_second:
             return f"{_scaled(per_second * seconds, (('', 1), ('k', 1e3), ('M', 1e6)))}/{unit}"
@@ -96,7 +102,7 @@ def duration(micros: float) -> str:
 
 
 def printable_key(key: str, limit: int = 160) -> str:
-    r"""Return a key as text without surprises: a character that is not printable as ``\xNN``.
+    r"""Return a key as text, with each unprintable character as ``\xNN``.
 
     :param key: in text form.
     :param limit: characters; the middle of a longer key is left out.
@@ -124,7 +130,7 @@ def _clock(at: datetime, micros: int) -> str:
 
 
 def axis_values(largest: float, most: int = 4) -> list[float]:
-    """Return round values from 0 upwards for an axis; the last is at least the largest value."""
+    """Return round values from 0 for an axis, up to at least the largest value."""
     if largest <= 0:
         return [0, 1]
     step = 10.0**-12

@@ -1,4 +1,4 @@
-"""The sections of the page: for each, a function that returns the texts and shapes for its template."""
+"""The sections of the page: one function each, with the data for its template."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def _gap_bands(report: Report, journal: str | None = None) -> list[Band]:
 
 
 class Bar(NamedTuple):
-    """A bar in a table; its width is a percentage, empty if there is nothing to compare with."""
+    """A bar in a table.
+
+    Its width is a percentage, empty if there is nothing to compare with.
+    """
 
     width: str
     title: str
@@ -73,7 +76,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The period in words, the pattern if there is one, and the figures that come first."""
+    """The period in words, the pattern if there is one, and the leading figures."""
 
     period: str
     pattern: str
@@ -123,7 +126,10 @@ def _tiles(report: Report) -> list[Tile]:
 
 
 class HoverRow(NamedTuple):
-    """A line of the box beside the pointer: a name, the class of its colour, and a text for each window."""
+    """A line of the box beside the pointer.
+
+    It has a name, the class of its colour, and a text for each window.
+    """
 
     name: str
     swatch: str
@@ -256,7 +262,10 @@ def _traffic_table(report: Report) -> TrafficTable:
 
 @dataclass(frozen=True, slots=True)
 class SilenceItem:
-    """One silence: the key, the time, the usual rhythm, and a picture with the pause and gaps marked."""
+    """One silence: key, time, usual rhythm, and a picture.
+
+    The picture marks the pause and the gaps.
+    """
 
     scope: str
     qualifier: str
@@ -501,7 +510,7 @@ class Mark(NamedTuple):
 
 
 class Dots(NamedTuple):
-    """The percentiles of a row as dots on a line: (name, position) each, the largest first."""
+    """The percentiles of a row as dots on a line, as (name, position), largest first."""
 
     left: str
     width: str

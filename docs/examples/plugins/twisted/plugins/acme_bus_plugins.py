@@ -1,4 +1,4 @@
-"""What Twisted's plugin system finds of ``acme_bus``."""
+"""The components of ``acme_bus`` for Twisted's plugin system."""
 
 from acme_bus import HouseRulesPolicy, MakeRoom, Recent, SmallestFirst
 
