@@ -71,7 +71,7 @@ class TestHelp:
             ("mode", "0700", "octal"),
             ("group", "the process's", "GID"),
             ("allow-user", "admits", "UID"),
-            ("credentials", "kernel", "policy"),
+            ("credentials", "kernel", "olicy"),
             ("on-violation", "disconnect", "ignore"),
             ("dialect", "current", "early"),
             ("block-timeout", "30", "econds"),
