@@ -32,14 +32,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["COPY", "LOOK_UP_STEPS", "PACKET", "REPLY", "SUBSCRIPTION", "TURN_BUDGET", "Balance", "Turns"]
+__all__ = ["COPIES", "LOOK_UP_STEPS", "PACKET", "REPLY", "SUBSCRIPTION", "TURN_BUDGET", "Balance", "Turns"]
 
 TURN_BUDGET = 4_000
 """Work of one user's turn, in units of about 1 µs."""
 PACKET = 2
-"""The price of a packet that is read and handled."""
-COPY = 1
-"""The price of a message for each of its receivers."""
+"""The price of a packet that is handled by itself."""
+COPIES = 2
+"""Copies of messages for one unit of work; reading a message counts as one copy. A run costs one unit more."""
 SUBSCRIPTION = 15
 """The price of a subscription that comes or goes, before the routes that it makes the cache forget."""
 LOOK_UP_STEPS = 4
