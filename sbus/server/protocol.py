@@ -67,7 +67,7 @@ from sbus.server.interfaces import Receiver
 from sbus.server.limits import MAX_REPLIES, pattern_cost
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import COPY, PACKET, REPLY, SUBSCRIPTION
+from sbus.server.turns import COPIES, PACKET, REPLY, SUBSCRIPTION
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -239,7 +239,7 @@ class BusProtocol:
                 if until == total and receivers is not None:
                     if total >= MIN_READ and self.transport is not None:
                         self.transport.read_limit = max(MIN_READ, min(BATCH, FANOUT_BUDGET // (len(receivers) or 1)))
-                    if (work := total * (PACKET + COPY * len(receivers))) <= user.work_left:
+                    if (work := 1 + total * (1 + len(receivers)) // COPIES) <= user.work_left:
                         user.work_left -= work
                         at = registry.deliver(packets, receivers, self, True)
             while at < total and self._may_continue():
@@ -248,9 +248,9 @@ class BusProtocol:
                     if self._fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
-                            work = PACKET + COPY * len(receivers)
-                            until = min(until, at + max(1, user.work_left // work))
-                            user.work_left -= work * (until - at)
+                            copies = 1 + len(receivers)
+                            until = min(until, at + max(1, user.work_left * COPIES // copies))
+                            user.work_left -= 1 + (until - at) * copies // COPIES
                             is_all = at == start and until == end
                             at += registry.deliver(packets[at:until], receivers, self, is_all)
                             continue
@@ -333,7 +333,7 @@ class BusProtocol:
         registry.check_publish(self, key, payload)
         if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
-        self.user.work_left -= COPY * len(receivers)
+        self.user.work_left -= len(receivers) // COPIES
         registry.deliver([packet], receivers, self)
 
     # --- control messages --------------------------------------------------------------------

@@ -1,29 +1,33 @@
 """Turns: users take turns, and a turn has a budget of work.
 
 Theory of operation
-===================
+-------------------
 
-One thread serves everybody, so one client's work is everybody's wait. What a packet costs differs by a factor of a
-thousand: a message by a known route takes 2 µs, a subscription 20 µs, and the messages of one bundle may reach a
-thousand receivers. So work is counted, not packets, in units of about a microsecond, by the prices below.
+One thread serves all clients, so the work for one client is a wait for all others. The cost of a packet differs by a
+factor of a thousand: a message with a known route takes 1 µs, a subscription 15 µs, and the messages of one bundle can
+reach a thousand receivers. So work is counted, not packets, in units of about a microsecond, by the prices below.
 
-Each user has a balance. Whatever one of the user's clients has done is deducted (``user.work_left -= price``). A
-client whose user has no balance left stops in the middle of its batch; the transport keeps the rest, and the client
-waits here (`wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and a few of
-its clients go on, first come, first served. Between two turns the reactor serves all others, who have balances of
-their own.
+Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
+client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
+waits here (`Turns.wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and up to
+16 of these clients go on, in the order in which they began to wait. Between two turns the reactor serves all others,
+who have balances of their own.
+
+Invariants:
 
 * The clients of one user share that user's balance: a thousand connections get no more than one.
-* A price that is more than the rest of a balance is a debt, which the following turns pay off. So the largest single
-  piece of work may be late, but not more frequent.
-* A user who never uses a balance up never waits: the balance is topped up only when it is spent, and what is left of
-  it does not expire. Who works a little all day waits for one turn of the reactor each `TURN_BUDGET` of work.
+* A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
+  is larger than a turn makes a turn long, but it does not make long turns more frequent.
+* Each waiting client of a user gets a turn in which it can do something. One that went on when others had already
+  spent the new budget comes first in the next turn.
+* A balance is topped up only when it is spent, and the rest of it does not expire.
 
-Nothing runs here until a balance is spent, so turns cost a subtraction for each batch.
+Nothing runs here until a balance is spent. Turns cost the server a comparison and a subtraction for each batch, and
+about 40 µs for each `TURN_BUDGET` of work.
 
-Rejected: a budget of packets (a bundle of subscriptions is a hundred times a bundle of messages); a budget of time
-read from a clock (50 ns for each look, and a process that is descheduled would charge its client for it); round robin
-by client (a thousand connections would take a thousand turns of a thousand and one).
+Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a budget of time
+read from a clock (50 ns for each look, and a process that the kernel interrupts would charge its client for it); turns
+by client (a user with a thousand connections would get a thousand turns).
 """
 
 from __future__ import annotations
@@ -32,14 +36,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["COPY", "LOOK_UP_STEPS", "PACKET", "REPLY", "SUBSCRIPTION", "TURN_BUDGET", "Balance", "Turns"]
+__all__ = ["COPIES", "LOOK_UP_STEPS", "PACKET", "REPLY", "SUBSCRIPTION", "TURN_BUDGET", "Balance", "Turns"]
 
 TURN_BUDGET = 4_000
 """Work of one user's turn, in units of about 1 µs."""
 PACKET = 2
-"""The price of a packet that is read and handled."""
-COPY = 1
-"""The price of a message for each of its receivers."""
+"""The price of a packet that is handled by itself."""
+COPIES = 2
+"""Copies of messages for one unit of work; reading a message counts as one copy. A run costs one unit more."""
 SUBSCRIPTION = 15
 """The price of a subscription that comes or goes, before the routes that it makes the cache forget."""
 LOOK_UP_STEPS = 4

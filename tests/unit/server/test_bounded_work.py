@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
-from sbus.server.turns import COPY, PACKET, REPLY, SUBSCRIPTION, TURN_BUDGET
+from sbus.server.turns import COPIES, PACKET, REPLY, SUBSCRIPTION, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 
 
@@ -44,9 +44,9 @@ def connect(bus: Bus, *packets: bytes, uid: int = 1000) -> Peer:
 @pytest.mark.parametrize(
     ("packets", "work"),
     [
-        ([b"MSG nobody\0"] * 3, 3 * PACKET),
-        ([b"MSG k\0"] * 3, 3 * (PACKET + COPY)),
-        ([b"MSG k\0", b"CMSG unknown"], 2 * PACKET + COPY),
+        ([b"MSG nobody\0"] * 3, 1 + 3 // COPIES),
+        ([b"MSG k\0"] * 3, 1 + 3 * 2 // COPIES),
+        ([b"MSG k\0", b"CMSG unknown"], 1 + 2 // COPIES + PACKET),
         ([b"SUB a", b"SUB a", b"UNSUB a"], 3 * (PACKET + SUBSCRIPTION)),
         ([b"CMSG !/cred/whoami"], PACKET + REPLY),
         ([b"NONSENSE"], PACKET),
@@ -96,7 +96,7 @@ def test_a_run_with_many_receivers_is_taken_apart():
         publisher.send(b"MSG k\0")
         readers = [connect(bus, b"SUB k", uid=2) for _ in range(10)]
         publisher.send(b"MSG k\0")
-        publisher.protocol.user.work_left = 4 * (PACKET + 10 * COPY)
+        publisher.protocol.user.work_left = 1 + 4 * (1 + 10) // COPIES
         publisher.send(*(b"MSG k\0%d" % n for n in range(count)))
         assert publisher.protocol.is_paused is is_paused
         while bus.turn():
