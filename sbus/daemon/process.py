@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import cast
 
 from twisted.internet.error import ReactorNotRunning
-from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
+from sbus.daemon.notify import Notifier
 from sbus.daemon.service import Service
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
@@ -49,6 +50,7 @@ class Process(Service):
     def __init__(self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
         self._signals = tuple(signals)
         self._handles_signals = False
+        self._notifier: Notifier | None = None
 
     def startService(self) -> None:
         from twisted.internet import reactor
@@ -58,9 +60,13 @@ class Process(Service):
         Multiplexer.of(cast(Reactor, reactor)).on_fatal = self.fail
         # With Twisted's own handlers the process would end by the signal instead of with status 0.
         reactor.callWhenRunning(self._handle_signals)
+        self._notifier = Notifier(IReactorTime(reactor))
+        reactor.callWhenRunning(self._notifier.ready)
 
     def stopService(self) -> None:
         super().stopService()
+        if self._notifier is not None:
+            self._notifier.stopService()
         if self._handles_signals:
             # A second signal must not interrupt an orderly stop, and the interpreter drops handlers when it exits.
             for number in self._signals:
