@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from sbus.version import __version__
@@ -15,6 +17,31 @@ if TYPE_CHECKING:
     from sbus.client.core import Message
 
 __all__ = ["Bus", "Message", "__version__", "connect"]
+
+
+def _leave_out_current_directory() -> None:
+    """Let ``python -m sbus.cli`` import nothing from the current directory, as ``python -P`` does not.
+
+    The interpreter puts that directory in front of everything else, and the next import would run a ``click.py`` that
+    lies there. It stays if this package itself comes from it, and for every other program.
+    """
+    words = sys.orig_argv[1:]
+    is_ours = any(
+        word.startswith("-msbus.") or (word == "-m" and following.startswith("sbus."))
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+    )
+    if sys.argv[:1] != ["-m"] or not is_ours or sys.flags.safe_path or not sys.path:
+        return
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        is_foreign = os.path.samefile(sys.path[0] or ".", ".") and not os.path.samefile(".", home)
+    except OSError:  # the current directory is gone
+        return
+    if is_foreign:
+        del sys.path[0]
+
+
+_leave_out_current_directory()
 
 
 def __getattr__(name: str) -> object:
