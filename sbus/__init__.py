@@ -8,6 +8,8 @@ Clients publish under routing keys, and subscribe with wildcards or to secret ke
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from sbus.lazy import lazy_names
@@ -22,3 +24,28 @@ __all__ = ["Bus", "Message", "__version__", "connect"]
 __getattr__ = lazy_names(
     __name__, {"Bus": ".client.blocking", "Message": ".client.core", "connect": ".client.blocking"}
 )
+
+
+def _leave_out_current_directory() -> None:
+    """Let ``python -m sbus.cli`` import nothing from the current directory, as ``python -P`` does not.
+
+    The interpreter puts that directory in front of everything else, and the next import would run a ``click.py`` that
+    lies there. It stays if this package itself comes from it, and for every other program.
+    """
+    words = sys.orig_argv[1:]
+    is_ours = any(
+        word.startswith("-msbus.") or (word == "-m" and following.startswith("sbus."))
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+    )
+    if sys.argv[:1] != ["-m"] or not is_ours or sys.flags.safe_path or not sys.path:
+        return
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        is_foreign = os.path.samefile(sys.path[0] or ".", ".") and not os.path.samefile(".", home)
+    except OSError:  # the current directory is gone
+        return
+    if is_foreign:
+        del sys.path[0]
+
+
+_leave_out_current_directory()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import os
 import signal
+import sys
 from collections.abc import Iterable
+from typing import cast
 
 from twisted.internet.error import ReactorNotRunning
-from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
+from sbus.daemon.notify import Notifier
 from sbus.daemon.service import Service
+from sbus.seqpacket.interfaces import Reactor
+from sbus.seqpacket.multiplexer import Multiplexer
 
 __all__ = ["Process"]
 
@@ -43,17 +50,23 @@ class Process(Service):
     def __init__(self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
         self._signals = tuple(signals)
         self._handles_signals = False
+        self._notifier: Notifier | None = None
 
     def startService(self) -> None:
         from twisted.internet import reactor
 
         super().startService()
         _keep_memory()
+        Multiplexer.of(cast(Reactor, reactor)).on_fatal = self.fail
         # With Twisted's own handlers the process would end by the signal instead of with status 0.
         reactor.callWhenRunning(self._handle_signals)
+        self._notifier = Notifier(IReactorTime(reactor))
+        reactor.callWhenRunning(self._notifier.ready)
 
     def stopService(self) -> None:
         super().stopService()
+        if self._notifier is not None:
+            self._notifier.stopService()
         if self._handles_signals:
             # A second signal must not interrupt an orderly stop, and the interpreter drops handlers when it exits.
             for number in self._signals:
@@ -70,6 +83,11 @@ class Process(Service):
 
         IReactorFromThreads(reactor).callFromThread(self._stop_reactor)
 
+    def fail(self) -> None:
+        """Stop, and exit with status 1."""
+        atexit.register(_exit_with_failure)
+        self.stop()
+
     def _stop_reactor(self) -> None:
         from twisted.internet import reactor
 
@@ -77,3 +95,13 @@ class Process(Service):
             # It may be stopping already: signals repeat, and the last client leaves when the bus stops.
             with contextlib.suppress(ReactorNotRunning):
                 reactor.stop()
+
+
+def _exit_with_failure() -> None:
+    """Exit with status 1.
+
+    Twisted offers no way to choose the status. At this point everything else has ended.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

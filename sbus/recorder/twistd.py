@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
-import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -279,7 +277,7 @@ class _Services(MultiService):
 class RecorderProcess(Process):
     """The process of a recorder.
 
-    It logs the counters on SIGUSR2, and exits with status 1 after a failure.
+    It logs the counters on SIGUSR2.
 
     :ivar recorder: the service whose counters are logged.
     """
@@ -295,18 +293,3 @@ class RecorderProcess(Process):
         from twisted.internet import reactor
 
         IReactorFromThreads(reactor).callFromThread(self.recorder.log_counters)
-
-    def fail(self) -> None:
-        """Stop, and exit with status 1."""
-        atexit.register(_exit_with_failure)
-        self.stop()
-
-
-def _exit_with_failure() -> None:
-    """Exit with status 1.
-
-    Twisted offers no way to choose the status. At this point everything else has ended.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)

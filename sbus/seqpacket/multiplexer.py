@@ -79,6 +79,8 @@ class Handler(Protocol):
 class Multiplexer:
     """The sockets of one reactor; get it with `Multiplexer.of`.
 
+    :ivar on_fatal: called, soon, when the sockets are lost because epoll_wait(2) has failed: a process that is there
+        for its sockets ends then.
     :ivar has_read: set by a socket that has read something, so that another pass follows.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
     :ivar pass_number: the passes before this one in the same turn of the reactor.
@@ -101,6 +103,7 @@ class Multiplexer:
         self._handlers: dict[int, Handler] = {}
         self._deferred: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._dispatching = False
+        self.on_fatal: Callable[[], object] | None = None
         self.has_read = False
         self.contended = False
         self.pass_number = 0
@@ -148,7 +151,10 @@ class Multiplexer:
         """Stop watching a descriptor; to be called before it is closed."""
         if self._handlers.pop(fd, None) is None or self._epoll is None:
             return
-        self._epoll.unregister(fd)
+        try:
+            self._epoll.unregister(fd)
+        except OSError as e:  # the owner closes the descriptor, which ends the watch too
+            self._log.error("Descriptor {fd} could not be taken from the epoll set: {why}", fd=fd, why=str(e))
         self._rest()
 
     def _rest(self) -> None:
@@ -188,7 +194,13 @@ class Multiplexer:
         """Make one pass."""
         if self._epoll is None:
             return
-        ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
+        try:
+            ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
+        except OSError as e:
+            self._log.critical("The sockets cannot be waited for any more, and are lost: {why}", why=str(e))
+            if self.on_fatal is not None:
+                self.reactor.callLater(0, self.on_fatal)
+            raise
         if not ready:
             return
         exclusive = len(ready) == 1

@@ -69,7 +69,8 @@ class PacketPort:
         self._spare = -1
         self._listening = False
         self._rest: IDelayedCall | None = None
-        self._last_logged = float("-inf")
+        self._last_logged = self._last_failure = float("-inf")
+        self._unlogged = 0
 
     def startListening(self) -> None:
         """Begin to accept.
@@ -94,7 +95,10 @@ class PacketPort:
                 self._rest = None
             self._multiplexer.remove(self._bound.sock.fileno())
             self._release()
-            self._bound.close()
+            try:
+                self._bound.close()
+            except OSError as e:  # the descriptor is gone all the same (close(2))
+                self._log.error("{port} was closed with an error: {why}", port=self, why=str(e))
             self.factory.doStop()
         return defer.succeed(None)
 
@@ -130,7 +134,7 @@ class PacketPort:
                 transport = PacketTransport(self.reactor, sock, self.max_packet)
                 transport.start(protocol)
             except Exception:
-                self._log.failure("A connection could not be set up")
+                self._log_failure()
                 sock.close()
 
     def failed(self, failure: Failure) -> None:
@@ -156,6 +160,15 @@ class PacketPort:
                 self._bound.sock.accept()[0].close()
             self._reserve()
         self._start_rest()
+
+    def _log_failure(self) -> None:
+        """Log the exception in hand, once in `_REST` seconds at most, with the number of those left out."""
+        now = self.reactor.seconds()
+        if now - self._last_failure < _REST:
+            self._unlogged += 1
+            return
+        self._log.failure("A connection could not be set up ({unlogged} more since the last)", unlogged=self._unlogged)
+        self._last_failure, self._unlogged = now, 0
 
     def _start_rest(self) -> None:
         if self._rest is None and self._listening:

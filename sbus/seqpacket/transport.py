@@ -31,7 +31,8 @@ Reading and writing end separately, as the kernel ends them:
 Sending, in numbers: one system call sends up to 64 packets, or 8 bundles made from up to 2048 packets. One flush makes
 at most 16 such rounds, and the rest goes in the next turn of the reactor. A batch that the kernel cut short does not
 say why it stopped, so the packet at which it stopped is sent alone and its error decides. A kernel without memory
-(``ENOBUFS``, ``ENOMEM``) is tried again after 50 ms.
+(``ENOBUFS``, ``ENOMEM``) is tried again after 50 ms, for reading too. Any other error of a send is unforeseen: it is
+logged, and closes the connection.
 
 Tried and given up:
 
@@ -85,7 +86,10 @@ _BUNDLES_PER_SEND = 8
 _PACKETS_PER_BUNDLING = 2048
 """Packets taken from the queue at a time to be bundled."""
 _MEMORY_RETRY = 0.05
-"""Seconds until the next attempt to send, after the kernel had no memory."""
+"""Seconds until the next attempt to send or to read, after the kernel had no memory."""
+_NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM)
+_PEER_LEFT: Final = (errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOTCONN)
+"""The errors of a send to a peer that reads no more; what it sent before can still be read."""
 
 # A member looked up in its enum costs ten times a global.
 _READ_OPEN: Final = ReadSide.OPEN
@@ -136,6 +140,7 @@ class PacketTransport(Connection):
         "_pace",
         "_pacer",
         "_producer",
+        "_read_retry",
         "_reader",
         "_receiver",
         "_send_bundle_limit",
@@ -162,6 +167,7 @@ class PacketTransport(Connection):
         self._pacer = ReadPacer()
         self.read_limit = BATCH
         self._undelivered: list[bytes] | None = None
+        self._read_retry: IDelayedCall | None = None
         # Writing
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
@@ -254,7 +260,10 @@ class PacketTransport(Connection):
             try:
                 packets, ended = self._reader.read(self._sock, limit)
             except OSError as e:
-                self._abort(Failure(_connection_lost(e)))
+                if e.errno in _NO_MEMORY:
+                    self._read_later()
+                else:
+                    self._abort(Failure(_connection_lost(e)))
                 return
             if ended:
                 self.move(Event.END_OF_FILE)
@@ -271,6 +280,17 @@ class PacketTransport(Connection):
             limit = pacer.next_limit(len(packets))
             if self.read_side is not _READ_OPEN or self._bundle_limit:
                 return
+
+    def _read_later(self) -> None:
+        """Read again when the kernel may have memory: the packets wait in the socket."""
+        if self._read_retry is None:
+            self._watch(self._events & ~READ)
+            self._read_retry = self._multiplexer.reactor.callLater(_MEMORY_RETRY, self._guarded, self._retry_read)
+
+    def _retry_read(self) -> None:
+        self._read_retry = None
+        if self.read_side is _READ_OPEN:
+            self._watch(self._events | READ)
 
     def _deliver(self, packets: list[bytes]) -> None:
         """Hand packets to the protocol.
@@ -301,8 +321,8 @@ class PacketTransport(Connection):
         while not ended:
             try:
                 packets, ended = self._reader.read(self._sock)
-            except OSError:
-                packets, ended = [], True
+            except OSError as e:
+                packets, ended = [], e.errno not in _NO_MEMORY  # without memory: the hang-up is reported again
             kept = unbundle(kept + packets) if self._bundle_limit else kept + packets
             if ended:
                 self.move(Event.END_OF_FILE)
@@ -496,7 +516,10 @@ class PacketTransport(Connection):
                     sent += 1
                     batch = taken[sent:]
                     continue
-                if e.errno not in (errno.ENOBUFS, errno.ENOMEM):
+                if e.errno not in _NO_MEMORY:
+                    if e.errno not in _PEER_LEFT:
+                        self._log.error("{transport} cannot be sent to: {why}: closing it", transport=self, why=str(e))
+                        self._abort(Failure(e))
                     return None
                 if self._memory_retry is None:
                     self._memory_retry = self._multiplexer.reactor.callLater(
@@ -621,10 +644,16 @@ class PacketTransport(Connection):
         if self._memory_retry is not None:
             self._memory_retry.cancel()
             self._memory_retry = None
+        if self._read_retry is not None:
+            self._read_retry.cancel()
+            self._read_retry = None
         if self._producer is not None:
             producer, self._producer = self._producer, None
             self._guarded(producer.stopProducing)
-        self._sock.close()
+        try:
+            self._sock.close()
+        except OSError as e:  # the descriptor is gone all the same (close(2))
+            self._log.error("{transport} was closed with an error: {why}", transport=self, why=str(e))
         protocol, self.protocol, self._receiver, self._half = self.protocol, None, None, None
         if protocol is not None:
             protocol.connectionLost(reason)

@@ -203,6 +203,7 @@ class RecordedBus(MultiService):
             return
         # The child must find the same packages, wherever this process has found them.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment.pop("NOTIFY_SOCKET", None)  # systemd is to hear of the bus, not of its recorder
         recorder = self._recorder = _RecorderProcess(self._reactor, self._exited)
         self._started_at = self._reactor.seconds()
         try:

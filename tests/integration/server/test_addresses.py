@@ -634,7 +634,7 @@ class TestInTheWay:
         (directory / "sitecustomize.py").write_text(
             "import os, sys\n"
             "def hook(event, args):\n"
-            "    if event == 'os.chmod' and 'self/fd' in str(args[0]) and 'SBUS_TEST_GATE' in os.environ:\n"
+            "    if event == 'os.chmod' and '/proc/self/fd/' in str(args[0]) and 'SBUS_TEST_GATE' in os.environ:\n"
             "        print('at the gate', flush=True)\n"
             "        with open(os.environ.pop('SBUS_TEST_GATE')) as gate: gate.read()\n"
             "sys.addaudithook(hook)\n"

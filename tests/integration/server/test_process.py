@@ -230,6 +230,50 @@ class TestStart:
         started.wait_log(r"#warn\] the compiled helper is not in use")
 
 
+class TestFatal:
+    """An error that leaves the server without sockets ends the process."""
+
+    @pytest.mark.parametrize("launch", ["sbus", "sbusd"])
+    def test_epoll_wait(self, directory, launch):
+        """If epoll_wait(2) fails, the process logs it and exits with a status that systemd takes for a failure."""
+        code = """
+import errno, select, sys
+real = select.epoll
+class Epoll:
+    def __init__(self): self._epoll = real()
+    def __getattr__(self, name): return getattr(self._epoll, name)
+    def poll(self, *args): raise OSError(errno.EBADF, "broken")
+import sbus.seqpacket.multiplexer as multiplexer
+class Select:
+    EPOLLIN, EPOLLOUT, epoll = select.EPOLLIN, select.EPOLLOUT, Epoll
+multiplexer.select = Select
+"""
+        run = {
+            "sbus": "from twisted.scripts.twistd import run as main; sys.argv[0] = 'twistd'; "
+            "sys.argv[1:] = ['-n', '--pidfile=', 'sbus', '--socket=bus']; main()",
+            "sbusd": "from sbus.server.sbusd import main; sys.argv[1:] = ['-f', '-a', 'bus']; main()",
+        }[launch]
+        with subprocess.Popen(
+            [sys.executable, "-c", code + run],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                    deadline = time.monotonic() + TIMEOUT
+                    while client.connect_ex(str(directory / "bus")):
+                        assert time.monotonic() < deadline
+                        assert process.poll() is None
+                        time.sleep(0.01)
+                    output, _ = process.communicate(timeout=TIMEOUT)
+            finally:
+                process.kill()
+        assert process.returncode == 1, output
+        assert "cannot be waited for" in output
+
+
 class TestStop:
     """SIGTERM and SIGINT."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -53,3 +54,16 @@ def test_every_command_is_there(group: LazyGroup) -> None:
         assert command.name == name
         assert command.get_short_help_str()
     assert group.get_command(context, "nonsense") is None
+
+
+@pytest.mark.parametrize("module", ["sbus.cli", "sbus.server.sbusd"])
+def test_current_directory_is_not_imported_from(tmp_path: Path, module: str) -> None:
+    """``python -m sbus.cli`` runs no file of the current directory that has the name of a module it needs."""
+    for name in ("click", "twisted", "zope", "signal_tools", "pwd", "argparse", "select"):
+        (tmp_path / f"{name}.py").write_text("print('hijacked', flush=True)\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    result = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert "hijacked" not in result.stdout + result.stderr
+    assert "usage" in (result.stdout + result.stderr).lower()

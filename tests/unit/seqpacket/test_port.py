@@ -376,6 +376,25 @@ def test_failed_start(tmp_path, monkeypatch):
     assert not descriptors().items() - before.items()
 
 
+def test_tracebacks_are_limited(world, logged, monkeypatch):
+    """Connections that cannot be set up cost at most one traceback a second, however many there are."""
+
+    def refuse(address):
+        raise RuntimeError("no protocol")
+
+    monkeypatch.setattr(world.factory, "buildProtocol", refuse)
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(world.path)
+            world.reactor.settle()
+    assert len([event for event in logged if "log_failure" in event]) == 1
+    world.reactor.advance(1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        peer.connect(world.path)
+        world.reactor.settle()
+    assert [event["unlogged"] for event in logged if "log_failure" in event] == [0, 19]
+
+
 def test_interface(world):
     """The port has everything that its interface promises, and knows its address."""
     verifyObject(IListeningPort, world.port)

@@ -787,6 +787,74 @@ def test_kernel_without_memory(world, monkeypatch, number):
     assert not recorder.lost
 
 
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_kernel_without_memory_to_read(world, number):
+    """If the kernel has no memory to read with, nothing is lost: the transport reads a little later."""
+
+    class Reader:
+        max_packet = 1000
+        attempts = 0
+
+        def read(self, sock, most=64):
+            Reader.attempts += 1
+            raise OSError(number, "no memory")
+
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    real, recorder.transport._reader = recorder.transport._reader, Reader()
+    for packet in numbered(3):
+        peer.send(packet)
+    world.turn(10)
+    assert (Reader.attempts, recorder.lost) == (1, [])
+    recorder.transport._reader = real
+    world.reactor.advance(0.1)
+    world.settle()
+    assert recorder.packets == numbered(3)
+    assert not recorder.lost
+    recorder.transport._reader = Reader()
+    peer.send(b"more")
+    world.settle()
+    recorder.transport.abortConnection()
+    world.settle()
+    assert world.reactor.getDelayedCalls() == []
+
+
+def test_unforeseen_send_error(world, monkeypatch):
+    """An error of a send that no rule covers closes the connection with that error as the reason."""
+
+    def send(sock, packets):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(module, "send_packets", send)
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.write(b"one")
+    world.settle()
+    assert [str(reason.value) for reason in recorder.lost] == ["[Errno 5] broken"]
+
+
+def test_close_that_fails(world):
+    """A close that fails is logged, and the protocol learns that its connection is lost."""
+
+    class Socket:
+        def __init__(self, sock):
+            self._sock = sock
+
+        def __getattr__(self, name):
+            return getattr(self._sock, name)
+
+        def close(self):
+            self._sock.close()
+            raise OSError(errno.EIO, "broken")
+
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport._sock = Socket(recorder.transport._sock)
+    recorder.transport.loseConnection()
+    world.settle()
+    assert len(recorder.lost) == 1
+
+
 def test_closed_while_the_kernel_has_no_memory(world, monkeypatch):
     """A connection that closes while it waits for the kernel's memory leaves no timer behind."""
 

@@ -1,0 +1,84 @@
+"""What systemd hears of a service, on a socket that plays systemd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+from twisted.internet.task import Clock
+
+from sbus.daemon.notify import Notifier
+from tests.support.harness import TIMEOUT, Bus
+
+
+@pytest.fixture(params=["path", "abstract"])
+def systemd(request, tmp_path):
+    """A socket that plays systemd, and its name in the environment."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        name = str(tmp_path / "notify") if request.param == "path" else f"@sbus-test-{os.getpid()}"
+        sock.bind("\0" + name[1:] if name.startswith("@") else name)
+        sock.settimeout(TIMEOUT)
+        yield sock, name
+
+
+def heard(sock):
+    """Return all that has been said so far."""
+    said = []
+    sock.setblocking(False)
+    try:
+        while True:
+            said.append(sock.recv(100))
+    except BlockingIOError:
+        return said
+
+
+def test_pings_at_half_of_the_time(systemd):
+    """Pings follow at half of the watchdog's time, and only while the reactor turns."""
+    sock, name = systemd
+    clock = Clock()
+    notifier = Notifier(clock, {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "30000000"})
+    notifier.startService()
+    notifier.ready()
+    clock.advance(0)
+    assert heard(sock) == [b"READY=1", b"WATCHDOG=1"]
+    clock.advance(14.9)
+    assert heard(sock) == []
+    clock.advance(0.1)
+    assert heard(sock) == [b"WATCHDOG=1"]
+    notifier.stopService()
+    clock.advance(15)
+    assert heard(sock) == [b"STOPPING=1", b"WATCHDOG=1"]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "many"},
+        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"},
+    ],
+    ids=["no systemd", "not a number", "another process"],
+)
+def test_no_watchdog(environ):
+    """Without a socket, a time or a watchdog of its own, a service does not ping, and fails for nothing."""
+    clock = Clock()
+    notifier = Notifier(clock, environ)
+    notifier.startService()
+    notifier.ready()
+    assert clock.getDelayedCalls() == []
+    notifier.stopService()
+
+
+def test_process(systemd, spawn, directory):
+    """``twistd sbus`` says that it serves, that it is alive, and that it stops."""
+    sock, name = systemd
+    started = spawn(Bus, directory, env={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": None})
+    assert sock.recv(100) == b"READY=1"
+    assert [sock.recv(100), sock.recv(100)] == [b"WATCHDOG=1"] * 2
+    started.client().sync()
+    started.kill(signal.SIGTERM)
+    while (said := sock.recv(100)) != b"STOPPING=1":
+        assert said == b"WATCHDOG=1"
+    assert started.wait() == 0
