@@ -106,7 +106,7 @@ JOBS = """
 import sys
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from sbus.spark.jobs.tables import recorded
+from sbus.spark.jobs.tables import load_rows
 from sbus.spark.runtime.session import get_session
 from sbus.spark.jobs.traffic import traffic
 
@@ -116,7 +116,7 @@ spark = get_session(master=master, conf={"spark.executor.memory": "512m", "spark
 with Archive(spark, [journals], Lake(lake)) as job:
     assert job.wait()
 print(job.rows, job.batches)
-for row in traffic(recorded(spark, lake=lake), window=86400, depth=2).collect():
+for row in traffic(load_rows(spark, lake=lake), window=86400, depth=2).collect():
     print(row["prefix"], row["messages"])
 """
 
