@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sbus.lazy import lazy_names
@@ -35,7 +36,7 @@ def _leave_out_current_directory() -> None:
     words = sys.orig_argv[1:]
     is_ours = any(
         word.startswith("-msbus.") or (word == "-m" and following.startswith("sbus."))
-        for word, following in zip(words, [*words[1:], ""], strict=True)
+        for word, following in pairwise([*words, ""])
     )
     if sys.argv[:1] != ["-m"] or not is_ours or sys.flags.safe_path or not sys.path:
         return

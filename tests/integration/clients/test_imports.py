@@ -41,3 +41,9 @@ def test_unknown_names_are_no_attributes() -> None:
     """An unknown name raises ImportError, although known names are imported on demand."""
     with pytest.raises(ImportError):
         from sbus import nonsense  # noqa: F401
+
+
+def test_import_in_an_interpreter_without_arguments() -> None:
+    """A program on standard input can import the package, and so can an interactive session."""
+    done = subprocess.run([sys.executable], input="import sbus; print(sbus.__name__)", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "sbus\n"), done.stderr
