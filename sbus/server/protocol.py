@@ -67,7 +67,7 @@ from sbus.server.interfaces import Receiver
 from sbus.server.limits import MAX_REPLIES, pattern_cost
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import COPIES, PACKET, REPLY, SUBSCRIPTION
+from sbus.server.turns import BUNDLED_COPIES, COPIES, PACKET, REPLY, SUBSCRIPTION
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -249,8 +249,9 @@ class BusProtocol:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
                             copies = 1 + len(receivers)
-                            until = min(until, at + max(1, user.work_left * COPIES // copies))
-                            user.work_left -= 1 + (until - at) * copies // COPIES
+                            unit = BUNDLED_COPIES if self.settings.bundles else COPIES
+                            until = min(until, at + max(1, user.work_left * unit // copies))
+                            user.work_left -= 1 + (until - at) * copies // unit
                             is_all = at == start and until == end
                             at += registry.deliver(packets[at:until], receivers, self, is_all)
                             continue
