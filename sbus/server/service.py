@@ -12,6 +12,7 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.service import MultiService
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
@@ -57,6 +58,7 @@ class BusService(MultiService):
     :param observers: observers of the bus, besides the log.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param clock: an `IReactorTime`; by default the reactor.
+    :param log_budget: the bytes that clients can make the log grow by; by default 10,000 a second.
     :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
         ``registry.counters`` and ``registry.clients`` show the state of the bus.
 
@@ -76,6 +78,7 @@ class BusService(MultiService):
         observers: Iterable[Any] = (),
         controls: FloodControls | None = None,
         clock: IReactorTime | None = None,
+        log_budget: LogBudget | None = None,
     ) -> None:
         super().__init__()
         if clock is None:
@@ -88,7 +91,7 @@ class BusService(MultiService):
             if credentials is None:
                 credentials = KernelPolicy().make(AccessSettings(is_abstract=endpoint.resolve().is_abstract))
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect)
+        self._log_observer = LogObserver(clock, dialect, log_budget)
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(AccessSettings()),
             clock,

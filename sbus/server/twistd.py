@@ -290,6 +290,7 @@ def makeService(options: Options) -> IService:
         dialect=_DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
         controls=options.controls,
+        log_budget=options.log_budget,
     )
     parent = MultiService()
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)
