@@ -77,7 +77,7 @@ class CloseReason(enum.Enum):
     PEER_CLOSED = "the client closed the connection"
     PEER_RESET = "the connection broke"
     NOT_ALLOWED = "the client's user is not allowed on this bus"
-    TOO_MANY_CLIENTS = "the bus has reached its limit of clients"
+    TOO_MANY_CLIENTS = "the bus, or the socket of this client, has reached its limit of clients"
     VIOLATION = "the client broke the protocol"
     SOCKET_FULL = "its socket was full, and it had chosen blocking/soft/error"
     QUEUE_FULL = "its queue was full, and it had chosen blocking/hard/error"

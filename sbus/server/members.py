@@ -5,6 +5,8 @@ Callers can wait here for the last client to leave.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from twisted.internet import defer
 
 from sbus.errors import CloseReason
@@ -16,7 +18,7 @@ __all__ = ["Members"]
 class Members:
     """The connected clients.
 
-    :param limit: connections at one time, sidecars aside.
+    :param limit: connections at one time, sidecars aside; a `sbus.server.listeners.Listener` can have another.
     :ivar clients: the clients by their numbers.
     :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a
         client it counts neither toward the limit nor for `when_empty`.
@@ -28,12 +30,18 @@ class Members:
         self._limit = limit
         self._last_number = 0
         self._sidecars: set[int] = set()
+        self._at: Counter[str] = Counter()
         self._when_empty: list[defer.Deferred[None]] = []
         self._when_gone: list[defer.Deferred[None]] = []
 
     def has_room(self, client: Client) -> bool:
         """Return whether one more client may come, if it is this one."""
-        return client.peer.pid == self.sidecar or len(self.clients) - len(self._sidecars) < self._limit
+        if client.peer.pid == self.sidecar:
+            return True
+        limit = client.listener.max_clients
+        return len(self.clients) - len(self._sidecars) < self._limit and (
+            limit is None or self._at[client.listener.name] < limit
+        )
 
     def add(self, client: Client) -> None:
         """Add a client and give it its number."""
@@ -42,6 +50,8 @@ class Members:
         self.clients[client.number] = client
         if client.peer.pid == self.sidecar:
             self._sidecars.add(client.number)
+        else:
+            self._at[client.listener.name] += 1
 
     def __contains__(self, client: Client) -> bool:
         return client.number in self.clients
@@ -55,7 +65,11 @@ class Members:
         fired: list[defer.Deferred[None]] = []
         if client.number in self._sidecars:
             self._sidecars.discard(client.number)
-        elif len(self.clients) == len(self._sidecars):
+            is_last = False
+        else:
+            self._at[client.listener.name] -= 1
+            is_last = len(self.clients) == len(self._sidecars)
+        if is_last:
             fired, self._when_empty = self._when_empty, []
         if not self.clients:
             fired += self._when_gone

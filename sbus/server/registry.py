@@ -137,12 +137,12 @@ class SubscriptionRegistry(Service):
             reason = CloseReason.SERVER_STOPPED
         elif not self._members.has_room(client):
             reason = CloseReason.TOO_MANY_CLIENTS
-        elif not self.credentials.mayConnect(client.peer):
+        elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED
         if reason is not None:
             self.counters.refused += 1
             for notify in self._events.refused:
-                notify(client.peer, reason)
+                notify(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
         self.counters.connected += 1
