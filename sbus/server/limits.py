@@ -35,6 +35,10 @@ class Limits:
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.
+    :ivar user_clients: connections of one user at one time; None for a quarter of `max_clients`. Root and the server's
+        own user have none of the limits of one user.
+    :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
+    :ivar user_patterns: patterns of all clients of one user together.
     :ivar max_patterns: different patterns of one client.
     :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
     :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
@@ -47,6 +51,9 @@ class Limits:
 
     max_packet: int = DEFAULT_MAX_PACKET
     max_clients: int = 16_384
+    user_clients: int | None = None
+    user_accepts: int = 200
+    user_patterns: int = 32_768
     max_patterns: int = 16_384
     max_pattern_bytes: int = 1 << 20
     max_match_steps: int = 1024
@@ -57,7 +64,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
+            if getattr(self, field.name) is not None and not getattr(self, field.name) > 0:
                 raise UsageError(f"{field.name} is {getattr(self, field.name)}: it must be more than 0")
         if self.max_packet < 64:
             raise UsageError(f"max_packet is {self.max_packet}: replies of the server take up to 64 bytes")
@@ -65,6 +72,11 @@ class Limits:
             raise UsageError(
                 f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
             )
+
+    @property
+    def most_user_clients(self) -> int:
+        """Return the connections of one user at one time: at least 1."""
+        return max(1, self.max_clients // 4) if self.user_clients is None else self.user_clients
 
     @property
     def queue(self) -> QueueLimits:

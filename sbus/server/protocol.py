@@ -146,7 +146,7 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.user = self._registry.users.connect(self.peer.uid)
+        self.user = self._registry.connect_user(self.peer)
         self.queue = self._registry.new_queue(self, self, self.user)
         self.settings = self.queue.settings
         transport.queue = self.queue
@@ -325,7 +325,7 @@ class BusProtocol:
                 self._control(key)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
-                self.close(CloseReason.VIOLATION)
+                self.close(CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION)
         self.user.work_left -= work + self._registry.routing_work()
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:

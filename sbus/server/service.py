@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from twisted.internet import defer
@@ -11,10 +11,12 @@ from twisted.internet.interfaces import IListeningPort, IReactorTime, IStreamSer
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from sbus.daemon.service import MultiService
-from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.seqpacket.interfaces import IPeerGate
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
@@ -28,6 +30,7 @@ from sbus.syscalls.sockets import grow_send_buffer
 __all__ = ["BusFactory", "BusService"]
 
 
+@implementer(IPeerGate)
 class BusFactory(Factory):
     """Makes a `BusProtocol` for each connection.
 
@@ -38,6 +41,10 @@ class BusFactory(Factory):
 
     def __init__(self, registry: SubscriptionRegistry) -> None:
         self.registry = registry
+
+    def admits(self, peer: PeerCredentials) -> bool:
+        """See `sbus.seqpacket.interfaces.IPeerGate`."""
+        return self.registry.admits(peer)
 
     def buildProtocol(self, addr: Any) -> Any:
         return BusProtocol(self.registry)
@@ -57,6 +64,8 @@ class BusService(MultiService):
     :param observers: observers of the bus, besides the log.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param clock: an `IReactorTime`; by default the reactor.
+    :param owner_of: returns the UID that a UID counts as, for the limits of one user
+        (`sbus.server.subuid.SubordinateIds.owner`); by default each is its own.
     :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
         ``registry.counters`` and ``registry.clients`` show the state of the bus.
 
@@ -76,6 +85,7 @@ class BusService(MultiService):
         observers: Iterable[Any] = (),
         controls: FloodControls | None = None,
         clock: IReactorTime | None = None,
+        owner_of: Callable[[int], int] | None = None,
     ) -> None:
         super().__init__()
         if clock is None:
@@ -97,6 +107,7 @@ class BusService(MultiService):
             ignore_violations=ignore_violations,
             controls=controls,
             observers=(self._log_observer, *observers),
+            owner_of=owner_of,
         )
         self.registry.setServiceParent(self)
         self._port: IListeningPort | None = None
@@ -138,8 +149,10 @@ class BusService(MultiService):
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
-            "client, {limits.max_match_steps} match steps a user, queue {limits.queue_messages} messages or "
-            "{limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out {limits.block_timeout} s",
+            "client; a user {limits.most_user_clients} clients, {limits.user_accepts} connections a second, "
+            "{limits.user_patterns} patterns, {limits.max_match_steps} match steps; queue {limits.queue_messages} "
+            "messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out "
+            "{limits.block_timeout} s",
             address=str(getattr(getattr(self.endpoint, "address", None), "text", None) or port.getHost()),
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",

@@ -21,6 +21,7 @@ from sbus.server.limits import Limits
 from sbus.server.process import BusProcess
 from sbus.server.recorder_process import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
+from sbus.server.subuid import SubordinateIds
 from sbus.syscalls.addresses import default_address
 from sbus.syscalls.listening import ListeningSocket
 
@@ -137,6 +138,28 @@ class Options(CommandLine):
             amount("max-clients", "clients"),
         ],
         [
+            "user-clients",
+            None,
+            None,
+            "Clients of one user connected at the same time; root and the server's user have none of the limits of one "
+            "user [default: a quarter of --max-clients]",
+            amount("user-clients", "clients"),
+        ],
+        [
+            "user-accepts",
+            None,
+            _DEFAULTS.user_accepts,
+            "Connections of one user accepted in a second, and five times that at once",
+            amount("user-accepts", "connections"),
+        ],
+        [
+            "user-patterns",
+            None,
+            _DEFAULTS.user_patterns,
+            "Different patterns that all clients of one user may subscribe to, together",
+            amount("user-patterns", "patterns"),
+        ],
+        [
             "max-patterns",
             None,
             _DEFAULTS.max_patterns,
@@ -171,6 +194,11 @@ class Options(CommandLine):
             "block-across-users",
             None,
             "Let a client block the publishers of other users, too",
+        ],
+        [
+            "subuid-as-owner",
+            None,
+            "Count all UIDs of a range in /etc/subuid as the range's owner, for limits and turns",
         ],
     ]
 
@@ -290,6 +318,7 @@ def makeService(options: Options) -> IService:
         dialect=_DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
         controls=options.controls,
+        owner_of=SubordinateIds().owner if options["subuid-as-owner"] else None,
     )
     parent = MultiService()
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)

@@ -199,7 +199,7 @@ def test_the_early_dialect_has_three_verbs_and_dots():
 def test_limits_on_clients_and_patterns():
     """One client too many is accepted and closed; one pattern too many is a violation."""
     recorder = Recorder()
-    bus = Bus(limits=Limits(max_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
+    bus = Bus(limits=Limits(max_clients=2, user_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
     a, b, late = bus.connect(), bus.connect(), bus.connect()
     assert not late.is_connected
     assert ("refused", 1000, CloseReason.TOO_MANY_CLIENTS) in recorder.events
