@@ -35,8 +35,8 @@ class Limits:
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.
-    :ivar user_clients: connections of one user at one time; None for a quarter of `max_clients`. Root and the server's
-        own user have none of the limits of one user.
+    :ivar user_clients: connections of one user at one time; None for a quarter of `max_clients`, or of the descriptors
+        of the process if these are fewer. Root and the server's own user have none of the limits of one user.
     :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
     :ivar user_patterns: patterns of all clients of one user together.
     :ivar max_patterns: different patterns of one client.
@@ -72,11 +72,6 @@ class Limits:
             raise UsageError(
                 f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
             )
-
-    @property
-    def most_user_clients(self) -> int:
-        """Return the connections of one user at one time: at least 1."""
-        return max(1, self.max_clients // 4) if self.user_clients is None else self.user_clients
 
     @property
     def queue(self) -> QueueLimits:

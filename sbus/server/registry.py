@@ -63,6 +63,7 @@ class SubscriptionRegistry(Service):
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar users: the users of the connected clients.
+    :ivar admission: which connections are admitted.
     :ivar turns: the clients whose users have no work left for now.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar route: see `sbus.server.router.Router.route`.
@@ -100,7 +101,7 @@ class SubscriptionRegistry(Service):
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
-        self._admission = Admission(self.limits, self.users)
+        self.admission = Admission(self.limits, self.users)
         self._router = Router(dialect)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
@@ -153,7 +154,7 @@ class SubscriptionRegistry(Service):
         if not self._members.has_room(peer.pid):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
-            reason = self._admission.refusal(self._uid_of(peer), self._members.count)
+            reason = self.admission.refusal(self._uid_of(peer), self._members.count)
         if reason is not None:
             self._refuse(peer, reason)
         return reason is None
@@ -169,7 +170,7 @@ class SubscriptionRegistry(Service):
             reason = CloseReason.NOT_ALLOWED
         else:
             user = client.user
-            reason = self._admission.room(user.uid, user.connections - 1, self._members.count)
+            reason = self.admission.room(user.uid, user.connections - 1, self._members.count)
         if reason is not None:
             self._refuse(client.peer, reason)
             return reason

@@ -32,7 +32,6 @@ import os
 import pwd
 import select
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,7 +140,7 @@ def _run(settings: _Settings) -> None:
         if not settings.foreground:
             report = _become_daemon(stopping)
             if bound.address.descriptor is None:
-                bound.sock.listen(socket.SOMAXCONN)  # again: SO_PEERCRED gives clients the process that listened last
+                bound.sock.listen(listening.BACKLOG)  # again: SO_PEERCRED gives clients the process that listened last
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if settings.pid_file != _NO_PID_FILE:
                 files.callback(_write_pid_file(settings.pid_file, settings.reuse))

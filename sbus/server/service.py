@@ -149,7 +149,7 @@ class BusService(MultiService):
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
-            "client; a user {limits.most_user_clients} clients, {limits.user_accepts} connections a second, "
+            "client; a user {user_clients} clients, {limits.user_accepts} connections a second, "
             "{limits.user_patterns} patterns, {limits.max_match_steps} match steps; queue {limits.queue_messages} "
             "messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out "
             "{limits.block_timeout} s",
@@ -157,6 +157,7 @@ class BusService(MultiService):
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",
             limits=limits,
+            user_clients=self.registry.admission.most_user_clients(),
         )
         if not COMPILED:
             self.log.warn(

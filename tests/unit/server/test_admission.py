@@ -169,6 +169,22 @@ def test_a_quarter_of_all_clients():
     assert door.connect(7) is CLIENTS
 
 
+@pytest.mark.parametrize(
+    ("limits", "files", "clients"),
+    [
+        ({}, 20_000, 4096),
+        ({}, 1024, 256),
+        ({"max_clients": 7}, 1024, 1),
+        ({"max_clients": 1}, 1024, 1),
+        ({"max_clients": 8}, 1024, 2),
+        ({"user_clients": 900}, 1024, 900),
+    ],
+)
+def test_the_size_of_a_share(limits, files, clients):
+    """One user may have a quarter of all clients or descriptors, and at least one, or what the option says."""
+    assert Door(files=files, **limits).admission.most_user_clients() == clients
+
+
 @pytest.mark.parametrize(("places", "kept"), [(0, 0), (3, 0), (4, 1), (255, 63), (256, 64), (16_384, 64)])
 def test_the_size_of_the_reserve(places, kept):
     """64 places are kept for users without a connection, or a quarter of them if that is less."""
@@ -187,7 +203,7 @@ def test_the_last_clients():
 
 def test_the_last_descriptors():
     """When only 64 descriptors are left, a user with a client gets no other, and each new user gets one."""
-    door = Door(files=20 + 300 + RESERVE, max_clients=10_000)
+    door = Door(files=20 + 300 + RESERVE, user_clients=10_000)
     assert door.connect_often(7, 301) == [None] * 300 + [KEPT]
     assert [door.connect(uid) for uid in range(100, 110)] == [None] * 10
     door.leave(7)
@@ -199,7 +215,7 @@ def test_the_last_descriptors():
 
 def test_descriptors_that_others_take():
     """What the process opens besides is noticed while the reserve is near, and a limit that changes at once."""
-    door = Door(files=20 + 300 + RESERVE, max_clients=10_000)
+    door = Door(files=20 + 300 + RESERVE, user_clients=10_000)
     assert door.connect_often(7, 250) == [None] * 250
     door.open += 50
     door.now += 1

@@ -29,17 +29,7 @@ def test_defaults():
         total_queue_bytes=268_435_456,
         block_timeout=30.0,
     )
-    assert Limits().most_user_clients == 4096
     assert MAX_REPLIES == 64
-
-
-@pytest.mark.parametrize(
-    ("limits", "clients"),
-    [({"max_clients": 7}, 1), ({"max_clients": 1}, 1), ({"max_clients": 8}, 2), ({"user_clients": 9}, 9)],
-)
-def test_clients_of_one_user(limits, clients):
-    """One user may have a quarter of all clients, and at least one, or what the option says."""
-    assert Limits(**limits).most_user_clients == clients
 
 
 def test_queue_limits():
