@@ -109,14 +109,16 @@ class UserShare:
     :ivar queued_bytes: bytes of packets in these queues.
     :ivar memory: bytes of memory that are charged to this user.
     :ivar memory_limit: the limit of these; `UNLIMITED` for a user that is exempt.
+    :ivar buffers: bytes that the send buffers of this user's connections could hold, full.
     """
 
-    __slots__ = ("budget", "memory", "memory_limit", "queued_bytes", "queues")
+    __slots__ = ("budget", "buffers", "memory", "memory_limit", "queued_bytes", "queues")
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
         self.queues = 0
         self.queued_bytes = 0
+        self.buffers = 0
         self.memory = 0
         self.memory_limit = budget.memory.user_limit
 
@@ -154,8 +156,12 @@ class UserShare:
         if account.held > account.limit:
             account.full()
 
+    def may_hold(self, size: int) -> bool:
+        """Return whether `size` bytes of memory more are within the limit of this user."""
+        return self.memory + size <= self.memory_limit
+
     def has_memory(self, size: int) -> bool:
-        """Return whether this user may take `size` bytes of memory more."""
+        """Return whether this user may take `size` bytes of memory more: also if all users together have no more."""
         account = self.budget.memory
         after = self.memory + size
         if after > self.memory_limit:

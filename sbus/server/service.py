@@ -139,11 +139,14 @@ class BusService(MultiService):
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
             "client, {limits.max_match_steps} match steps a user, queue {limits.queue_messages} messages or "
-            "{limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out {limits.block_timeout} s",
+            "{limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, memory {memory} B, "
+            "{user_memory} B a user, block time-out {limits.block_timeout} s",
             address=str(getattr(getattr(self.endpoint, "address", None), "text", None) or port.getHost()),
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",
             limits=limits,
+            memory=self.registry.users.budget.memory.limit,
+            user_memory=self.registry.users.budget.memory.user_limit,
         )
         if not COMPILED:
             self.log.warn(

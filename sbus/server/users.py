@@ -5,7 +5,9 @@ There is one `User` for each UID with a connection. Fair shares of the queues ar
 
 from __future__ import annotations
 
-from sbus.flood import SharedBudget, UserShare
+import os
+
+from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
 from sbus.server.turns import TURN_BUDGET
 
@@ -36,6 +38,8 @@ class User(UserShare):
         self.work_left = TURN_BUDGET
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
+        if uid in (0, os.geteuid()):
+            self.memory_limit = UNLIMITED
 
     def charge(self, patterns: int, pattern_bytes: int) -> None:
         """Count more patterns of this user."""
@@ -53,10 +57,11 @@ class Users:
 
     :param limit: bytes of packets in all queues together.
     :param separator: the byte between two segments of a pattern.
+    :param memory: the account of the memory of all users.
     """
 
-    def __init__(self, limit: int, separator: bytes = b"/") -> None:
-        self.budget = SharedBudget(limit)
+    def __init__(self, limit: int, separator: bytes = b"/", memory: MemoryAccount | None = None) -> None:
+        self.budget = SharedBudget(limit, memory)
         self._separator = separator
         self._users: dict[int, User] = {}
 
@@ -71,6 +76,7 @@ class Users:
         user = self._users.get(uid)
         if user is None:
             user = self._users[uid] = User(uid, self.budget, self._separator)
+            self.budget.memory.users = len(self._users)
         user.connections += 1
         return user
 
@@ -83,3 +89,4 @@ class Users:
         """Forget a user that has neither connections nor patterns left, if it is one."""
         if not user.connections and not user.patterns:
             self._users.pop(user.uid, None)
+            self.budget.memory.users = len(self._users)

@@ -478,8 +478,8 @@ class TestOrders:
         for order in (b"order/stack", b"order/random", b"order/queue"):
             reader = started.client(b"calm")
             reader.cmsg(order)
-            packets = [reader.msg(b"calm", b"." * n) for n in range(100)]
-            assert reader.receive(100) == packets
+            packets = [reader.msg(b"calm", b"." * n) for n in range(50)]
+            assert reader.receive(50) == packets
             reader.close()
 
 
