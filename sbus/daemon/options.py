@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from twisted.python import usage
 
-from sbus.daemon.values import amount, choice, duration, mode
+from sbus.daemon.values import amount, choice, duration, mode, size
 from sbus.errors import UsageError
 from sbus.version import __version__
 
-__all__ = ["CommandLine", "amount", "choice", "duration", "mode"]
+__all__ = ["CommandLine", "amount", "choice", "duration", "mode", "size"]
 
 
 class CommandLine(usage.Options):

@@ -40,9 +40,10 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.interfaces import IPeerGate, Reactor
 from sbus.seqpacket.multiplexer import READ, Multiplexer
+from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.listening import ListeningSocket
-from sbus.syscalls.sockets import grow_send_buffer, peer_credentials
+from sbus.syscalls.sockets import peer_credentials
 
 __all__ = ["PacketPort"]
 
@@ -143,12 +144,12 @@ class PacketPort:
                 sock.close()
                 return True
             sock.setblocking(False)
-            grow_send_buffer(sock, self.max_packet)
+            send_buffer = SendBuffer(sock, self.max_packet)
             protocol = self.factory.buildProtocol(PacketAddress(None))
             if protocol is None:
                 sock.close()
                 return True
-            transport = PacketTransport(self.reactor, sock, self.max_packet)
+            transport = PacketTransport(self.reactor, sock, self.max_packet, send_buffer)
             transport.start(protocol)
         except Exception:
             self._log_failure()

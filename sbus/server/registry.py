@@ -7,6 +7,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.members`          the connected clients: numbers, limit, sidecars, and when all are gone
 `sbus.server.users`            the users of these clients: connections, patterns, bytes in queues
 `sbus.server.admission`        the connections that a user may have, and how often
+`sbus.server.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.router`           subscriptions, and the receivers of a routing key
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
@@ -39,6 +40,7 @@ from sbus.server.delivery import Delivery
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
+from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
@@ -64,6 +66,7 @@ class SubscriptionRegistry(Service):
     :ivar counters: what has happened since the start.
     :ivar users: the users of the connected clients.
     :ivar admission: which connections are admitted.
+    :ivar memory: keeps the memory of all clients below its limit.
     :ivar turns: the clients whose users have no work left for now.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar route: see `sbus.server.router.Router.route`.
@@ -92,7 +95,8 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        self.users = Users(self.limits.total_queue_bytes, dialect.separator)
+        account = self.limits.memory_account()
+        self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
         self._leaving: dict[Receiver, None] = {}
@@ -106,6 +110,7 @@ class SubscriptionRegistry(Service):
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
         self.clients = self._members.clients
+        self.memory = MemoryGuard(account, self.clients, self._leaving, clock)
         self.routes = self._router.routes
         self.route = self._router.route
         self.deliver = self._delivery.deliver
@@ -168,6 +173,8 @@ class SubscriptionRegistry(Service):
             reason = CloseReason.TOO_MANY_CLIENTS
         elif not self.credentials.mayConnect(client.peer):
             reason = CloseReason.NOT_ALLOWED
+        elif not client.user.may_hold(0):
+            reason = CloseReason.USER_LIMIT
         else:
             user = client.user
             reason = self.admission.room(user.uid, user.connections - 1, self._members.count)
@@ -283,6 +290,9 @@ class SubscriptionRegistry(Service):
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
             if client.user.patterns >= self.limits.user_patterns:
                 self._check_user_patterns(client.user)
+            memory = pattern_memory(pattern, self.dialect.separator, secret)
+            if not client.user.may_hold(memory):
+                raise Violation(ViolationReason.USER_MEMORY)
             self._add_match_cost(client.user, pattern, secret)
             try:
                 self._router.add(client, pattern, secret)
@@ -290,6 +300,8 @@ class SubscriptionRegistry(Service):
                 _match_cost(client.user, secret).remove(_matched(pattern, secret))
                 raise
             client.pattern_bytes += cost
+            client.pattern_memory += memory
+            client.user.hold(memory)
             client.user.charge(1, cost)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
@@ -313,6 +325,9 @@ class SubscriptionRegistry(Service):
         _, secret = client.patterns.pop(pattern)
         cost = pattern_cost(pattern, self.dialect.separator)
         client.pattern_bytes -= cost
+        memory = pattern_memory(pattern, self.dialect.separator, secret)
+        client.pattern_memory -= memory
+        client.user.hold(-memory)
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)

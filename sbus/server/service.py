@@ -150,14 +150,16 @@ class BusService(MultiService):
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
             "client; a user {user_clients} clients, {limits.user_accepts} connections a second, "
-            "{limits.user_patterns} patterns, {limits.max_match_steps} match steps; queue {limits.queue_messages} "
-            "messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out "
-            "{limits.block_timeout} s",
+            "{limits.user_patterns} patterns, {limits.max_match_steps} match steps, memory {user_memory} B; queue "
+            "{limits.queue_messages} messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, "
+            "memory {memory} B, block time-out {limits.block_timeout} s",
             address=str(getattr(getattr(self.endpoint, "address", None), "text", None) or port.getHost()),
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",
             limits=limits,
             user_clients=self.registry.admission.most_user_clients(),
+            memory=self.registry.users.budget.memory.limit,
+            user_memory=self.registry.users.budget.memory.user_limit,
         )
         if not COMPILED:
             self.log.warn(

@@ -9,7 +9,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.daemon.clock import use_monotonic_clock
-from sbus.daemon.options import CommandLine, amount, choice, mode
+from sbus.daemon.options import CommandLine, amount, choice, mode, size
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
@@ -106,14 +106,30 @@ class Options(CommandLine):
             None,
             _DEFAULTS.queue_bytes,
             "Longest queue of a client, in bytes",
-            amount("queue-bytes", "bytes"),
+            size("queue-bytes"),
         ],
         [
             "total-queue-bytes",
             None,
             _DEFAULTS.total_queue_bytes,
             "All queues together, in bytes",
-            amount("total-queue-bytes", "bytes"),
+            size("total-queue-bytes"),
+        ],
+        [
+            "max-memory",
+            None,
+            None,
+            "Memory that all clients together may make the server hold, such as 64M or 2G; at it, the largest holder "
+            "is disconnected [default: three quarters of what cgroup or RLIMIT_AS leave, else half of the machine's]",
+            size("max-memory"),
+        ],
+        [
+            "user-memory",
+            None,
+            None,
+            "The part of it that one user may hold; root and the server's user may hold any "
+            "[default: a quarter of --max-memory]",
+            size("user-memory"),
         ],
         [
             "record",
@@ -129,7 +145,7 @@ class Options(CommandLine):
             'Options for that recorder, in one argument, such as "--sync=0 --keep-days=7"',
             split_options,
         ],
-        ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", amount("max-packet", "bytes")],
+        ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
         [
             "max-clients",
             None,
@@ -171,7 +187,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.max_pattern_bytes,
             "Bytes in all patterns of a client; each segment after a pattern's 16th counts as 256 more",
-            amount("max-pattern-bytes", "bytes"),
+            size("max-pattern-bytes"),
         ],
         [
             "max-match-steps",

@@ -241,7 +241,7 @@ def test_block_stops_the_publisher_inside_its_batch():
     assert len(other.transport.written) > before
 
 
-@pytest.mark.parametrize("total", [None, 21])
+@pytest.mark.parametrize("total", [None, 24])
 @pytest.mark.parametrize("batch", [1, 2, 3, 10, 40])
 def test_a_full_queue_stops_the_publisher_at_the_same_message(batch, total):
     """Where a queue with hard/block fills up does not depend on how many messages come at a time."""
