@@ -94,6 +94,9 @@ class IPacketTransport(Interface):
         It changes whenever the peer reads, long before the socket becomes writable.
         """
 
+    def partial_bytes() -> int:
+        """Return the memory, in bytes, of a packet that has arrived in part; 0 where packets arrive whole."""
+
     def start_bundling(limit: int) -> int:
         """Accept bundles from now on, and send them after the packets that are queued now.
 

@@ -472,7 +472,7 @@ class BusProtocol:
     def sample_kernel(self) -> None:
         """See `sbus.server.memory.Holder`."""
         if self.transport is not None:
-            held = self.transport.unread_bytes()
+            held = self.transport.unread_bytes() + self.transport.partial_bytes()
             self.user.hold(held - self._in_kernel)
             self._in_kernel = held
 
