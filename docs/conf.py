@@ -22,8 +22,14 @@ copyright = "2026, the sbus developers"
 release = version = sbus.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "manpages", "sbusdocs"]
-# The manual pages are built apart: sphinx-build -b man -t man.
-exclude_patterns = ["_build"] if tags.has("man") else ["_build", "man"]  # type: ignore[name-defined] # noqa: F821
+exclude_patterns = ["_build"]
+if tags.has("man"):  # type: ignore[name-defined] # noqa: F821
+    # The manual pages are built apart, from these pages alone: sphinx-build -b man -t man.
+    include_patterns = ["man/**", "protocol.rst"]
+    root_doc = "protocol"
+    suppress_warnings = ["ref.doc", "ref.ref"]
+else:
+    exclude_patterns.append("man")
 # Docstrings put names between single backticks.
 default_role = "code"
 highlight_language = "text"
