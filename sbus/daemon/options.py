@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from twisted.python import usage
 
 from sbus.daemon.values import amount, choice, duration, mode
+from sbus.distribution import check_installation
 from sbus.errors import UsageError
 from sbus.version import __version__
 
@@ -36,6 +37,7 @@ class CommandLine(usage.Options):
         :raises SystemExit: with one line if it is wrong. Twisted itself would print all of the help around that line.
         """
         try:
+            check_installation()
             super().parseOptions(options)  # type: ignore[no-untyped-call]
         except (usage.UsageError, UsageError) as e:
             raise SystemExit(f"{self.command}: {e} (see twistd {self.command} --help)") from None

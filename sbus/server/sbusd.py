@@ -3,8 +3,9 @@
 It serves programs that start the original: they run ``sbusd``, read its standard output to the end, and connect. Such
 programs allow little time, so the order of steps is the design.
 
-1. *Parse and bind.* Nothing but `sbus.errors` and the sockets of `sbus.syscalls` is imported by then. The socket
-   listens soon after the interpreter itself has started; importing Twisted and the server takes several times as long.
+1. *Parse and bind.* Nothing but `sbus.errors`, `sbus.distribution` and the sockets of `sbus.syscalls` is imported by
+   then. The socket listens soon after the interpreter itself has started; importing Twisted and the server takes
+   several times as long.
 2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
    Its connection waits in the kernel's backlog, and so does what it sends.
 3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
@@ -38,6 +39,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from sbus.distribution import check_installation
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
 
@@ -68,6 +70,7 @@ class _StartError(SbusError):
 def main() -> None:
     """Run the command ``sbusd``."""
     try:
+        check_installation()
         settings = _parse(sys.argv[1:])
     except getopt.GetoptError:
         print(_USAGE, file=sys.stderr)
