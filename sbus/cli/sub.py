@@ -16,7 +16,7 @@ from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import Disconnected, SbusError, TimedOut
 from sbus.journal import clock
-from sbus.protocol.controls import choices
+from sbus.protocol.controls import HardChoice, OrderChoice, SoftChoice, choices
 
 __all__ = ["sub"]
 
@@ -66,9 +66,9 @@ def sub(
     message_format: MessageFormat,
     count: int | None,
     timeout: float | None,
-    soft: str | None,
-    hard: str | None,
-    order: str | None,
+    soft: SoftChoice | None,
+    hard: HardChoice | None,
+    order: OrderChoice | None,
     reconnect: bool,
     verbose: bool,
 ) -> None:

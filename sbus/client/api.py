@@ -41,8 +41,18 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
-from sbus.errors import RequestFailed, Violation
-from sbus.protocol.controls import ECHO_OFF, ECHO_ON, HARD, ORDER, SOFT
+from sbus.errors import RequestFailed, UsageError, Violation
+from sbus.protocol.controls import (
+    ECHO_OFF,
+    ECHO_ON,
+    HARD,
+    ORDER,
+    SOFT,
+    HardChoice,
+    OrderChoice,
+    SoftChoice,
+    choices,
+)
 
 __all__ = ["ClientApi", "Inbox", "Request", "inbox_key"]
 
@@ -181,16 +191,28 @@ class ClientApi(ABC, Generic[Sub]):
         """
         self.send([self.core.control(key, payload)])
 
-    def flood_control(self, *, soft: str | None = None, hard: str | None = None, order: str | None = None) -> None:
+    def flood_control(
+        self, *, soft: SoftChoice | None = None, hard: HardChoice | None = None, order: OrderChoice | None = None
+    ) -> None:
         """Choose what the server does when this client falls behind.
 
         :param soft: when its socket is full: ``queue``, ``discard``, ``block`` or ``error``.
         :param hard: when its queue at the server is full: ``discard``, ``block`` or ``error``.
         :param order: the order in which its queue is sent: ``queue``, ``stack`` or ``random``.
+        :raises sbus.errors.UsageError: for any other word; nothing is sent then. `control` chooses a plugin's.
         """
-        for group, choice in ((SOFT, soft), (HARD, hard), (ORDER, order)):
-            if choice is not None:
-                self.control(b"%b/%b" % (group, as_bytes(choice)))
+        wanted = [
+            (group, choice) for group, choice in ((SOFT, soft), (HARD, hard), (ORDER, order)) if choice is not None
+        ]
+        for group, choice in wanted:
+            if choice not in choices(group):
+                key = f"{group.decode()}/{choice}"
+                raise UsageError(
+                    f"there is no {key}: use {', '.join(map(repr, choices(group)))}; "
+                    f"for a strategy or an order of a plugin, call control({key!r})"
+                )
+        for group, choice in wanted:
+            self.control(b"%b/%b" % (group, choice.encode()))
 
     def echo(self, on: bool) -> None:
         """Choose whether the server sends this client's own messages back (default: yes)."""

@@ -69,7 +69,7 @@ def test_verbose_tries_again(directory: Path) -> None:
         Sbus(None, "sub", f"--socket={directory / 'bus'}", "--reconnect", "--verbose", "t/") as running,
     ):
         assert running.process.stderr is not None
-        lines = []
+        lines: list[bytes] = []
         while not lines or not lines[-1].startswith(b"sbus: subscribed to t/"):
             lines.append(running.process.stderr.readline())
             assert lines[-1], lines

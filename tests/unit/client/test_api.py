@@ -283,6 +283,15 @@ def test_settings() -> None:
     ]
 
 
+@pytest.mark.parametrize("choice", [{"soft": "drop"}, {"hard": "queue"}, {"order": "random/"}, {"soft": ""}])
+def test_unknown_choices_are_refused(choice: dict[str, Any]) -> None:
+    """A strategy or an order that does not exist is an error that lists those that do, and nothing is sent."""
+    backend = Backend()
+    with pytest.raises(UsageError, match=r"there is no .*: use 'queue'|use 'discard'"):
+        backend.flood_control(**{"soft": "error", "hard": "error", **choice})
+    assert backend.take() == []
+
+
 def test_early_dialect_has_fences_only() -> None:
     """In the early dialect, calls that need the client's name raise, and a fence does not."""
     backend = Backend(EARLY)
