@@ -13,9 +13,9 @@ import asyncio
 import errno
 import select
 import socket
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from sbus.client.api import Inbox
 from sbus.client.connecting import BACKLOG_RETRY, SERVER_CLOSED, backlog_full, connect_once, describe_loss
@@ -110,6 +110,7 @@ class Bus(Session[Subscription]):
         self._writing = False
         self._write_failed = False
         self._task: asyncio.Task[None] | None = None
+        self._handlers: set[asyncio.Task[None]] = set()
         self._end_future: asyncio.Future[None] = self._loop.create_future()
 
     # --- what users call (documented in `ClientApi`) -----------------------------------------
@@ -198,6 +199,12 @@ class Bus(Session[Subscription]):
     def callback_failed(self, error: BaseException) -> None:
         """See `sbus.client.session.Session`."""
         self._loop.call_exception_handler({"message": "an sbus callback failed", "exception": error})
+
+    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a handler as a task, which the end of the connection cancels."""
+        task = self._loop.create_task(handler)
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
 
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
@@ -338,6 +345,10 @@ class Bus(Session[Subscription]):
         self._task = self._loop.create_task(self._reconnect_loop())
 
     def _on_end(self, error: Exception) -> None:
+        current = asyncio.current_task(self._loop)  # a handler may close the connection itself
+        for task in self._handlers:
+            if task is not current:
+                task.cancel()
         if isinstance(error, Closed):
             self._end_future.set_result(None)
         else:

@@ -37,10 +37,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
+from sbus.client.responding import Handler, Request, Responder
 from sbus.errors import RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
@@ -54,13 +55,15 @@ from sbus.protocol.controls import (
     choices,
 )
 
-__all__ = ["ClientApi", "Inbox", "Request", "inbox_key"]
+__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
 T = TypeVar("T")
 Result: TypeAlias = T | Awaitable[T]
 """What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
+LOGGER = "sbus.client"
+"""The name of the logger (`logging`) of the blocking and the asyncio client."""
 _REPLY = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
 _MAX_ERROR = 1000
@@ -78,13 +81,6 @@ class Inbox(NamedTuple, Generic[Sub]):
 
     key: bytes
     subscription: Sub
-
-
-class Request(NamedTuple):
-    """A received request: its key, and its payload without the reply key."""
-
-    key: bytes
-    payload: bytes
 
 
 def inbox_key(me: bytes, name: bytes | str) -> bytes:
@@ -282,22 +278,29 @@ class ClientApi(ABC, Generic[Sub]):
         except Violation:
             return False
 
-    def respond(self, pattern: bytes | str, handler: Callable[[Request], bytes]) -> Sub:
+    def respond(self, pattern: bytes | str, handler: Handler) -> Sub:
         """Answer every request that matches a pattern with the handler's result.
 
-        If the handler raises, the requester gets the error. For replies that take time, subscribe instead, and call
-        `answer` or `fail` later.
+        The handler may be a coroutine function, except with the blocking client. If it returns None, it has answered
+        itself, or will: `Request.answer`, `Request.fail`. If it raises `sbus.errors.RequestFailed`, the requester gets
+        that text. Any other exception is logged here, and the requester gets its name.
 
         :returns: the subscription; close it to stop.
         """
+        return self.subscribe(pattern, Responder(self, handler))
 
-        def respond(message: Message) -> None:
-            try:
-                self.answer(message, handler(Request(message.key, message.payload.partition(b"\0")[2])))
-            except Exception as e:
-                self.fail(message, f"{type(e).__name__}: {e}")
+    def handler_failed(self, error: Exception) -> None:
+        """Log an exception that a handler of `respond` has raised."""
+        from logging import getLogger  # a command that logs nothing does not wait for its import
 
-        return self.subscribe(pattern, respond)
+        getLogger(LOGGER).error("a handler of requests failed", exc_info=error)
+
+    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a handler that is a coroutine.
+
+        :raises sbus.errors.UsageError: in the blocking client, which has no event loop.
+        """
+        raise UsageError("the blocking client has no event loop for an async handler: use the asyncio client")
 
     async def _answer_proofs(self) -> Sub:
         return self.respond(await self._whoami() + _PROOF, lambda request: request.payload)

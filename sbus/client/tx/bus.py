@@ -248,6 +248,14 @@ class Bus(Session[Subscription]):
         failure = error if isinstance(error, Failure) else Failure(error)
         self._log.failure("an sbus callback failed", failure=failure)
 
+    def handler_failed(self, error: Exception) -> None:
+        """See `sbus.client.api.ClientApi.handler_failed`."""
+        self._log.failure("a handler of requests failed", failure=Failure(error))
+
+    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a handler, to its end."""
+        defer.Deferred.fromCoroutine(handler)
+
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
 
