@@ -41,6 +41,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
+from sbus.client.identity import check_name
 from sbus.client.responding import Handler, Request, Responder
 from sbus.errors import RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
@@ -142,7 +143,8 @@ class ClientApi(ABC, Generic[Sub]):
     def whoami(self, timeout: float | None = None) -> Result[bytes]:
         """Return this client's name at the server, the prefix of its secret keys.
 
-        It looks like ``!/cred/<gid>/<uid>/<pid>``.
+        It looks like ``!/cred/<gid>/<uid>/<pid>``. Across containers it may end in ``/0``: then many processes have
+        this name, and none of them gets secret messages (:doc:`/containers`).
 
         :raises sbus.errors.TimedOut: if the server has not replied within `timeout` seconds.
         """
@@ -156,7 +158,10 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def inbox(self, name: bytes | str) -> Result[Inbox[Sub]]:
-        """Subscribe to a secret key that only this process can read."""
+        """Subscribe to a secret key that only this process can read.
+
+        :raises sbus.errors.InvalidKey: if the server cannot tell this process from others, as across containers.
+        """
 
     @abstractmethod
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> Result[bytes]:
@@ -164,6 +169,7 @@ class ClientApi(ABC, Generic[Sub]):
 
         :raises sbus.errors.TimedOut: if there is no reply within `timeout` seconds.
         :raises sbus.errors.RequestFailed: if the reply is an error; the text is the responder's.
+        :raises sbus.errors.InvalidKey: if the server cannot tell this process from others, as across containers.
         """
 
     @abstractmethod
@@ -226,13 +232,22 @@ class ClientApi(ABC, Generic[Sub]):
         self.send(self.core.fence(waiter))
         await waiter
 
+    async def _own_name(self) -> bytes:
+        """Return this client's name, which secret keys can begin with.
+
+        :raises sbus.errors.InvalidKey: if the server will refuse them, as it does across PID namespaces.
+        """
+        me = await self._whoami()
+        check_name(me)
+        return me
+
     async def _inbox(self, name: bytes | str) -> Inbox[Sub]:
-        key = inbox_key(await self._whoami(), name)
+        key = inbox_key(await self._own_name(), name)
         return Inbox(key, self.subscribe(key))
 
     async def _request(self, key: bytes | str, payload: bytes) -> bytes:
         if self._me is None:
-            self._me = await self._whoami()
+            self._me = await self._own_name()
         if self._replies is None:
             self._replies = self.subscribe(self._me + _REPLY + b"*", self._reply_received)
         token = os.urandom(16).hex().encode()
@@ -303,7 +318,7 @@ class ClientApi(ABC, Generic[Sub]):
         raise UsageError("the blocking client has no event loop for an async handler: use the asyncio client")
 
     async def _answer_proofs(self) -> Sub:
-        return self.respond(await self._whoami() + _PROOF, lambda request: request.payload)
+        return self.respond(await self._own_name() + _PROOF, lambda request: request.payload)
 
     async def _verify(self, peer: bytes | str) -> bool:
         key, nonce = as_bytes(peer) + _PROOF, os.urandom(32)

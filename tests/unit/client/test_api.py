@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from sbus.client.api import Inbox, Request, inbox_key
 from sbus.client.core import ClientCore, Message
-from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError
+from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from tests.unit.client.fakes import WithoutCalls
 
@@ -288,6 +289,19 @@ def test_errors_are_cut_and_made_text() -> None:
     backend.take()
     backend.core.receive([b"MSG k\0" + request.payload])
     assert backend.take()[0].startswith(prefix + b"the responder failed (PacketTooLong)")
+
+
+@pytest.mark.parametrize("me", [b"!/cred/0/0/0", b"!/cred/1/65534/7", b"!/cred/65534/1/7", ME + b"/!/cred/1/2/0"])
+def test_a_name_that_is_shared_is_explained(me: bytes) -> None:
+    """A client whose IDs prove nothing is not disconnected by the server: calls that need a secret key say why not."""
+    backend = Backend()
+    for call in (backend._request("k", b""), backend._inbox("x"), backend._answer_proofs()):
+        error = started(call, backend, me).result
+        assert isinstance(error, InvalidKey)
+        assert error.reason is ViolationReason.UNPROVEN_IDENTITY
+        assert re.search(r"namespace.*: (run both in one|run both in one user).*containers: --", str(error))
+        assert me.decode() in str(error)
+        assert backend.take() == []
 
 
 def test_inbox_is_below_our_name() -> None:
