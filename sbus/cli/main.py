@@ -89,8 +89,8 @@ Examples:
   sbus pub sensors/kitchen/temperature 21.5
 
 \b
-Without --socket the bus is at $SBUS_SOCKET, else at $XDG_RUNTIME_DIR/sbus.sock
-if that exists, else at /run/sbus.sock.
+Without --socket the bus is at $SBUS_SOCKET, else at the first that exists of
+$XDG_RUNTIME_DIR/sbus.sock, /run/sbus.sock and /run/sbus.socket.
 
 \b
 Exit status:

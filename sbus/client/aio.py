@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import select
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
@@ -77,7 +78,7 @@ class Subscription(QueuedSubscription):
         return await self._get_many()
 
 
-async def connect(address: str | None = None, **options: Unpack[Keywords]) -> Bus:
+async def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
     :param address: path or abstract address of the bus; by default the result of
@@ -101,7 +102,7 @@ class Bus(Session[Subscription]):
 
     _callback_errors = (Exception, asyncio.CancelledError)
 
-    def __init__(self, address: str | None, options: ConnectOptions) -> None:
+    def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
         self._reader = PacketReader(options.buffer_size)

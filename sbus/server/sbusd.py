@@ -42,10 +42,29 @@ from typing import NoReturn
 from sbus.distribution import check_installation
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
+from sbus.version import __version__
 
 __all__ = ["main"]
 
 _USAGE = "usage: sbusd [-a address] [-f | -p pidfile] [-u user] ... [-cgor]"
+_HELP = f"""{_USAGE}
+
+A local message bus, with the command line of the original daemon.
+
+  -a address   address to listen on: a path (default: /run/sbus.socket), /dev/unix/abstract/HEX, /dev/fd/N, or
+               /dev/unix/abstract for a random one, which is printed
+  -c           stop when the last client has left
+  -f           stay in the foreground, and write no pid file
+  -g           let the group connect
+  -o           let all other users connect
+  -p pidfile   file for the process ID (default: /run/sbus.pid; /dev/null: none)
+  -r           replace a leftover socket, or an empty file, at the address, and a leftover pid file
+  -u user      let only this user (name or UID) and the daemon's own connect; repeatable
+  --help       print this, and exit
+  --version    print the version, and exit
+
+SIGINT and SIGTERM stop it; SIGHUP does with -f, and is ignored otherwise.
+twistd sbus has more options."""
 _RANDOM = "/dev/unix/abstract"
 _NO_PID_FILE = "/dev/null"
 
@@ -88,13 +107,20 @@ def _parse(arguments: list[str]) -> _Settings:
 
     :raises getopt.GetoptError: if it is malformed.
     :raises UsageError: if it names a user who does not exist.
+    :raises SystemExit: after printing what ``--help`` or ``--version`` asks for.
     """
     settings = _Settings()
-    options, rest = getopt.getopt(arguments, "a:cfgop:ru:")
+    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", ["help", "version"])
     if rest:
         raise getopt.GetoptError("too many arguments")
     for option, value in options:
         match option:
+            case "--help":
+                print(_HELP)
+                sys.exit()
+            case "--version":
+                print(f"sbus {__version__}")
+                sys.exit()
             case "-a":
                 settings.address = value
             case "-c":

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, Unpack, cast
 
@@ -58,7 +59,9 @@ class Subscription(QueuedSubscription):
 
 
 def connect(
-    reactor: IReactorTime, address: str | IStreamClientEndpoint | None = None, **options: Unpack[Keywords]
+    reactor: IReactorTime,
+    address: str | os.PathLike[str] | IStreamClientEndpoint | None = None,
+    **options: Unpack[Keywords],
 ) -> defer.Deferred[Bus]:
     """Connect to a bus.
 
@@ -83,9 +86,14 @@ class Bus(Session[Subscription]):
     _log = Logger(namespace="sbus.client")
 
     def __init__(
-        self, reactor: IReactorTime, address: str | IStreamClientEndpoint | None, options: ConnectOptions
+        self,
+        reactor: IReactorTime,
+        address: str | os.PathLike[str] | IStreamClientEndpoint | None,
+        options: ConnectOptions,
     ) -> None:
         self._reactor = reactor
+        if isinstance(address, os.PathLike):
+            address = os.fspath(address)
         if address is None or (isinstance(address, str) and not address.startswith("seqpacket:")):
             text = find_address(address)
             timeout = math.inf if options.timeout is None else options.timeout

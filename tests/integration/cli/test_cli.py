@@ -663,7 +663,7 @@ def test_which_bus(shared: Bus, directory: Path) -> None:
     assert f"no bus at {wrong}: " in failure(None, "whoami", SBUS_SOCKET=wrong, XDG_RUNTIME_DIR=str(directory))
     (directory / "sbus.sock").unlink()
     if not os.path.exists("/run/sbus.sock"):
-        assert "no bus at /run/sbus.sock: " in failure(None, "whoami", XDG_RUNTIME_DIR=str(directory))
+        assert "no bus at /run/sbus.sock, nor at " in failure(None, "whoami", XDG_RUNTIME_DIR=str(directory))
 
 
 def test_no_bus(directory: Path) -> None:
