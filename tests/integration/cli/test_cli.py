@@ -152,6 +152,9 @@ def subscriber(shared: Bus) -> Iterator[Client]:
         (["--repeat", "150", "x"], b"", [b"x"] * 150),
         (["--repeat", "2", "-"], b"twice", [b"twice"] * 2),
         (["--no-wait", "--", "--lines"], b"", [b"--lines"]),
+        (["-3.5"], b"", [b"-3.5"]),
+        (["-1e-3", "--repeat", "2", "-t5"], b"", [b"-1e-3"] * 2),
+        (["--no-wait", "--", "-3.5"], b"", [b"-3.5"]),
     ],
 )
 def test_pub(
