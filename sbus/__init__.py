@@ -72,15 +72,16 @@ def __dir__() -> list[str]:
 
 
 def _leave_out_current_directory() -> None:
-    """Let ``python -m sbus.cli`` import nothing from the current directory, as ``python -P`` does not.
+    """Let ``python -m sbus`` import nothing from the current directory, as ``python -P`` does not.
 
     The interpreter puts that directory in front of everything else, and the next import would run a ``click.py`` that
     lies there. It stays if this package itself comes from it, and for every other program.
     """
     words = sys.orig_argv[1:]
     is_ours = any(
-        word.startswith("-msbus.") or (word == "-m" and following.startswith("sbus."))
+        f"{word.removeprefix('-m') or following}.".startswith("sbus.")
         for word, following in pairwise([*words, ""])
+        if word.startswith("-m")
     )
     if sys.argv[:1] != ["-m"] or not is_ours or sys.flags.safe_path or not sys.path:
         return

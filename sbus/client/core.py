@@ -67,6 +67,11 @@ def as_bytes(text: bytes | str, what: str = "key") -> bytes:
         raise InvalidKey(f"the {what} {text!r} is text that UTF-8 cannot encode: give bytes (os.fsencode)") from None
 
 
+def _quoted(key: bytes) -> str:
+    """Return a key in quotes, for readers who have not written it as Python's bytes."""
+    return repr(key.decode("utf-8", "backslashreplace"))
+
+
 def _check_payload(payload: object) -> None:
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         try:
@@ -201,7 +206,7 @@ class ClientCore:
         if not self.dialect.control:
             raise UsageError("the early dialect has no control messages: settings and whoami need a current server")
         if b"\0" in key:
-            raise InvalidKey(f"the control message {key!r} contains a NUL, which ends a key")
+            raise InvalidKey(f"the control message {_quoted(key)} contains a NUL, which ends a key")
         return self._sized(build(CMSG, key, payload))
 
     def whoami(self, waiter: Waiter) -> list[bytes]:
@@ -286,11 +291,11 @@ class ClientCore:
 
     def _check(self, key: bytes, what: str) -> SecretKey | None:
         if b"\0" in key:
-            raise InvalidKey(f"the {what} {key!r} contains a NUL, which ends a key")
+            raise InvalidKey(f"the {what} {_quoted(key)} contains a NUL, which ends a key")
         try:
             return self.dialect.check(key)
         except Violation as violation:
-            raise InvalidKey(f"the {what} {key!r} is not allowed: {violation}", violation.reason) from None
+            raise InvalidKey(f"the {what} {_quoted(key)} is not allowed: {violation}", violation.reason) from None
 
     def _sized(self, packet: bytes) -> bytes:
         if len(packet) > self.max_packet:

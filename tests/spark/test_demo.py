@@ -93,6 +93,17 @@ def test_command_needs_a_directory_of_its_own(tmp_path: Path) -> None:
     assert isinstance(result.exception, UsageError)
 
 
+def test_a_failed_demo_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the demo fails, its temporary directory is removed; a directory that was named stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert isinstance(CliRunner().invoke(demo, []).exception, UsageError)
+    assert list(tmp_path.iterdir()) == []
+    assert isinstance(CliRunner().invoke(demo, ["--directory", str(tmp_path / "mine")]).exception, UsageError)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_a_process_that_ends_is_noticed(tmp_path: Path) -> None:
     """The error has the end of the log of the part that failed, and the other parts are ended."""
     command = python("-c", "import sys; sys.exit('it broke')")

@@ -97,8 +97,8 @@ def test_members_of_the_fixture() -> None:
 SUBSCRIPTIONS = ["b'weather/rain' b'3 mm'", "alarm: b'storm'", "rain: b'3 mm'", "north: b'3 mm' b'5 m/s'"]
 NAMES = ["4 slashes", "True", "b'to myself, and nobody else can read it'"]
 REFUSED = [
-    "the routing key b'no\\x00NUL' contains a NUL, which ends a key",
-    "the routing key b'!/my/own' is not allowed: '!' is reserved: it may only begin !/cred/<gid>/<uid>/<pid>/",
+    "the routing key 'no\\x00NUL' contains a NUL, which ends a key",
+    "the routing key '!/my/own' is not allowed: '!' is reserved: it may only begin !/cred/<gid>/<uid>/<pid>/",
 ]
 TOURS = {
     "blocking": ["nothing for a hundredth of a second", "nothing now", "True", "b'HELLO'"],
