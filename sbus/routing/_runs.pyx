@@ -119,12 +119,15 @@ def build_messages(list messages not None, Py_ssize_t start, Py_ssize_t longest)
         payload = (<tuple>messages[at])[1]
         if not PyBytes_Check(payload):
             break
-        if key is not last:
+        if data == NULL or key is not last:
             if PyBytes_Check(key):
                 data = PyBytes_AS_STRING(key)
                 length = PyBytes_GET_SIZE(key)
             elif PyUnicode_Check(key):
-                data = PyUnicode_AsUTF8AndSize(key, &length)
+                try:
+                    data = PyUnicode_AsUTF8AndSize(key, &length)
+                except UnicodeEncodeError:
+                    break
             else:
                 break
             if memchr(data, 33, <size_t>length) != NULL or memchr(data, 0, <size_t>length) != NULL:

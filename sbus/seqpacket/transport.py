@@ -485,7 +485,7 @@ class PacketTransport(Connection):
         return 0 if self.life is Life.CLOSED else unread_bytes(self._sock)
 
     def partial_bytes(self) -> int:
-        """Return the memory of the packet that has arrived in part: there is none, as the kernel keeps packets whole."""
+        """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""
         return 0
 
     def start_bundling(self, limit: int) -> int:

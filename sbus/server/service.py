@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from twisted.internet import defer
@@ -29,6 +30,13 @@ from sbus.syscalls.batch import COMPILED
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["BusFactory", "BusService"]
+
+
+class _LoggedLimits(dict[str, Any]):
+    """Limits in a log event: attributes for its format, and a dictionary for a log in JSON."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
 
 
 @implementer(IPeerGate)
@@ -148,7 +156,7 @@ class BusService(MultiService):
 
     def _is_listening(self, port: IListeningPort) -> None:
         self._port = port
-        limits = self.registry.limits
+        limits = _LoggedLimits(asdict(self.registry.limits))
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
