@@ -65,7 +65,7 @@ class LogObserver(Observer):
                 **_peer_fields(client.peer, client.listener),
             )
 
-    def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener = MAIN) -> None:
+    def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         if self._limiter.wants(peer.uid, _REFUSED[reason], LogLevel.warn):
             self._log.warn(
                 "refused a connection from {peer}: {why}",

@@ -11,6 +11,7 @@ from twisted.internet import defer
 
 from sbus.errors import CloseReason
 from sbus.server.interfaces import Client
+from sbus.server.listeners import MAIN, Listener
 
 __all__ = ["Members"]
 
@@ -34,13 +35,17 @@ class Members:
         self._when_empty: list[defer.Deferred[None]] = []
         self._when_gone: list[defer.Deferred[None]] = []
 
-    def has_room(self, client: Client) -> bool:
-        """Return whether one more client may come, if it is this one."""
-        if client.peer.pid == self.sidecar:
+    @property
+    def count(self) -> int:
+        """The number of clients, sidecars aside."""
+        return len(self.clients) - len(self._sidecars)
+
+    def has_room(self, pid: int, listener: Listener = MAIN) -> bool:
+        """Return whether one more client may come at this socket, if it is of this process."""
+        if pid == self.sidecar:
             return True
-        limit = client.listener.max_clients
-        return len(self.clients) - len(self._sidecars) < self._limit and (
-            limit is None or self._at[client.listener.name] < limit
+        return self.count < self._limit and (
+            listener.max_clients is None or self._at[listener.name] < listener.max_clients
         )
 
     def add(self, client: Client) -> None:

@@ -41,9 +41,11 @@ class MembersMachine(RuleBasedStateMachine):
     def come(self, is_sidecar, listener):
         new = client(SIDECAR if is_sidecar else 5, listener)
         is_full = listener is SMALL and any(each.listener is SMALL for each in self.ordinary)
-        assert self.members.has_room(new) == (is_sidecar or (len(self.ordinary) < LIMIT and not is_full))
+        assert self.members.has_room(new.peer.pid, listener) == (
+            is_sidecar or (len(self.ordinary) < LIMIT and not is_full)
+        )
         assert new not in self.members
-        if self.members.has_room(new):
+        if self.members.has_room(new.peer.pid, listener):
             self.members.add(new)
             (self.sidecars if is_sidecar else self.ordinary).append(new)
             self.numbers.append(new.number)

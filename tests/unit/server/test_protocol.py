@@ -199,7 +199,7 @@ def test_the_early_dialect_has_three_verbs_and_dots():
 def test_limits_on_clients_and_patterns():
     """One client too many is accepted and closed; one pattern too many is a violation."""
     recorder = Recorder()
-    bus = Bus(limits=Limits(max_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
+    bus = Bus(limits=Limits(max_clients=2, user_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
     a, b, late = bus.connect(), bus.connect(), bus.connect()
     assert not late.is_connected
     assert ("refused", 1000, CloseReason.TOO_MANY_CLIENTS) in recorder.events
@@ -241,7 +241,7 @@ def test_block_stops_the_publisher_inside_its_batch():
     assert len(other.transport.written) > before
 
 
-@pytest.mark.parametrize("total", [None, 21])
+@pytest.mark.parametrize("total", [None, 24])
 @pytest.mark.parametrize("batch", [1, 2, 3, 10, 40])
 def test_a_full_queue_stops_the_publisher_at_the_same_message(batch, total):
     """Where a queue with hard/block fills up does not depend on how many messages come at a time."""
