@@ -35,10 +35,13 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
+
+if TYPE_CHECKING:
+    from sbus.daemon.log_budget import LogBudget
 
 __all__ = ["main"]
 
@@ -273,6 +276,7 @@ def _serve(
     from twisted.internet import reactor
 
     from sbus.daemon.clock import use_monotonic_clock
+    from sbus.daemon.log_budget import LogBudget
     from sbus.daemon.service import MultiService
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
@@ -280,14 +284,18 @@ def _serve(
     from sbus.server.process import BusProcess
     from sbus.server.service import BusService
 
-    _log_to_standard_error()
+    log_budget = LogBudget()
+    _log_to_standard_error(log_budget)
     use_monotonic_clock(reactor)
     access = AccessSettings(
         allowed_users=frozenset(settings.users) if settings.users else None,
         is_abstract=bound.address.is_abstract,
     )
     bus = BusService(
-        SeqpacketServerEndpoint(reactor, bound), KernelPolicy().make(access), controls=FloodControls.built_in()
+        SeqpacketServerEndpoint(reactor, bound),
+        KernelPolicy().make(access),
+        controls=FloodControls.built_in(),
+        log_budget=log_budget,
     )
     services = MultiService()
     BusProcess(bus, settings.auto_close, stopping).setServiceParent(services)
@@ -298,7 +306,7 @@ def _serve(
     reactor.run()
 
 
-def _log_to_standard_error() -> None:
+def _log_to_standard_error(budget: LogBudget) -> None:
     """Log warnings and errors, and nothing else, to standard error, as the original."""
     from twisted.logger import (
         FilteringLogObserver,
@@ -308,8 +316,10 @@ def _log_to_standard_error() -> None:
         textFileLogObserver,
     )
 
+    from sbus.daemon.logs import limited
+
     observer = FilteringLogObserver(
-        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
+        limited(textFileLogObserver(sys.stderr), budget), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
     )
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
 

@@ -13,6 +13,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.service import MultiService
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
@@ -66,6 +67,7 @@ class BusService(MultiService):
     :param clock: an `IReactorTime`; by default the reactor.
     :param owner_of: returns the UID that a UID counts as, for the limits of one user
         (`sbus.server.subuid.SubordinateIds.owner`); by default each is its own.
+    :param log_budget: the bytes that clients can make the log grow by; by default 10,000 a second.
     :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
         ``registry.counters`` and ``registry.clients`` show the state of the bus.
 
@@ -86,6 +88,7 @@ class BusService(MultiService):
         controls: FloodControls | None = None,
         clock: IReactorTime | None = None,
         owner_of: Callable[[int], int] | None = None,
+        log_budget: LogBudget | None = None,
     ) -> None:
         super().__init__()
         if clock is None:
@@ -98,7 +101,7 @@ class BusService(MultiService):
             if credentials is None:
                 credentials = KernelPolicy().make(AccessSettings(is_abstract=endpoint.resolve().is_abstract))
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect)
+        self._log_observer = LogObserver(clock, dialect, log_budget)
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(AccessSettings()),
             clock,

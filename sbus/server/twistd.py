@@ -319,6 +319,7 @@ def makeService(options: Options) -> IService:
         ignore_violations=options["on-violation"] == "ignore",
         controls=options.controls,
         owner_of=SubordinateIds().owner if options["subuid-as-owner"] else None,
+        log_budget=options.log_budget,
     )
     parent = MultiService()
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)
