@@ -91,7 +91,7 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        account = self.limits.memory_account()
+        account, cache_bytes = self.limits.memory_account()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
@@ -100,7 +100,7 @@ class SubscriptionRegistry(Service):
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
-        self._router = Router(dialect)
+        self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
         self.clients = self._members.clients
