@@ -52,7 +52,7 @@ class Recorder(Observer):
     def violated(self, client, violation, key):
         self.events.append(("violated", violation.reason.name, key))
 
-    def refused(self, peer, reason):
+    def refused(self, peer, reason, listener):
         self.events.append(("refused", peer.uid, reason))
 
     def closed(self, client, reason):
