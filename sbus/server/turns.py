@@ -7,6 +7,11 @@ One thread serves all clients, so the work for one client is a wait for all othe
 factor of a thousand: a message with a known route takes 1 µs, a subscription 15 µs, and the messages of one bundle can
 reach a thousand receivers. So work is counted, not packets, in units of about a microsecond, by the prices below.
 
+Turns are short while others are served too (`CONTENDED_BUDGET`): a client with 256 messages under way gets them
+through once between two turns, so with turns of 4 ms it had a tenth of its throughput, and with 0.5 ms it has most of
+it. After `_ALONE` turns in a row with nothing between them, turns are long, because each one costs the server 40 µs.
+The clock says whether anything was done between two turns; it is read once for each.
+
 Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
 client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
 waits here (`Turns.wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and up to
@@ -23,9 +28,9 @@ Invariants:
 * A balance is topped up only when it is spent, and the rest of it does not expire.
 
 Nothing runs here until a balance is spent. Turns cost the server a comparison and a subtraction for each batch, and
-about 40 µs for each `TURN_BUDGET` of work.
+about 40 µs for each turn.
 
-Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a budget of time
+Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time
 read from a clock (50 ns for each look, and a process that the kernel interrupts would charge its client for it); turns
 by client (a user with a thousand connections would get a thousand turns).
 """
@@ -49,7 +54,9 @@ __all__ = [
 ]
 
 TURN_BUDGET = 4_000
-"""Work of one user's turn, in units of about 1 µs."""
+"""Work of one user's turn at most, in units of about 1 µs."""
+CONTENDED_BUDGET = 500
+"""Work of one user's turn while others are served as well."""
 PACKET = 2
 """The price of a packet that is handled by itself."""
 COPIES = 2
@@ -63,6 +70,10 @@ LOOK_UP_STEPS = 4
 REPLY = 5
 """The price of a reply."""
 
+_NOBODY = 0.0002
+"""Seconds between two turns that mean that nobody else was served: the reactor's own work takes as long."""
+_ALONE = 16
+"""Turns in a row without service for others after which turns are long."""
 _RESUMED = 16
 """Clients of one user that go on in one turn: each costs two system calls, whatever it has to do."""
 
@@ -78,6 +89,7 @@ class Balance(Protocol):
 
 class _Reactor(Protocol):
     def callLater(self, delay: float, call: Callable[[], None], /) -> object: ...
+    def seconds(self) -> float: ...
 
 
 class _Client(Protocol):
@@ -103,15 +115,17 @@ class _Line:
 class Turns:
     """The clients that wait for their users' next turns.
 
-    :param reactor: calls the next turn, with ``callLater(0, …)``.
+    :param reactor: calls the next turn, with ``callLater(0, …)``, and has a clock.
     """
 
-    __slots__ = ("_is_due", "_reactor", "_waiting")
+    __slots__ = ("_alone", "_is_due", "_reactor", "_scheduled", "_waiting")
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
         self._waiting: dict[Balance, _Line] = {}
         self._is_due = False
+        self._scheduled = 0.0
+        self._alone = _ALONE
 
     def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
         """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.
@@ -137,9 +151,10 @@ class Turns:
     def _turn(self) -> None:
         """Give each user that waits a new budget, and let some of its clients go on."""
         self._is_due = False
+        budget = self._budget()
         for user, line in tuple(self._waiting.items()):
-            if user.work_left < TURN_BUDGET:
-                user.work_left = min(TURN_BUDGET, user.work_left + TURN_BUDGET)
+            if user.work_left < budget:
+                user.work_left = min(budget, user.work_left + budget)
             if user.work_left <= 0:
                 continue  # still in debt
             for _ in range(min(_RESUMED, len(line))):
@@ -154,4 +169,13 @@ class Turns:
     def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
+            self._scheduled = self._reactor.seconds()
             self._reactor.callLater(0, self._turn)
+
+    def _budget(self) -> int:
+        """Return the work of each user's turn, by whether others were served since the last turns."""
+        if self._reactor.seconds() - self._scheduled < _NOBODY:
+            self._alone += 1
+        else:
+            self._alone = 0
+        return CONTENDED_BUDGET if self._alone < _ALONE else TURN_BUDGET

@@ -20,6 +20,9 @@ class Turned(Bus):
         self.calls: list = []
         self.registry.turns._reactor = self
 
+    def seconds(self) -> float:
+        return 0.0
+
     def callLater(self, _delay: float, call) -> None:
         self.calls.append(call)
 
