@@ -41,20 +41,34 @@ class SharedBudget:
         self.users = 0
 
 
+class CopyBalance:
+    """The copies that may be made for one user's receivers now, as work in units of about 1 µs.
+
+    :ivar work_left: the balance; below 0 it is a debt.
+    """
+
+    __slots__ = ("work_left",)
+
+    def __init__(self) -> None:
+        self.work_left = 0
+
+
 class UserShare:
     """One user's part in a `SharedBudget`.
 
     The queues of all the user's receivers count in it.
 
     :ivar budget: the budget that all users share.
+    :ivar copies: the balance of copies, which the server keeps.
     :ivar queues: the number of this user's queues that hold something now.
     :ivar queued_bytes: bytes of packets in these queues.
     """
 
-    __slots__ = ("budget", "queued_bytes", "queues")
+    __slots__ = ("budget", "copies", "queued_bytes", "queues")
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
+        self.copies = CopyBalance()
         self.queues = 0
         self.queued_bytes = 0
 

@@ -63,6 +63,7 @@ class SubscriptionRegistry(Service):
     :ivar users: the users of the connected clients.
     :ivar turns: the clients whose users have no work left for now.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
+    :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
@@ -98,11 +99,11 @@ class SubscriptionRegistry(Service):
         self._members = Members(self.limits.max_clients)
         self._router = Router(dialect)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
-        self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
+        self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
         self.clients = self._members.clients
         self.routes = self._router.routes
         self.route = self._router.route
-        self.deliver = self._delivery.deliver
+        self.deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
     # --- clients come and go -----------------------------------------------------------------
@@ -193,11 +194,11 @@ class SubscriptionRegistry(Service):
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
-        self._delivery.forget(client)
+        self.delivery.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
-        self._delivery.forget(client)
+        self.delivery.forget(client)
         self._backpressure.forget(client)
         if client not in self._members:
             return
@@ -321,15 +322,15 @@ class SubscriptionRegistry(Service):
         receivers = self.route(key)
         self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
-        self._delivery.flush()
+        self.delivery.flush()
 
     def touch(self, client: Client) -> None:
         """Have `flush` send what a client's own packets have brought into its queue."""
-        self._delivery.touch(client, client)
+        self.delivery.touch(client, client)
 
     def flush(self) -> None:
         """Send what the current batch has brought; see `Delivery.flush`."""
-        self._delivery.flush()
+        self.delivery.flush()
 
     # --- flood control -----------------------------------------------------------------------
 
@@ -338,13 +339,13 @@ class SubscriptionRegistry(Service):
     ) -> None:
         """Note that messages have left a client's queue; see `QueueOwner.on_drained`."""
         if dropped:
-            self._delivery.dropped(client, dropped, dropped_bytes)
-        self._delivery.drained(client, has_room, is_empty)
+            self.delivery.dropped(client, dropped, dropped_bytes)
+        self.delivery.drained(client, has_room, is_empty)
 
     def strategies_changed(self, client: Receiver) -> None:
         """Unblock the publishers of a client that has chosen other strategies."""
         self._backpressure.reconsider(client)
-        self._delivery.reconsider(client)
+        self.delivery.reconsider(client)
 
     def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
         for notify in self._events.delivered:

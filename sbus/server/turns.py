@@ -43,10 +43,17 @@ from typing import Protocol
 
 __all__ = [
     "BUNDLED_COPIES",
+    "CONTENDED_BUDGET",
     "COPIES",
+    "CROWD",
+    "DECIDED",
+    "FULL_SOCKET",
+    "KEPT",
     "LOOK_UP_STEPS",
     "PACKET",
+    "REFUSED",
     "REPLY",
+    "SENDING",
     "SUBSCRIPTION",
     "TURN_BUDGET",
     "Balance",
@@ -60,9 +67,19 @@ CONTENDED_BUDGET = 500
 PACKET = 2
 """The price of a packet that is handled by itself."""
 COPIES = 2
-"""Copies of messages for one unit of work; reading a message counts as one copy. A run costs one unit more."""
+"""Copies of messages for one unit of work; reading a message counts as one copy."""
 BUNDLED_COPIES = 24
-"""As `COPIES`, for a publisher that sends bundles: a copy in a bundle costs 0.03 to 0.06 µs."""
+"""As `COPIES`, for a client that uses bundles: a copy in a bundle costs 0.03 to 0.06 µs."""
+SENDING = 1
+"""The price of a system call that sends one receiver's copies of a run."""
+FULL_SOCKET = 3
+"""The price of deciding about a run of messages for a receiver with a full socket."""
+KEPT = 32
+"""Messages that are put into a backlog for one unit of work."""
+DECIDED = 128
+"""Messages for a receiver with a full socket that flood control decides about for one unit of work."""
+REFUSED = 12
+"""The price of finding out that a socket is full."""
 SUBSCRIPTION = 15
 """The price of a subscription that comes or goes, before the routes that it makes the cache forget."""
 LOOK_UP_STEPS = 4
@@ -74,6 +91,8 @@ _NOBODY = 0.0002
 """Seconds between two turns that mean that nobody else was served: the reactor's own work takes as long."""
 _ALONE = 16
 """Turns in a row without service for others after which turns are long."""
+CROWD = 64
+"""Batches of one user, without one of another user between them, after which nobody else counts as waiting."""
 _RESUMED = 16
 """Clients of one user that go on in one turn: each costs two system calls, whatever it has to do."""
 
@@ -116,9 +135,11 @@ class Turns:
     """The clients that wait for their users' next turns.
 
     :param reactor: calls the next turn, with ``callLater(0, …)``, and has a clock.
+    :ivar last: the user whose client has sent the last batch.
+    :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_alone", "_is_due", "_reactor", "_scheduled", "_waiting")
+    __slots__ = ("_alone", "_is_due", "_reactor", "_scheduled", "_waiting", "crowd", "last")
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
@@ -126,6 +147,8 @@ class Turns:
         self._is_due = False
         self._scheduled = 0.0
         self._alone = _ALONE
+        self.last: Balance | None = None
+        self.crowd = 0
 
     def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
         """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.

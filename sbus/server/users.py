@@ -33,7 +33,7 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
-        self.work_left = TURN_BUDGET
+        self.work_left = self.copies.work_left = TURN_BUDGET
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
 

@@ -72,10 +72,10 @@ def test_settings_snapshot():
 
 
 NOT_STATE = {
-    "_registry", "transport", "queue", "user",  # other objects
+    "_delivery", "_registry", "transport", "queue", "user",  # other objects
     "_drain_timer",  # a time left
     "_fast_path", "pattern_bytes",  # follow from the rest
-    "_has_turn", "_is_blocked", "_is_waiting", "is_paused",  # found out again by the next message
+    "_has_turn", "_is_blocked", "_is_waiting", "_price", "_route", "is_paused",  # found out again by the next message
 }  # fmt: skip
 
 
