@@ -97,6 +97,7 @@ class SendQueue:
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
+    :ivar memory: bytes of memory that the backlog takes, replies included; charged to the user.
     :ivar settings: the receiver's choices; change them with `configure`.
     :ivar watch: called with the packets that were sent, if it is not None.
     """
@@ -116,6 +117,7 @@ class SendQueue:
         "is_congested",
         "is_late",
         "late_bytes",
+        "memory",
         "messages",
         "pending",
         "replies",
@@ -133,6 +135,7 @@ class SendQueue:
         self.messages = 0
         self.size = 0
         self.replies = 0
+        self.memory = 0
         self.settings: ClientSettings = DEFAULT_SETTINGS
         self.watch: Callable[[list[bytes]], None] | None = None
         self._owner = owner
@@ -173,8 +176,7 @@ class SendQueue:
             self.pending.append(reply)
             self._reply_pending = True
         else:
-            self.replies += 1
-            self._backlog.push([reply])
+            self._keep_reply(self._backlog, reply)
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """Take messages for a congested receiver; keep those that flood control admits.
@@ -224,7 +226,8 @@ class SendQueue:
             self.settings.soft.always is Verdict.KEEP
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
-            and budget.bytes + copies <= budget.limit
+            and budget.bytes + copies <= budget.unreserved
+            and self._user.has_memory(size + messages * self._price())
         )
 
     def drop_next(self) -> bool:
@@ -248,8 +251,7 @@ class SendQueue:
             for packet in remaining:
                 if type(packet) is Reply:
                     if self._backlog is not None:
-                        self.replies += 1
-                        self._backlog.push([packet])
+                        self._keep_reply(self._backlog, packet)
                     continue
                 verdict = _DROP if self._backlog is None else self._judge(packet, may_block)
                 if verdict is _DROP or verdict.close:
@@ -304,7 +306,8 @@ class SendQueue:
         return (
             self.messages + messages > limits.messages
             or self.size + size > limits.bytes
-            or (budget.bytes + size > budget.limit and self.size + size > self._user.fair_share())
+            or (budget.bytes + size > budget.unreserved and self.size + size > self._user.fair_share(size))
+            or not self._user.has_memory(size + messages * self._price())
         )
 
     def _is_full(self, packets: list[bytes]) -> bool:
@@ -317,6 +320,20 @@ class SendQueue:
         self.size += size
         user.queued_bytes += size
         user.budget.bytes += size
+        self._charge(size + messages * self._price())
+
+    def _charge(self, memory: int) -> None:
+        """Charge memory of the backlog to the user, or give it back."""
+        self.memory += memory
+        self._user.hold(memory)
+
+    def _price(self) -> int:
+        return 0 if self._backlog is None else self._backlog.PRICE
+
+    def _keep_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: bytes) -> None:
+        self.replies += 1
+        backlog.push([reply])
+        self._charge(len(reply) + backlog.PRICE)
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -402,7 +419,9 @@ class SendQueue:
             replies = [p for p in packets if type(p) is Reply]
             self.replies -= len(replies)
             messages -= len(replies)
-            size -= sum(map(len, replies))
+            reply_bytes = sum(map(len, replies))
+            size -= reply_bytes
+            self._charge(-reply_bytes - len(replies) * self._price())
         self._count(-messages, -size)
         is_empty = not self._backlog
         limits = self._limits
@@ -412,6 +431,7 @@ class SendQueue:
         self._owner.on_drained(has_room, is_empty, 0, 0)
 
     def _relax(self) -> None:
+        self._charge(-self.memory)  # also for replies that were discarded
         self._backlog = None
         self.is_congested = False
         self._user.remove_queue()
@@ -419,7 +439,9 @@ class SendQueue:
     def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
         if not self._is_arranged:
             self._is_arranged = True
+            before = backlog.PRICE
             backlog = self._backlog = self._new_backlog(iter(backlog))
+            self._charge((backlog.PRICE - before) * len(backlog))
         return backlog
 
     def _new_backlog(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:

@@ -35,6 +35,7 @@ from sbus.errors import AddressError, ListenError
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.port import PacketPort
+from sbus.seqpacket.stream import StreamTransport
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import grow_send_buffer
@@ -56,6 +57,7 @@ class SeqpacketServerEndpoint:
     :param group: name or number of the group that the path is given to.
     :param reuse: replace a socket on which no server listens any more.
     :param max_packet: bytes in the longest packet.
+    :param stream: listen on a stream socket, on which each packet has its length in front.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class SeqpacketServerEndpoint:
         group: str | int | None = None,
         reuse: bool = False,
         max_packet: int = DEFAULT_MAX_PACKET,
+        stream: bool = False,
     ) -> None:
         self.reactor = reactor
+        self.stream = stream
         self._bound = address if isinstance(address, listening.ListeningSocket) else None
         self.address = address.address if isinstance(address, listening.ListeningSocket) else addresses.parse(address)
         self.mode = mode
@@ -86,7 +90,8 @@ class SeqpacketServerEndpoint:
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
         bound, self._bound = self._bound or self.bind(), None
-        port = PacketPort(self.reactor, bound, protocolFactory, self.max_packet)
+        transport = StreamTransport if self.stream else PacketTransport
+        port = PacketPort(self.reactor, bound, protocolFactory, self.max_packet, transport)
         try:
             port.startListening()
         except BaseException as e:
@@ -103,7 +108,9 @@ class SeqpacketServerEndpoint:
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
         self.resolve()
-        self._bound = listening.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
+        self._bound = listening.listen(
+            self.address, mode=self.mode, group=self.group, reuse=self.reuse, stream=self.stream
+        )
         return self._bound
 
     def resolve(self) -> addresses.Address:
@@ -115,7 +122,7 @@ class SeqpacketServerEndpoint:
         if self.address.systemd is not None:
             self.address = replace(self.address, systemd=None, descriptor=self._from_systemd(self.address.systemd))
         if self.address.descriptor is not None and not self.address.name:
-            self.address = replace(self.address, name=listening.inherited_name(self.address))
+            self.address = replace(self.address, name=listening.inherited_name(self.address, self.stream))
         return self.address
 
     def _from_systemd(self, name: str) -> int:
@@ -132,9 +139,10 @@ class SeqpacketServerEndpoint:
             if not name and _passed_without_names():
                 return _FIRST_SYSTEMD_FD
             wanted = f"called {name!r} (FileDescriptorName={name})" if name else "at all"
+            setting = listening.unit_setting(self.stream)
             raise ListenError(
-                f"systemd passed no socket {wanted}: start through a .socket unit with ListenSequentialPacket=, "
-                "or choose another --socket"
+                f"systemd passed no socket {wanted}: start through a .socket unit with {setting}, or choose another "
+                "--socket"
             ) from None
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@
 `KernelCredentials`               the credentials that they make
 `Observer`                        the base class of observers
 `FloodControls`                   the strategies and orders that clients may choose
+`SubordinateIds`                  the owners of the UIDs in ``/etc/subuid``
 `Receiver`, `Publisher`           the interfaces of what takes messages from a bus, and sends them
 ================================  ===================================================================
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sbus.server.observers import Observer
     from sbus.server.registry import SubscriptionRegistry
     from sbus.server.service import BusService
+    from sbus.server.subuid import SubordinateIds
 
 __all__ = [
     "AccessSettings",
@@ -44,6 +46,7 @@ __all__ = [
     "OwnUserPolicy",
     "Publisher",
     "Receiver",
+    "SubordinateIds",
     "SubscriptionRegistry",
 ]
 
@@ -61,6 +64,7 @@ __getattr__ = lazy_names(
         "OwnUserPolicy": ".credentials",
         "Publisher": ".interfaces",
         "Receiver": ".interfaces",
+        "SubordinateIds": ".subuid",
         "SubscriptionRegistry": ".registry",
     },
 )

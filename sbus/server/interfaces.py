@@ -10,6 +10,7 @@ from sbus.errors import CloseReason, Violation
 from sbus.flood import Outcome, SendQueue
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.memory import Holder
 from sbus.server.users import User
 
 __all__ = [
@@ -60,6 +61,9 @@ class Receiver(Protocol):
     pattern_bytes: int
     """The cost of all patterns together, by `sbus.server.limits.pattern_cost`."""
 
+    pattern_memory: int
+    """The memory of these, in bytes, by `sbus.server.memory.pattern_memory`."""
+
     lost: int
     """Messages that were dropped for it."""
 
@@ -93,8 +97,11 @@ class Receiver(Protocol):
         """Disconnect the receiver."""
 
 
-class Client(Publisher, Receiver, Protocol):
-    """A connection to the bus, as the registry sees it: publisher and receiver."""
+class Client(Publisher, Receiver, Holder, Protocol):
+    """A connection to the bus, as the registry sees it: publisher, receiver and holder of memory."""
+
+    user: User
+    """The user that the client belongs to."""
 
     number: int
     """Counts connections, from 1; 0 before the client was admitted."""

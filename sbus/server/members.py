@@ -31,9 +31,14 @@ class Members:
         self._when_empty: list[defer.Deferred[None]] = []
         self._when_gone: list[defer.Deferred[None]] = []
 
-    def has_room(self, client: Client) -> bool:
-        """Return whether one more client may come, if it is this one."""
-        return client.peer.pid == self.sidecar or len(self.clients) - len(self._sidecars) < self._limit
+    @property
+    def count(self) -> int:
+        """The number of clients, sidecars aside."""
+        return len(self.clients) - len(self._sidecars)
+
+    def has_room(self, pid: int) -> bool:
+        """Return whether one more client may come, if it is of this process."""
+        return pid == self.sidecar or self.count < self._limit
 
     def add(self, client: Client) -> None:
         """Add a client and give it its number."""

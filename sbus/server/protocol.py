@@ -61,10 +61,12 @@ from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
-from sbus.routing.runs import next_run
+from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
+from sbus.seqpacket.send_buffer import START
 from sbus.server.interfaces import Receiver
 from sbus.server.limits import MAX_REPLIES, pattern_cost
+from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
 from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REPLY, SENDING, SUBSCRIPTION
@@ -92,6 +94,7 @@ class BusProtocol:
     :ivar settings: the client's choices.
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
     :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
+    :ivar pattern_memory: the memory of these (`sbus.server.memory.pattern_memory`).
     :ivar lost: messages that were dropped for the client.
     :ivar reason: why the connection is to be closed, or was; else None.
     :ivar is_paused: whether the client is not read from: a receiver blocks it, too many of its replies wait, or it
@@ -99,12 +102,15 @@ class BusProtocol:
     """
 
     __slots__ = (
+        "_buffer",
         "_delivery",
         "_drain_timer",
         "_fast_path",
         "_has_turn",
+        "_in_kernel",
         "_is_blocked",
         "_is_waiting",
+        "_kept",
         "_price",
         "_registry",
         "_route",
@@ -113,6 +119,7 @@ class BusProtocol:
         "lost",
         "number",
         "pattern_bytes",
+        "pattern_memory",
         "patterns",
         "peer",
         "queue",
@@ -136,6 +143,7 @@ class BusProtocol:
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
+        self.pattern_memory = 0
         self.lost = 0
         self.reason: CloseReason | None = None
         self.is_paused = False
@@ -145,6 +153,9 @@ class BusProtocol:
         self._fast_path = registry.fast_path
         self._drain_timer: StallTimer | None = None
         self._write_closed = False
+        self._buffer = 0
+        self._in_kernel = 0
+        self._kept = 0
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -152,10 +163,15 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.user = self._registry.users.connect(self.peer.uid)
+        self.user = self._registry.connect_user(self.peer)
         self.queue = self._registry.new_queue(self, self, self.user)
         self.settings = self.queue.settings
         transport.queue = self.queue
+        transport.may_grow = self._may_grow
+        transport.on_kept = self._keep
+        self.user.hold(CLIENT_MEMORY)
+        self._buffer = START
+        self._registry.memory.add_buffer(self.user)
         self.connectionMade()
 
     def connectionMade(self) -> None:
@@ -206,6 +222,9 @@ class BusProtocol:
             else:
                 self.reason = CloseReason.SERVER_ERROR
         self._registry.disconnected(self, self.reason)
+        self.user.hold(-CLIENT_MEMORY - self._kept - self._in_kernel)
+        self._kept = self._in_kernel = 0
+        self._registry.memory.add_buffer(self.user, -self._buffer)
         self._registry.users.disconnect(self.user)
 
     def snapshot(self) -> dict[str, Any]:
@@ -279,6 +298,11 @@ class BusProtocol:
                 self._wait_for_turn(has_turn and not at)
         finally:
             registry.flush()
+        if at < total:
+            if not self._kept:
+                self._keep(packets[at:] if at else packets)
+        elif self._kept:
+            self._release_kept()
         return total if self.reason is not None else at
 
     def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
@@ -301,6 +325,22 @@ class BusProtocol:
         self._route, self._price = id(receivers), price
         self.user.work_left -= int(count * price) + SENDING * (1 + served) + delivery.caught_up
         delivery.caught_up = 0
+
+    def _keep(self, packets: list[bytes]) -> None:
+        """Charge packets that the transport keeps until they can be handled.
+
+        They are given back when the last one was handled: to count what is left at each turn would cost as much as a
+        turn.
+        """
+        if self.reason is None:
+            self._release_kept()
+            self._kept = total_size(packets) + KEPT_PACKET * len(packets)
+            self.user.hold(self._kept)
+            self._registry.memory.check()
+
+    def _release_kept(self) -> None:
+        self.user.hold(-self._kept)
+        self._kept = 0
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""
@@ -332,7 +372,7 @@ class BusProtocol:
             self.transport.pauseProducing()
 
     def _maybe_resume(self) -> None:
-        if self.is_paused and not self._is_blocked and not self._is_waiting and self.queue.replies <= MAX_REPLIES:
+        if self.is_paused and not self._is_blocked and not self._is_waiting and not self._has_replies():
             self.is_paused = False
             if self.transport is not None:
                 self.transport.resumeProducing()
@@ -356,7 +396,7 @@ class BusProtocol:
                 self._control(key)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
-                self.close(CloseReason.VIOLATION)
+                self.close(CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION)
         self.user.work_left -= work + self._registry.routing_work()
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
@@ -435,8 +475,13 @@ class BusProtocol:
             self._registry.touch(self)
         if len(queue.pending) >= MAX_REPLIES:
             self._registry.flush()
-        if queue.replies > MAX_REPLIES:
+        if self._has_replies():
             self._pause()
+
+    def _has_replies(self) -> bool:
+        """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
+        replies = self.queue.replies
+        return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- as receiver -------------------------------------------------------------------------
 
@@ -455,6 +500,24 @@ class BusProtocol:
             self.transport.flush()
         else:
             self.queue.discard_all()
+
+    def memory(self) -> int:
+        """See `sbus.server.memory.Holder`."""
+        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel
+
+    def sample_kernel(self) -> None:
+        """See `sbus.server.memory.Holder`."""
+        if self.transport is not None:
+            held = self.transport.unread_bytes() + self.transport.partial_bytes()
+            self.user.hold(held - self._in_kernel)
+            self._in_kernel = held
+
+    def _may_grow(self, size: int) -> bool:
+        """Decide whether the send buffer grows."""
+        grows = self._registry.memory.may_grow(self.user, size)
+        if grows:
+            self._buffer += size
+        return grows
 
     def _progress(self) -> tuple[int, int]:
         """What changes when the client reads."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from twisted.internet import defer
@@ -11,10 +12,13 @@ from twisted.internet.interfaces import IListeningPort, IReactorTime, IStreamSer
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
+from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.service import MultiService
-from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.seqpacket.interfaces import IPeerGate
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
@@ -28,6 +32,14 @@ from sbus.syscalls.sockets import grow_send_buffer
 __all__ = ["BusFactory", "BusService"]
 
 
+class _LoggedLimits(dict[str, Any]):
+    """Limits in a log event: attributes for its format, and a dictionary for a log in JSON."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+@implementer(IPeerGate)
 class BusFactory(Factory):
     """Makes a `BusProtocol` for each connection.
 
@@ -38,6 +50,10 @@ class BusFactory(Factory):
 
     def __init__(self, registry: SubscriptionRegistry) -> None:
         self.registry = registry
+
+    def admits(self, peer: PeerCredentials) -> bool:
+        """See `sbus.seqpacket.interfaces.IPeerGate`."""
+        return self.registry.admits(peer)
 
     def buildProtocol(self, addr: Any) -> Any:
         return BusProtocol(self.registry)
@@ -57,6 +73,9 @@ class BusService(MultiService):
     :param observers: observers of the bus, besides the log.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param clock: an `IReactorTime`; by default the reactor.
+    :param owner_of: returns the UID that a UID counts as, for the limits of one user
+        (`sbus.server.subuid.SubordinateIds.owner`); by default each is its own.
+    :param log_budget: the bytes that clients can make the log grow by; by default 10,000 a second.
     :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
         ``registry.counters`` and ``registry.clients`` show the state of the bus.
 
@@ -76,6 +95,8 @@ class BusService(MultiService):
         observers: Iterable[Any] = (),
         controls: FloodControls | None = None,
         clock: IReactorTime | None = None,
+        owner_of: Callable[[int], int] | None = None,
+        log_budget: LogBudget | None = None,
     ) -> None:
         super().__init__()
         if clock is None:
@@ -88,7 +109,7 @@ class BusService(MultiService):
             if credentials is None:
                 credentials = KernelPolicy().make(AccessSettings(is_abstract=endpoint.resolve().is_abstract))
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect)
+        self._log_observer = LogObserver(clock, dialect, log_budget)
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(AccessSettings()),
             clock,
@@ -97,6 +118,7 @@ class BusService(MultiService):
             ignore_violations=ignore_violations,
             controls=controls,
             observers=(self._log_observer, *observers),
+            owner_of=owner_of,
         )
         self.registry.setServiceParent(self)
         self._port: IListeningPort | None = None
@@ -134,16 +156,21 @@ class BusService(MultiService):
 
     def _is_listening(self, port: IListeningPort) -> None:
         self._port = port
-        limits = self.registry.limits
+        limits = _LoggedLimits(asdict(self.registry.limits))
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
-            "client, {limits.max_match_steps} match steps a user, queue {limits.queue_messages} messages or "
-            "{limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out {limits.block_timeout} s",
+            "client; a user {user_clients} clients, {limits.user_accepts} connections a second, "
+            "{limits.user_patterns} patterns, {limits.max_match_steps} match steps, memory {user_memory} B; queue "
+            "{limits.queue_messages} messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, "
+            "memory {memory} B, block time-out {limits.block_timeout} s",
             address=str(getattr(getattr(self.endpoint, "address", None), "text", None) or port.getHost()),
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",
             limits=limits,
+            user_clients=self.registry.admission.most_user_clients(),
+            memory=self.registry.users.budget.memory.limit,
+            user_memory=self.registry.users.budget.memory.user_limit,
         )
         if not COMPILED:
             self.log.warn(

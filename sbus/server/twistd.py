@@ -9,7 +9,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.daemon.clock import use_monotonic_clock
-from sbus.daemon.options import CommandLine, amount, choice, mode
+from sbus.daemon.options import CommandLine, amount, choice, mode, size
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
@@ -21,6 +21,7 @@ from sbus.server.limits import Limits
 from sbus.server.process import BusProcess
 from sbus.server.recorder_process import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
+from sbus.server.subuid import SubordinateIds
 from sbus.syscalls.addresses import default_address
 from sbus.syscalls.listening import ListeningSocket
 
@@ -105,14 +106,30 @@ class Options(CommandLine):
             None,
             _DEFAULTS.queue_bytes,
             "Longest queue of a client, in bytes",
-            amount("queue-bytes", "bytes"),
+            size("queue-bytes"),
         ],
         [
             "total-queue-bytes",
             None,
             _DEFAULTS.total_queue_bytes,
             "All queues together, in bytes",
-            amount("total-queue-bytes", "bytes"),
+            size("total-queue-bytes"),
+        ],
+        [
+            "max-memory",
+            None,
+            None,
+            "Memory that all clients together may make the server hold, such as 64M or 2G; at it, the largest holder "
+            "is disconnected [default: three quarters of what cgroup or RLIMIT_AS leave, else half of the machine's]",
+            size("max-memory"),
+        ],
+        [
+            "user-memory",
+            None,
+            None,
+            "The part of it that one user may hold; root and the server's user may hold any "
+            "[default: a quarter of --max-memory]",
+            size("user-memory"),
         ],
         [
             "record",
@@ -128,13 +145,35 @@ class Options(CommandLine):
             'Options for that recorder, in one argument, such as "--sync=0 --keep-days=7"',
             split_options,
         ],
-        ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", amount("max-packet", "bytes")],
+        ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
         [
             "max-clients",
             None,
             _DEFAULTS.max_clients,
             "Clients connected at the same time",
             amount("max-clients", "clients"),
+        ],
+        [
+            "user-clients",
+            None,
+            None,
+            "Clients of one user connected at the same time; root and the server's user have none of the limits of one "
+            "user [default: a quarter of --max-clients]",
+            amount("user-clients", "clients"),
+        ],
+        [
+            "user-accepts",
+            None,
+            _DEFAULTS.user_accepts,
+            "Connections of one user accepted in a second, and five times that at once",
+            amount("user-accepts", "connections"),
+        ],
+        [
+            "user-patterns",
+            None,
+            _DEFAULTS.user_patterns,
+            "Different patterns that all clients of one user may subscribe to, together",
+            amount("user-patterns", "patterns"),
         ],
         [
             "max-patterns",
@@ -148,7 +187,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.max_pattern_bytes,
             "Bytes in all patterns of a client; each segment after a pattern's 16th counts as 256 more",
-            amount("max-pattern-bytes", "bytes"),
+            size("max-pattern-bytes"),
         ],
         [
             "max-match-steps",
@@ -171,6 +210,11 @@ class Options(CommandLine):
             "block-across-users",
             None,
             "Let a client block the publishers of other users, too",
+        ],
+        [
+            "subuid-as-owner",
+            None,
+            "Count all UIDs of a range in /etc/subuid as the range's owner, for limits and turns",
         ],
     ]
 
@@ -290,6 +334,8 @@ def makeService(options: Options) -> IService:
         dialect=_DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
         controls=options.controls,
+        owner_of=SubordinateIds().owner if options["subuid-as-owner"] else None,
+        log_budget=options.log_budget,
     )
     parent = MultiService()
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)

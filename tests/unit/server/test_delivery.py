@@ -27,6 +27,7 @@ class LocalSubscriber:
         self.user = registry.users.connect(uid)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
+        self.pattern_memory = 0
         self.lost = 0
         self.can_block = blocks
         self.room = room

@@ -36,9 +36,9 @@ class MembersMachine(RuleBasedStateMachine):
     @rule(is_sidecar=st.booleans())
     def come(self, is_sidecar):
         new = client(SIDECAR if is_sidecar else 5)
-        assert self.members.has_room(new) == (is_sidecar or len(self.ordinary) < LIMIT)
+        assert self.members.has_room(new.peer.pid) == (is_sidecar or len(self.ordinary) < LIMIT)
         assert new not in self.members
-        if self.members.has_room(new):
+        if self.members.has_room(new.peer.pid):
             self.members.add(new)
             (self.sidecars if is_sidecar else self.ordinary).append(new)
             self.numbers.append(new.number)
