@@ -225,7 +225,7 @@ class BusProtocol:
         self.user.hold(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
         self._registry.memory.add_buffer(self.user, -self._buffer)
-        self._registry.users.disconnect(self.user)
+        self._registry.disconnect_user(self.user)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""

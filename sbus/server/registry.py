@@ -44,7 +44,7 @@ from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
-from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
+from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.users import RECORDER, User, Users
 
 __all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
@@ -183,6 +183,7 @@ class SubscriptionRegistry(Service):
             self._refuse(client.peer, reason)
             return reason
         self._members.add(client)
+        client.user.work_left -= CONNECTION
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
@@ -209,8 +210,10 @@ class SubscriptionRegistry(Service):
                 self._is_leaving = True
                 self._clock.callLater(0, self._leave_on)
             return
+        work = SUBSCRIPTION * len(client.patterns)
         for pattern in tuple(client.patterns):
             self._drop(client, pattern)
+        client.user.work_left -= work + self.routing_work()
 
     def _leave_on(self) -> None:
         """Drop some subscriptions of the clients that have left; the first to leave comes first."""
@@ -232,8 +235,21 @@ class SubscriptionRegistry(Service):
         if not client.patterns:
             del self._leaving[client]
             self._router.unmute(client)
-            self.users.forget(client.user)
+            self._forget_user(client.user)
         return len(patterns)
+
+    def disconnect_user(self, user: User) -> None:
+        """Count a connection of a user less."""
+        self.users.disconnect(user)
+        self._forget_user(user)
+
+    def _forget_user(self, user: User) -> None:
+        """Forget a user that has no connections and no patterns left, when it has paid its debts."""
+        if not user.connections and not user.patterns:
+            for balance in (user, user.copies):
+                if self.turns.pay_off(balance, lambda: self._forget_user(user)):
+                    return
+            self.users.forget(user)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""

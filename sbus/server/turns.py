@@ -23,6 +23,7 @@ Invariants:
 * The clients of one user share that user's balance: a thousand connections get no more than one.
 * A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
   is larger than a turn makes a turn long, but it does not make long turns more frequent.
+* A user without connections is known until its debt is paid (`Turns.pay_off`): to reconnect is no way out of it.
 * Each waiting client of a user gets a turn in which it can do something. One that went on when others had already
   spent the new budget comes first in the next turn.
 * A balance is topped up only when it is spent, and the rest of it does not expire.
@@ -43,6 +44,7 @@ from typing import Protocol
 
 __all__ = [
     "BUNDLED_COPIES",
+    "CONNECTION",
     "CONTENDED_BUDGET",
     "COPIES",
     "CROWD",
@@ -60,7 +62,7 @@ __all__ = [
     "Turns",
 ]
 
-TURN_BUDGET = 4_000
+TURN_BUDGET = 2_000
 """Work of one user's turn at most, in units of about 1 µs."""
 CONTENDED_BUDGET = 500
 """Work of one user's turn while others are served as well."""
@@ -80,6 +82,8 @@ DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
 REFUSED = 12
 """The price of finding out that a socket is full."""
+CONNECTION = 50
+"""The price of a connection that comes and goes."""
 SUBSCRIPTION = 15
 """The price of a subscription that comes or goes, before the routes that it makes the cache forget."""
 LOOK_UP_STEPS = 4
@@ -131,6 +135,21 @@ class _Line:
         return (self.first or self.others).popitem(last=False)[0]
 
 
+class _Debt:
+    """A debt that is paid off in the turns of its user, as a client that waits and has nothing to do."""
+
+    __slots__ = ("_balance", "_call", "_debts")
+
+    def __init__(self, debts: set[Balance], balance: Balance, call: Callable[[], object]) -> None:
+        self._debts = debts
+        self._balance = balance
+        self._call = call
+
+    def take_turn(self) -> None:
+        self._debts.discard(self._balance)
+        self._call()
+
+
 class Turns:
     """The clients that wait for their users' next turns.
 
@@ -139,7 +158,7 @@ class Turns:
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_alone", "_is_due", "_reactor", "_scheduled", "_waiting", "crowd", "last")
+    __slots__ = ("_alone", "_debts", "_is_due", "_reactor", "_scheduled", "_waiting", "crowd", "last")
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
@@ -147,6 +166,7 @@ class Turns:
         self._is_due = False
         self._scheduled = 0.0
         self._alone = _ALONE
+        self._debts: set[Balance] = set()
         self.last: Balance | None = None
         self.crowd = 0
 
@@ -170,6 +190,19 @@ class Turns:
             line.others.pop(client, None)
             if not line:
                 del self._waiting[user]
+
+    def pay_off(self, balance: Balance, call: Callable[[], object]) -> bool:
+        """Have a balance paid off that nobody waits for.
+
+        :param call: called when it is paid; not called for a balance that is being paid off already.
+        :returns: whether there is a debt.
+        """
+        if balance.work_left > 0:
+            return False
+        if balance not in self._debts:
+            self._debts.add(balance)
+            self.wait(balance, _Debt(self._debts, balance, call))
+        return True
 
     def _turn(self) -> None:
         """Give each user that waits a new budget, and let some of its clients go on."""

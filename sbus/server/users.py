@@ -113,7 +113,7 @@ class Users:
         self.forget(user)
 
     def forget(self, user: User) -> None:
-        """Forget a user that has neither connections nor patterns left, if it is one."""
-        if not user.connections and not user.patterns:
+        """Forget a user that has neither connections nor patterns nor debts left, if it is one."""
+        if not user.connections and not user.patterns and user.work_left > 0 and user.copies.work_left > 0:
             self._users.pop(user.uid, None)
             self.budget.memory.users = len(self._users)
