@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -129,6 +130,19 @@ def test_readme_links() -> None:
     targets = re.findall(r"`[^`<\n]+ <([^>\n]+)>`_", (ROOT / "README.rst").read_text())
     assert targets
     assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
+
+
+def test_examples_import_public_names_only() -> None:
+    """What an example imports is in a module that the reference lists as public, and in that module's ``__all__``."""
+    table = (DOCS / "api.rst").read_text().partition("Internal modules")[0].partition("Besides these modules")[0]
+    public = {"sbus", "sbus.client", *re.findall(r":mod:`([\w.]+)`", table)}
+    for path in EXAMPLES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sbus"):
+                assert node.module in public, path
+                module = importlib.import_module(str(node.module))
+                names = {alias.name for alias in node.names}
+                assert node.module == "sbus.client" or names <= set(module.__all__), (path, node.module)
 
 
 def test_every_example_is_on_a_page() -> None:
