@@ -125,6 +125,19 @@ def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], r
     assert bus.stop(signal.SIGINT) == 0
 
 
+def test_other_languages_can_be_clients(bus: Callable[..., Bus]) -> None:
+    """The README's claim about other languages holds for one that is installed nearly everywhere: Perl."""
+    program = (
+        "socket(S, AF_UNIX, SOCK_SEQPACKET, 0) and connect(S, pack_sockaddr_un($ARGV[0])) or die $!;"
+        r'send(S, "SUB t/", 0); send(S, "MSG t/x\0hello", 0); recv(S, $m, 409600, 0); print $m'
+    )
+    if not shutil.which("perl"):
+        pytest.skip("perl is not installed")
+    command = ["perl", "-MSocket", "-e", program, str(bus().address)]
+    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT)
+    assert done.stdout == b"MSG t/x\0hello", done.stderr
+
+
 def test_readme_links() -> None:
     """Every file that the README links to exists."""
     targets = re.findall(r"`[^`<\n]+ <([^>\n]+)>`_", (ROOT / "README.rst").read_text())
