@@ -25,7 +25,8 @@ finds the receivers changed in its middle.
 
 * A message was delivered, is counted as dropped, or is in the queue. Never two of these.
 * A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
-* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it.
+* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it. Behind a late
+  queue that may be a while: the messages in `pending` are behind those in the backlog.
 * An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
 
 .. rubric:: Costs
@@ -89,6 +90,9 @@ class SendQueue:
     :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
         it directly while the queue is not congested.
     :ivar is_congested: whether a flush has left something; new messages go through `enqueue` then.
+    :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
+    :ivar late_bytes: the bytes of these messages.
+    :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
@@ -109,7 +113,10 @@ class SendQueue:
         "_reply_pending",
         "_user",
         "can_block",
+        "copies",
         "is_congested",
+        "is_late",
+        "late_bytes",
         "memory",
         "messages",
         "pending",
@@ -122,6 +129,8 @@ class SendQueue:
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         self.pending: list[bytes] = []
         self.is_congested = False
+        self.is_late = False
+        self.late_bytes = 0
         self.can_block = False
         self.messages = 0
         self.size = 0
@@ -132,6 +141,7 @@ class SendQueue:
         self._owner = owner
         self._limits = limits
         self._user = user
+        self.copies = user.copies
         self._backlog: FifoBacklog | PriorityBacklog | None = None
         self._is_arranged = True
         self._reply_pending = False
@@ -180,13 +190,18 @@ class SendQueue:
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
         if not self._reply_pending:
-            soft, size = self.settings.soft.always, total_size(packets)
+            soft, hard, size = self.settings.soft.always, self.settings.hard.always, total_size(packets)
             blocks = may_block and soft is Verdict.BLOCK
+            if not may_block:  # without a publisher to block
+                if soft is Verdict.BLOCK:
+                    soft, hard = Verdict.KEEP, Verdict.DROP
+                if hard is Verdict.BLOCK:
+                    hard = Verdict.DROP
             if blocks or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK_UNTIL_EMPTY if blocks else None
-            if soft is Verdict.DROP:
+            if soft is Verdict.DROP or (soft is Verdict.KEEP and hard is Verdict.DROP and self._is_full(packets)):
                 self._dropped += len(packets)
                 self._dropped_bytes += size
                 return self._outcome(None, None)
@@ -294,6 +309,10 @@ class SendQueue:
             or (budget.bytes + size > budget.unreserved and self.size + size > self._user.fair_share(size))
             or not self._user.has_memory(size + messages * self._price())
         )
+
+    def _is_full(self, packets: list[bytes]) -> bool:
+        """Return whether there is room for none of these messages."""
+        return self.messages >= self._limits.messages or self._lacks_room(1, min(map(len, packets)))
 
     def _count(self, messages: int, size: int) -> None:
         user = self._user

@@ -74,10 +74,11 @@ MAIN = Listener("main")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenOption:
-    """The value of one ``--listen``; `str` writes it again.
+    """The value of one ``--listen`` or ``--stream``; `str` writes it again.
 
     :ivar mode: permissions of the path; None: not given.
     :ivar group: group of the path, a name or GID; None: not given.
+    :ivar stream: whether it is a stream socket (``--stream``).
     """
 
     name: str
@@ -86,6 +87,12 @@ class ListenOption:
     group: str | None = None
     users: frozenset[int] | None = None
     max_clients: int | None = None
+    stream: bool = False
+
+    @property
+    def text(self) -> str:
+        """The whole option, as it stands on a command line."""
+        return f"--{'stream' if self.stream else 'listen'}={self}"
 
     def __str__(self) -> str:
         words = [f"{self.name}={self.address.text}"]
@@ -131,17 +138,18 @@ def parse_user(text: str, option: str) -> int:
         ) from None
 
 
-def parse_listen(text: str) -> ListenOption:
+def parse_listen(text: str, stream: bool = False) -> ListenOption:
     """Parse ``NAME=ADDRESS[,mode=0660][,group=GROUP][,users=USER:USER][,max-clients=N]``.
 
     The address ends at the first comma.
 
+    :param stream: this is a ``--stream``.
     :raises UsageError: if that is not what the text is, with the remedy.
     """
-    option = f"--listen={text}"
+    option = f"--{'stream' if stream else 'listen'}={text}"
     name, equals, rest = text.partition("=")
     if not equals:
-        raise UsageError(f"{option}: write NAME=ADDRESS, such as --listen=app=/run/sbus/app.sock")
+        raise UsageError(f"{option}: write NAME=ADDRESS, such as app=/run/sbus/app.sock")
     try:
         Listener(name)
     except UsageError as e:
@@ -173,6 +181,7 @@ def parse_listen(text: str) -> ListenOption:
         group=settings.get("group"),
         users=_users(settings["users"], option) if "users" in settings else None,
         max_clients=_max_clients(settings["max-clients"], option) if "max-clients" in settings else None,
+        stream=stream,
     )
 
 
@@ -236,7 +245,7 @@ def check_names(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise UsageError(f"two sockets are called {name!r}: give each a name of its own (--listen=NAME=ADDRESS)")
+            raise UsageError(f"two sockets are called {name!r}: give each a name of its own (--listen, --stream)")
         seen.add(name)
 
 

@@ -45,7 +45,7 @@ from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
-from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
+from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.users import RECORDER, User, Users
 
 __all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
@@ -70,6 +70,7 @@ class SubscriptionRegistry(Service):
     :ivar memory: keeps the memory of all clients below its limit.
     :ivar turns: the clients whose users have no work left for now.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
+    :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
@@ -96,7 +97,7 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        account = self.limits.memory_account()
+        account, cache_bytes = self.limits.memory_account()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
@@ -107,14 +108,14 @@ class SubscriptionRegistry(Service):
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
-        self._router = Router(dialect)
+        self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
-        self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
+        self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
         self.clients = self._members.clients
         self.memory = MemoryGuard(account, self.clients, self._leaving, clock)
         self.routes = self._router.routes
         self.route = self._router.route
-        self.deliver = self._delivery.deliver
+        self.deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
     # --- clients come and go -----------------------------------------------------------------
@@ -183,6 +184,7 @@ class SubscriptionRegistry(Service):
             self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
+        client.user.work_left -= CONNECTION
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
@@ -209,8 +211,10 @@ class SubscriptionRegistry(Service):
                 self._is_leaving = True
                 self._clock.callLater(0, self._leave_on)
             return
+        work = SUBSCRIPTION * len(client.patterns)
         for pattern in tuple(client.patterns):
             self._drop(client, pattern)
+        client.user.work_left -= work + self.routing_work()
 
     def _leave_on(self) -> None:
         """Drop some subscriptions of the clients that have left; the first to leave comes first."""
@@ -232,17 +236,30 @@ class SubscriptionRegistry(Service):
         if not client.patterns:
             del self._leaving[client]
             self._router.unmute(client)
-            self.users.forget(client.user)
+            self._forget_user(client.user)
         return len(patterns)
+
+    def disconnect_user(self, user: User) -> None:
+        """Count a connection of a user less."""
+        self.users.disconnect(user)
+        self._forget_user(user)
+
+    def _forget_user(self, user: User) -> None:
+        """Forget a user that has no connections and no patterns left, when it has paid its debts."""
+        if not user.connections and not user.patterns:
+            for balance in (user, user.copies):
+                if self.turns.pay_off(balance, lambda: self._forget_user(user)):
+                    return
+            self.users.forget(user)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
-        self._delivery.forget(client)
+        self.delivery.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
-        self._delivery.forget(client)
+        self.delivery.forget(client)
         self._backpressure.forget(client)
         if client not in self._members:
             return
@@ -391,15 +408,15 @@ class SubscriptionRegistry(Service):
         receivers = self.route(key)
         self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
-        self._delivery.flush()
+        self.delivery.flush()
 
     def touch(self, client: Client) -> None:
         """Have `flush` send what a client's own packets have brought into its queue."""
-        self._delivery.touch(client, client)
+        self.delivery.touch(client, client)
 
     def flush(self) -> None:
         """Send what the current batch has brought; see `Delivery.flush`."""
-        self._delivery.flush()
+        self.delivery.flush()
 
     # --- flood control -----------------------------------------------------------------------
 
@@ -408,13 +425,13 @@ class SubscriptionRegistry(Service):
     ) -> None:
         """Note that messages have left a client's queue; see `QueueOwner.on_drained`."""
         if dropped:
-            self._delivery.dropped(client, dropped, dropped_bytes)
-        self._delivery.drained(client, has_room, is_empty)
+            self.delivery.dropped(client, dropped, dropped_bytes)
+        self.delivery.drained(client, has_room, is_empty)
 
     def strategies_changed(self, client: Receiver) -> None:
         """Unblock the publishers of a client that has chosen other strategies."""
         self._backpressure.reconsider(client)
-        self._delivery.reconsider(client)
+        self.delivery.reconsider(client)
 
     def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
         for notify in self._events.delivered:

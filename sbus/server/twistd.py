@@ -227,7 +227,7 @@ class Options(CommandLine):
             "allow-user": usage.CompleteUsernames(),
             "group": usage.CompleteGroups(),
         },
-        multiUse=["allow-user", "listen"],
+        multiUse=["allow-user", "listen", "stream"],
     )
 
     def __init__(self) -> None:
@@ -244,6 +244,10 @@ class Options(CommandLine):
     def opt_listen(self, socket: str) -> None:
         """One more socket, NAME=ADDRESS[,mode=OCTAL][,group=GROUP][,users=USER:USER][,max-clients=N]; repeatable"""
         self["listen"].append(parse_listen(socket))
+
+    def opt_stream(self, socket: str) -> None:
+        """A stream socket for clients without SEQPACKET, such as Node and Java; its value is as that of --listen"""
+        self["listen"].append(parse_listen(socket, stream=True))
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the help, with the installed components."""
@@ -280,7 +284,7 @@ def _check_users(listen: list[ListenOption], allowed: list[int]) -> None:
     for option in listen:
         for uid in sorted((option.users or frozenset()) - frozenset(allowed)):
             raise UsageError(
-                f"--listen={option}: user {uid} may not use this bus: add --allow-user={uid}, or leave out every "
+                f"{option.text}: user {uid} may not use this bus: add --allow-user={uid}, or leave out every "
                 "--allow-user"
             )
 
@@ -295,6 +299,7 @@ def _endpoint(options: Options, option: ListenOption) -> SeqpacketServerEndpoint
         group=option.group,
         reuse=bool(options["reuse"]),
         max_packet=options.limits.max_packet,
+        stream=option.stream,
     )
 
 
@@ -316,7 +321,7 @@ def _bind(options: Options) -> Iterator[tuple[Listener, SeqpacketServerEndpoint,
             if option not in options["listen"]:
                 raise
             text = str(e).replace("choose another --socket", "choose another address")
-            raise ListenError(f"--listen={option}: {text}") from None
+            raise ListenError(f"{option.text}: {text}") from None
         yield option.listener(bound.address), endpoint, bound
 
 

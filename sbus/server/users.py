@@ -48,7 +48,7 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
-        self.work_left = TURN_BUDGET
+        self.work_left = self.copies.work_left = TURN_BUDGET
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
         if is_exempt(uid):
@@ -113,7 +113,7 @@ class Users:
         self.forget(user)
 
     def forget(self, user: User) -> None:
-        """Forget a user that has neither connections nor patterns left, if it is one."""
-        if not user.connections and not user.patterns:
+        """Forget a user that has neither connections nor patterns nor debts left, if it is one."""
+        if not user.connections and not user.patterns and user.work_left > 0 and user.copies.work_left > 0:
             self._users.pop(user.uid, None)
             self.budget.memory.users = len(self._users)

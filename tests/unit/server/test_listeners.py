@@ -42,13 +42,15 @@ def options(draw):
         group=draw(st.none() | st.sampled_from(["root", "1000"])) if address.is_path else None,
         users=draw(st.none() | st.frozensets(st.integers(0, 2**32 - 2), min_size=1, max_size=4)),
         max_clients=draw(st.none() | st.integers(1, 10**9 - 1)),
+        stream=draw(st.booleans()),
     )
 
 
 @given(options())
 def test_round_trip(option):
     """What an option writes is read as the same option."""
-    assert parse_listen(str(option)) == option
+    assert parse_listen(str(option), option.stream) == option
+    assert option.text == f"--{'stream' if option.stream else 'listen'}={option}"
 
 
 @given(st.text(max_size=60) | st.text(string.ascii_lowercase + "=,:@/0", max_size=60).map(lambda text: "app=/" + text))
@@ -65,7 +67,7 @@ def test_any_text_is_an_option_or_one_error(text):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("app", "write NAME=ADDRESS, such as --listen=app=/run/sbus/app.sock"),
+        ("app", "write NAME=ADDRESS, such as app=/run/sbus/app.sock"),
         ("=/run/x", "a socket cannot be called ''"),
         ("a b=/run/x", "a socket cannot be called 'a b': use letters, digits"),
         ("a" * 65 + "=/run/x", "1 to 64 of them"),
