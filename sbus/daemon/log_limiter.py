@@ -147,6 +147,8 @@ class LogLimiter:
             size = self._budget.size(event)
         entry = self._entry(user)
         is_first = _is_first(entry, kind)
+        if not is_first and size > entry.left:
+            entry.left = 0  # else each further event of the interval would be formatted to find that it has no room
         if not (is_first or size <= entry.left) or not self._budget.take(size, self._rank(entry, kind)):
             self._count(entry, kind, level, times)
             return

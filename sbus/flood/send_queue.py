@@ -353,12 +353,7 @@ class SendQueue:
 
         If this leaves packets in a queue that was not congested, `settle` must follow.
         """
-        if self.watch is not None and sent:
-            rejected = set(map(id, self._oversized))
-            packets = [p for p in taken[:sent] if id(p) not in rejected] if rejected else taken[:sent]
-            if packets:
-                self.watch(packets)
-        self._oversized = ()
+        rejected, self._oversized = self._oversized, ()
         if self._backlog is not None:
             self._backlog.ack(sent)
             if sent:
@@ -371,6 +366,11 @@ class SendQueue:
             self._user.add_queue()
         elif not self.pending:
             self._reply_pending = False
+        if self.watch is not None and sent:
+            # Last: an observer may publish, and the queue must be as if these packets had never been in it.
+            ids = set(map(id, rejected))
+            if packets := [packet for packet in taken[:sent] if id(packet) not in ids]:
+                self.watch(packets)
 
     def reject_oversized(self, packet: bytes) -> bool:
         """Drop a packet that the socket can never take.

@@ -12,9 +12,9 @@ Invariants:
   `forget` before the next look-up.
 * Equal routes are one tuple object (`remember` shares them and counts their uses). That is what makes two keys with the
   same receivers recognisable as one run (`sbus.routing.runs`), by comparing pointers.
-* The size is bounded twice: in keys (16,384) and in receivers summed over all routes (2^20). At either limit the cache
-  is emptied; the keys in use are back after one look-up each, which costs no more than the look-ups that filled it.
-  Keys of more than 1,024 bytes are never cached, so a bound on keys is a bound on memory.
+* The size is bounded three times: in keys (16,384), in receivers summed over all routes (2^20), and in bytes of memory.
+  At any of these limits the cache is emptied; the keys in use are back after one look-up each, which costs no more than
+  the look-ups that filled it. Keys of more than 1,024 bytes are never cached, so a bound on keys is a bound on memory.
 
 Invalidation is the interesting part. A change of one subscription must forget the routes that it touches and few
 others, and its cost must not depend on the number of routes that it leaves alone. Keys are therefore grouped by their
@@ -57,6 +57,10 @@ _FIRSTS = 4
 """First segments that are compared with a wildcard, for each key that may be affected."""
 
 
+_ROUTE = 640
+"""Bytes of memory that a route takes, beside its key and 8 for each receiver: table entries, a group of its own."""
+
+
 class _Shared(Generic[S]):
     """A tuple of receivers, and the number of keys whose route it is."""
 
@@ -74,14 +78,23 @@ class RouteCache(Generic[S]):
     :ivar overflown: the routes forgotten because the cache was full, since the counter was last set to 0.
     :param max_keys: the limit for keys.
     :param max_receivers: the limit for receivers, summed over all routes.
+    :param max_bytes: the limit for memory, in bytes.
     """
 
-    def __init__(self, dialect: Dialect = CURRENT, max_keys: int = 16_384, max_receivers: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        dialect: Dialect = CURRENT,
+        max_keys: int = 16_384,
+        max_receivers: int = 1 << 20,
+        max_bytes: int = 64 << 20,
+    ) -> None:
         self.routes: dict[bytes, tuple[S, ...]] = {}
         self._dialect = dialect
         self._max_keys = max_keys
         self._max_receivers = max_receivers
+        self._max_bytes = max_bytes
         self._receivers = 0
+        self._key_bytes = 0
         self.overflown = 0
         self._groups: dict[bytes, dict[bytes, dict[bytes, None]]] = {}
         self._shared: dict[tuple[S, ...], _Shared[S]] = {}
@@ -93,7 +106,11 @@ class RouteCache(Generic[S]):
         """
         if len(key) > LONGEST_KEY:
             return receivers
-        if len(self.routes) >= self._max_keys or self._receivers + len(receivers) > self._max_receivers:
+        if (
+            len(self.routes) >= self._max_keys
+            or self._receivers + len(receivers) > self._max_receivers
+            or self.memory() + _ROUTE + len(key) + 8 * len(receivers) > self._max_bytes
+        ):
             self.overflown += len(self.routes)
             self.clear()
         receivers = self._hold(key, receivers)
@@ -104,6 +121,10 @@ class RouteCache(Generic[S]):
             second = rest.partition(self._dialect.separator)[0]
         self._groups.setdefault(first, {}).setdefault(second, {})[key] = None
         return receivers
+
+    def memory(self) -> int:
+        """Return an upper bound of the memory that the routes take, in bytes: equal routes are counted each."""
+        return _ROUTE * len(self.routes) + self._key_bytes + 8 * self._receivers
 
     def affected(
         self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials, limit: int
@@ -157,7 +178,7 @@ class RouteCache(Generic[S]):
             return
         self._drop(key)
         self._hold(key, receivers)
-        if self._receivers > self._max_receivers:
+        if self._receivers > self._max_receivers or self.memory() > self._max_bytes:
             self.clear()
 
     def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> int:
@@ -197,6 +218,7 @@ class RouteCache(Generic[S]):
         self._groups.clear()
         self._shared.clear()
         self._receivers = 0
+        self._key_bytes = 0
 
     def _forget_key(self, key: bytes, first: bytes, second: bytes) -> None:
         if key in self.routes:
@@ -223,11 +245,13 @@ class RouteCache(Generic[S]):
         shared.uses += 1
         self.routes[key] = shared.receivers
         self._receivers += len(receivers)
+        self._key_bytes += len(key)
         return shared.receivers
 
     def _drop(self, key: bytes) -> None:
         receivers = self.routes.pop(key)
         self._receivers -= len(receivers)
+        self._key_bytes -= len(key)
         shared = self._shared[receivers]
         shared.uses -= 1
         if not shared.uses:

@@ -7,12 +7,10 @@ connects. A colon in the address is written ``\\:``; an address with an equals s
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from twisted.internet import defer, error
 from twisted.internet.endpoints import serverFromString
@@ -36,14 +34,13 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.port import PacketPort
 from sbus.seqpacket.stream import StreamTransport
+from sbus.seqpacket.systemd import FIRST_DESCRIPTOR, passed_names
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["ClientParser", "SeqpacketClientEndpoint", "SeqpacketServerEndpoint", "ServerParser"]
 
-_FIRST_SYSTEMD_FD = 3
-"""The first descriptor that systemd passes (sd_listen_fds(3))."""
 _CONNECT_RETRY = 0.01
 """Seconds between two attempts to connect to a server whose backlog is full."""
 
@@ -136,8 +133,9 @@ class SeqpacketServerEndpoint:
         try:
             return int(serverFromString(self.reactor, f"systemd:domain=UNIX:{by}").fileno)
         except (KeyError, IndexError):
-            if not name and _passed_without_names():
-                return _FIRST_SYSTEMD_FD
+            # systemd-socket-activate passes sockets without names. sd_listen_fds(3) takes these, Twisted does not.
+            if not name and passed_names()[:1] == ("",):
+                return FIRST_DESCRIPTOR
             wanted = f"called {name!r} (FileDescriptorName={name})" if name else "at all"
             setting = listening.unit_setting(self.stream)
             raise ListenError(
@@ -147,25 +145,6 @@ class SeqpacketServerEndpoint:
 
     def __repr__(self) -> str:
         return f"<SeqpacketServerEndpoint {self.address.text}>"
-
-
-def _passed_without_names() -> bool:
-    """Return whether this process was passed sockets without names.
-
-    systemd-socket-activate passes such sockets.
-
-    sd_listen_fds(3) takes these. Twisted does not, and has removed the variables from `os.environ` by now.
-    """
-    try:
-        lines = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    environ = dict(line.partition(b"=")[::2] for line in lines)
-    return (
-        environ.get(b"LISTEN_PID") == b"%d" % os.getpid()
-        and environ.get(b"LISTEN_FDS", b"0") != b"0"
-        and b"LISTEN_FDNAMES" not in environ
-    )
 
 
 class _ClientTransport(PacketTransport):

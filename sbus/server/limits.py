@@ -79,11 +79,11 @@ class Limits:
                 f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
             )
 
-    def memory_account(self) -> MemoryAccount:
-        """Return a new account with the limits of memory; what the route cache may take is set aside."""
+    def memory_account(self) -> tuple[MemoryAccount, int]:
+        """Return a new account with the limits of memory, and the bytes set aside for the route cache."""
         limit = default_max_memory() if self.max_memory is None else self.max_memory
         of_user = max(1, limit // 4) if self.user_memory is None else self.user_memory
-        return MemoryAccount(limit - cache_memory(limit), of_user)
+        return MemoryAccount(limit - cache_memory(limit), of_user), cache_memory(limit)
 
     @property
     def queue(self) -> QueueLimits:

@@ -57,7 +57,7 @@ __all__ = [
     "pattern_memory",
 ]
 
-CLIENT_MEMORY = 12 << 10
+CLIENT_MEMORY = 6 << 10
 """The price of a connection without patterns and packets, with its part of the kernel's memory."""
 KEPT_PACKET = 56
 """The price of a packet that was read and is kept, beside its bytes."""

@@ -66,6 +66,7 @@ from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
 from sbus.server.interfaces import Receiver
 from sbus.server.limits import MAX_REPLIES
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
@@ -87,6 +88,7 @@ MAX_RUN = 1024
 class BusProtocol:
     """A client's connection: a `sbus.server.interfaces.Client`.
 
+    :param listener: the socket at which the client has connected.
     :ivar number: counts connections, from 1.
     :ivar peer: the client's credentials, from the kernel.
     :ivar user: the user that the client belongs to.
@@ -116,6 +118,7 @@ class BusProtocol:
         "_route",
         "_write_closed",
         "is_paused",
+        "listener",
         "lost",
         "number",
         "pattern_bytes",
@@ -133,8 +136,9 @@ class BusProtocol:
     user: User
     settings: ClientSettings
 
-    def __init__(self, registry: SubscriptionRegistry) -> None:
+    def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         self._registry = registry
+        self.listener = listener
         self._delivery = registry.delivery
         self._route = 0  # not the tuple itself, which would keep clients alive
         self._price = 1.0
@@ -232,6 +236,7 @@ class BusProtocol:
         return {
             "number": self.number,
             "peer": tuple(self.peer),
+            "listener": self.listener.name,
             "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
             "lost": self.lost,
             "settings": self.settings.snapshot(),

@@ -39,6 +39,7 @@ from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.limits import Limits, pattern_cost
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.members import Members
 from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
@@ -96,7 +97,7 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        account = self.limits.memory_account()
+        account, cache_bytes = self.limits.memory_account()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
@@ -107,7 +108,7 @@ class SubscriptionRegistry(Service):
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
-        self._router = Router(dialect)
+        self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
         self.clients = self._members.clients
@@ -152,17 +153,17 @@ class SubscriptionRegistry(Service):
         """Call `call` when `sample` has returned the same for the whole block time-out; return the timer."""
         return StallTimer(self._clock, self.limits.block_timeout, sample, call)
 
-    def admits(self, peer: PeerCredentials) -> bool:
+    def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
         """Decide about a connection that was just accepted, before anything is made for it.
 
         What a policy says comes later, in `connected`.
         """
-        if not self._members.has_room(peer.pid):
+        if not self._members.has_room(peer.pid, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
             reason = self.admission.refusal(self._uid_of(peer), self._members.count)
         if reason is not None:
-            self._refuse(peer, reason)
+            self._refuse(peer, reason, listener)
         return reason is None
 
     def connected(self, client: Client) -> CloseReason | None:
@@ -170,9 +171,9 @@ class SubscriptionRegistry(Service):
         reason: CloseReason | None = None
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not self._members.has_room(client.peer.pid):
+        elif not self._members.has_room(client.peer.pid, client.listener):
             reason = CloseReason.TOO_MANY_CLIENTS
-        elif not self.credentials.mayConnect(client.peer):
+        elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED
         elif not client.user.may_hold(0):
             reason = CloseReason.USER_LIMIT
@@ -180,7 +181,7 @@ class SubscriptionRegistry(Service):
             user = client.user
             reason = self.admission.room(user.uid, user.connections - 1, self._members.count)
         if reason is not None:
-            self._refuse(client.peer, reason)
+            self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
         client.user.work_left -= CONNECTION
@@ -189,12 +190,12 @@ class SubscriptionRegistry(Service):
             notify(client)
         return None
 
-    def _refuse(self, peer: PeerCredentials, reason: CloseReason) -> None:
+    def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         """Count a connection that is refused, and notify observers."""
         self.counters.refused += 1
         self.counters.user_limits += reason in _USER_LIMITS
         for notify in self._events.refused:
-            notify(peer, reason)
+            notify(peer, reason, listener)
 
     def leave(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that takes no more messages.

@@ -24,6 +24,7 @@ class Router:
 
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
+    :param cache_bytes: bytes of memory that the route cache may take.
     :param on_first: called with a pattern when its first subscriber comes.
     :param on_last: called with a pattern when its last subscriber is gone. Subscribers of a pattern are counted only
         if one of the two is given. Two clients with the same secret pattern count as subscribers of one pattern.
@@ -36,12 +37,13 @@ class Router:
         self,
         dialect: Dialect,
         *,
+        cache_bytes: int = 64 << 20,
         on_first: Callable[[bytes], None] | None = None,
         on_last: Callable[[bytes], None] | None = None,
     ) -> None:
         self._dialect = dialect
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
-        self._cache: RouteCache[Receiver] = RouteCache(dialect)
+        self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self._on_first = on_first
         self._on_last = on_last
         self._subscribers: dict[bytes, int] | None = {} if on_first or on_last else None

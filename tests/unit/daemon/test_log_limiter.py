@@ -74,6 +74,22 @@ def test_first_at_once_then_sums():
     assert log.clock.getDelayedCalls() == []
 
 
+def test_a_storm_is_not_formatted():
+    """Once a user's lines have no room in an interval, the user's further events are counted, and never formatted."""
+    sizes: list[int] = []
+
+    def size(event: dict[str, Any]) -> int:
+        sizes.append(text_size(event))
+        return sizes[-1]
+
+    log = Log(size=size)
+    for _ in range(1_000):
+        log.report(1000, "connections refused", "refused a connection")
+    passed = len(log.events)
+    assert 2 < passed < 100
+    assert len(sizes) <= 2 * passed + 1, "each is measured by the limiter and by this test, and one is in vain"
+
+
 def test_one_user_takes_no_line_from_another():
     """A storm of one user does not delay the first line of another user, nor that of another kind."""
     log = Log()

@@ -91,6 +91,7 @@ def test_connection_snapshot():
     assert snapshot == {
         "number": 1,
         "peer": (9, 7, 8),
+        "listener": "main",
         "patterns": {b"a": 2, b"!/cred////x": 1},
         "lost": 0,
         "settings": ClientSettings().snapshot(),
