@@ -12,11 +12,12 @@ from twisted.python import usage
 
 from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.logs import LogSettings, configure
-from sbus.daemon.values import amount, choice, duration, mode
+from sbus.daemon.values import amount, choice, duration, mode, size
+from sbus.distribution import check_installation
 from sbus.errors import UsageError
 from sbus.version import __version__
 
-__all__ = ["CommandLine", "amount", "choice", "duration", "mode"]
+__all__ = ["CommandLine", "amount", "choice", "duration", "mode", "size"]
 
 _LOG = LogSettings()
 
@@ -60,6 +61,7 @@ class CommandLine(usage.Options):
         :raises SystemExit: with one line if it is wrong. Twisted itself would print all of the help around that line.
         """
         try:
+            check_installation()
             super().parseOptions(options)  # type: ignore[no-untyped-call]
             settings = LogSettings(rate=self["log-rate"], file_bytes=self["log-file-bytes"], files=self["log-files"])
             self.log_budget = configure({} if self.parent is None else self.parent, settings)

@@ -1,4 +1,4 @@
-"""A listening port: gives each SEQPACKET connection a transport and a protocol.
+"""A listening port: gives each connection a transport and a protocol.
 
 Theory of operation
 -------------------
@@ -40,9 +40,10 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.interfaces import IPeerGate, Reactor
 from sbus.seqpacket.multiplexer import READ, Multiplexer
+from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.listening import ListeningSocket
-from sbus.syscalls.sockets import grow_send_buffer, peer_credentials
+from sbus.syscalls.sockets import peer_credentials
 
 __all__ = ["PacketPort"]
 
@@ -54,22 +55,29 @@ _NO_RESOURCES = (errno.ENOBUFS, errno.ENOMEM, *_NO_DESCRIPTORS)
 
 @implementer(IListeningPort)
 class PacketPort:
-    """A listening SEQPACKET socket (`IListeningPort`).
+    """A listening socket (`IListeningPort`).
 
     :param bound: the listening socket; `stopListening` closes it and removes its path.
     :param max_packet: bytes in the longest packet.
+    :param transport: the transport of each connection, which goes with the type of the socket.
     """
 
     _log = Logger(namespace="sbus.seqpacket")
 
     def __init__(
-        self, reactor: Reactor, bound: ListeningSocket, factory: IProtocolFactory, max_packet: int = DEFAULT_MAX_PACKET
+        self,
+        reactor: Reactor,
+        bound: ListeningSocket,
+        factory: IProtocolFactory,
+        max_packet: int = DEFAULT_MAX_PACKET,
+        transport: type[PacketTransport] = PacketTransport,
     ) -> None:
         self.reactor = reactor
         self.factory = factory
         self.max_packet = max_packet
         self._gate = IPeerGate(factory, None)
         self._bound = bound
+        self._transport = transport
         self._multiplexer = Multiplexer.of(reactor)
         self._spare = -1
         self._listening = False
@@ -143,12 +151,12 @@ class PacketPort:
                 sock.close()
                 return True
             sock.setblocking(False)
-            grow_send_buffer(sock, self.max_packet)
+            send_buffer = SendBuffer(sock, self.max_packet)
             protocol = self.factory.buildProtocol(PacketAddress(None))
             if protocol is None:
                 sock.close()
                 return True
-            transport = PacketTransport(self.reactor, sock, self.max_packet)
+            transport = self._transport(self.reactor, sock, self.max_packet, send_buffer)
             transport.start(protocol)
         except Exception:
             self._log_failure()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from sbus.errors import UsageError
-from sbus.flood import QueueLimits
+from sbus.flood import MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.server.memory import cache_memory, default_max_memory
 
 __all__ = ["MAX_REPLIES", "Limits", "pattern_cost"]
 
@@ -46,6 +47,9 @@ class Limits:
     :ivar queue_messages: messages in one client's queue.
     :ivar queue_bytes: bytes of packets in one client's queue.
     :ivar total_queue_bytes: bytes of packets in all queues together.
+    :ivar max_memory: bytes of memory that all clients may make the server hold, in its process and in the kernel; None
+        for `sbus.server.memory.default_max_memory`.
+    :ivar user_memory: bytes of these that one user may hold; None for a quarter.
     :ivar block_timeout: seconds after which a client that blocks publishers and takes no packet is disconnected.
     """
 
@@ -60,6 +64,8 @@ class Limits:
     queue_messages: int = 65_536
     queue_bytes: int = 64 << 20
     total_queue_bytes: int = 256 << 20
+    max_memory: int | None = None
+    user_memory: int | None = None
     block_timeout: float = 30.0
 
     def __post_init__(self) -> None:
@@ -72,6 +78,12 @@ class Limits:
             raise UsageError(
                 f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
             )
+
+    def memory_account(self) -> tuple[MemoryAccount, int]:
+        """Return a new account with the limits of memory, and the bytes set aside for the route cache."""
+        limit = default_max_memory() if self.max_memory is None else self.max_memory
+        of_user = max(1, limit // 4) if self.user_memory is None else self.user_memory
+        return MemoryAccount(limit - cache_memory(limit), of_user), cache_memory(limit)
 
     @property
     def queue(self) -> QueueLimits:

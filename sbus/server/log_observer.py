@@ -14,6 +14,7 @@ from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_limiter import INTERVAL, LimitedLogger, LogLimiter
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.observers import Observer
 
 __all__ = ["LogObserver"]
@@ -58,17 +59,20 @@ class LogObserver(Observer):
     def connected(self, client: Any) -> None:
         if self._limiter.wants(client.peer.uid, _CONNECTED, LogLevel.debug):
             self._log.debug(
-                "client {number} connected: {peer}", number=client.number, kind=_CONNECTED, **_peer_fields(client.peer)
+                "client {number} connected: {peer}",
+                number=client.number,
+                kind=_CONNECTED,
+                **_peer_fields(client.peer, client.listener),
             )
 
-    def refused(self, peer: PeerCredentials, reason: CloseReason) -> None:
+    def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         if self._limiter.wants(peer.uid, _REFUSED[reason], LogLevel.warn):
             self._log.warn(
                 "refused a connection from {peer}: {why}",
                 reason=reason.name,
                 why=reason.value,
                 kind=_REFUSED[reason],
-                **_peer_fields(peer),
+                **_peer_fields(peer, listener),
             )
 
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
@@ -81,7 +85,7 @@ class LogObserver(Observer):
                 why=reason.value,
                 key=self._dialect.shown(key),
                 kind=_VIOLATED[reason],
-                **_peer_fields(client.peer),
+                **_peer_fields(client.peer, client.listener),
             )
 
     def closed(self, client: Any, reason: CloseReason) -> None:
@@ -95,7 +99,7 @@ class LogObserver(Observer):
                 reason=reason.name,
                 why=reason.value,
                 kind=_CLOSED[reason],
-                **_peer_fields(client.peer),
+                **_peer_fields(client.peer, client.listener),
             )
 
     def dropped(self, client: Any, packets: int, size: int) -> None:
@@ -127,7 +131,7 @@ class LogObserver(Observer):
                 total=client.lost,
                 kind=_DROPPED,
                 times=lost[0],
-                **_peer_fields(client.peer),
+                **_peer_fields(client.peer, client.listener),
             )
 
     def stop(self) -> None:
@@ -141,5 +145,12 @@ class LogObserver(Observer):
         self._limiter.stop()
 
 
-def _peer_fields(peer: PeerCredentials) -> dict[str, Any]:
-    return {"peer": "pid {} uid {} gid {}".format(*peer), "pid": peer.pid, "uid": peer.uid, "gid": peer.gid}
+def _peer_fields(peer: PeerCredentials, listener: Listener) -> dict[str, Any]:
+    at = "" if listener.name == MAIN.name else f" at {listener.name}"
+    return {
+        "peer": "pid {} uid {} gid {}{}".format(*peer, at),
+        "pid": peer.pid,
+        "uid": peer.uid,
+        "gid": peer.gid,
+        "listener": listener.name,
+    }

@@ -7,6 +7,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.members`          the connected clients: numbers, limit, sidecars, and when all are gone
 `sbus.server.users`            the users of these clients: connections, patterns, bytes in queues
 `sbus.server.admission`        the connections that a user may have, and how often
+`sbus.server.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.router`           subscriptions, and the receivers of a routing key
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
@@ -38,11 +39,13 @@ from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.limits import Limits, pattern_cost
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.members import Members
+from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
-from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
+from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.users import RECORDER, User, Users
 
 __all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
@@ -64,8 +67,10 @@ class SubscriptionRegistry(Service):
     :ivar counters: what has happened since the start.
     :ivar users: the users of the connected clients.
     :ivar admission: which connections are admitted.
+    :ivar memory: keeps the memory of all clients below its limit.
     :ivar turns: the clients whose users have no work left for now.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
+    :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
@@ -92,7 +97,8 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
-        self.users = Users(self.limits.total_queue_bytes, dialect.separator)
+        account, cache_bytes = self.limits.memory_account()
+        self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
         self._leaving: dict[Receiver, None] = {}
@@ -102,13 +108,14 @@ class SubscriptionRegistry(Service):
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
-        self._router = Router(dialect)
+        self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
-        self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
+        self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
         self.clients = self._members.clients
+        self.memory = MemoryGuard(account, self.clients, self._leaving, clock)
         self.routes = self._router.routes
         self.route = self._router.route
-        self.deliver = self._delivery.deliver
+        self.deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
     # --- clients come and go -----------------------------------------------------------------
@@ -146,17 +153,17 @@ class SubscriptionRegistry(Service):
         """Call `call` when `sample` has returned the same for the whole block time-out; return the timer."""
         return StallTimer(self._clock, self.limits.block_timeout, sample, call)
 
-    def admits(self, peer: PeerCredentials) -> bool:
+    def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
         """Decide about a connection that was just accepted, before anything is made for it.
 
         What a policy says comes later, in `connected`.
         """
-        if not self._members.has_room(peer.pid):
+        if not self._members.has_room(peer.pid, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
             reason = self.admission.refusal(self._uid_of(peer), self._members.count)
         if reason is not None:
-            self._refuse(peer, reason)
+            self._refuse(peer, reason, listener)
         return reason is None
 
     def connected(self, client: Client) -> CloseReason | None:
@@ -164,28 +171,31 @@ class SubscriptionRegistry(Service):
         reason: CloseReason | None = None
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not self._members.has_room(client.peer.pid):
+        elif not self._members.has_room(client.peer.pid, client.listener):
             reason = CloseReason.TOO_MANY_CLIENTS
-        elif not self.credentials.mayConnect(client.peer):
+        elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED
+        elif not client.user.may_hold(0):
+            reason = CloseReason.USER_LIMIT
         else:
             user = client.user
             reason = self.admission.room(user.uid, user.connections - 1, self._members.count)
         if reason is not None:
-            self._refuse(client.peer, reason)
+            self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
+        client.user.work_left -= CONNECTION
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
         return None
 
-    def _refuse(self, peer: PeerCredentials, reason: CloseReason) -> None:
+    def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         """Count a connection that is refused, and notify observers."""
         self.counters.refused += 1
         self.counters.user_limits += reason in _USER_LIMITS
         for notify in self._events.refused:
-            notify(peer, reason)
+            notify(peer, reason, listener)
 
     def leave(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that takes no more messages.
@@ -201,8 +211,10 @@ class SubscriptionRegistry(Service):
                 self._is_leaving = True
                 self._clock.callLater(0, self._leave_on)
             return
+        work = SUBSCRIPTION * len(client.patterns)
         for pattern in tuple(client.patterns):
             self._drop(client, pattern)
+        client.user.work_left -= work + self.routing_work()
 
     def _leave_on(self) -> None:
         """Drop some subscriptions of the clients that have left; the first to leave comes first."""
@@ -224,17 +236,30 @@ class SubscriptionRegistry(Service):
         if not client.patterns:
             del self._leaving[client]
             self._router.unmute(client)
-            self.users.forget(client.user)
+            self._forget_user(client.user)
         return len(patterns)
+
+    def disconnect_user(self, user: User) -> None:
+        """Count a connection of a user less."""
+        self.users.disconnect(user)
+        self._forget_user(user)
+
+    def _forget_user(self, user: User) -> None:
+        """Forget a user that has no connections and no patterns left, when it has paid its debts."""
+        if not user.connections and not user.patterns:
+            for balance in (user, user.copies):
+                if self.turns.pay_off(balance, lambda: self._forget_user(user)):
+                    return
+            self.users.forget(user)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
-        self._delivery.forget(client)
+        self.delivery.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
-        self._delivery.forget(client)
+        self.delivery.forget(client)
         self._backpressure.forget(client)
         if client not in self._members:
             return
@@ -283,6 +308,9 @@ class SubscriptionRegistry(Service):
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
             if client.user.patterns >= self.limits.user_patterns:
                 self._check_user_patterns(client.user)
+            memory = pattern_memory(pattern, self.dialect.separator, secret)
+            if not client.user.may_hold(memory):
+                raise Violation(ViolationReason.USER_MEMORY)
             self._add_match_cost(client.user, pattern, secret)
             try:
                 self._router.add(client, pattern, secret)
@@ -290,6 +318,8 @@ class SubscriptionRegistry(Service):
                 _match_cost(client.user, secret).remove(_matched(pattern, secret))
                 raise
             client.pattern_bytes += cost
+            client.pattern_memory += memory
+            client.user.hold(memory)
             client.user.charge(1, cost)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
@@ -313,6 +343,9 @@ class SubscriptionRegistry(Service):
         _, secret = client.patterns.pop(pattern)
         cost = pattern_cost(pattern, self.dialect.separator)
         client.pattern_bytes -= cost
+        memory = pattern_memory(pattern, self.dialect.separator, secret)
+        client.pattern_memory -= memory
+        client.user.hold(-memory)
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
@@ -375,15 +408,15 @@ class SubscriptionRegistry(Service):
         receivers = self.route(key)
         self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
-        self._delivery.flush()
+        self.delivery.flush()
 
     def touch(self, client: Client) -> None:
         """Have `flush` send what a client's own packets have brought into its queue."""
-        self._delivery.touch(client, client)
+        self.delivery.touch(client, client)
 
     def flush(self) -> None:
         """Send what the current batch has brought; see `Delivery.flush`."""
-        self._delivery.flush()
+        self.delivery.flush()
 
     # --- flood control -----------------------------------------------------------------------
 
@@ -392,13 +425,13 @@ class SubscriptionRegistry(Service):
     ) -> None:
         """Note that messages have left a client's queue; see `QueueOwner.on_drained`."""
         if dropped:
-            self._delivery.dropped(client, dropped, dropped_bytes)
-        self._delivery.drained(client, has_room, is_empty)
+            self.delivery.dropped(client, dropped, dropped_bytes)
+        self.delivery.drained(client, has_room, is_empty)
 
     def strategies_changed(self, client: Receiver) -> None:
         """Unblock the publishers of a client that has chosen other strategies."""
         self._backpressure.reconsider(client)
-        self._delivery.reconsider(client)
+        self.delivery.reconsider(client)
 
     def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
         for notify in self._events.delivered:

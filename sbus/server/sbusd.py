@@ -3,8 +3,9 @@
 It serves programs that start the original: they run ``sbusd``, read its standard output to the end, and connect. Such
 programs allow little time, so the order of steps is the design.
 
-1. *Parse and bind.* Nothing but `sbus.errors` and the sockets of `sbus.syscalls` is imported by then. The socket
-   listens soon after the interpreter itself has started; importing Twisted and the server takes several times as long.
+1. *Parse and bind.* Nothing but `sbus.errors`, `sbus.distribution` and the sockets of `sbus.syscalls` is imported by
+   then. The socket listens soon after the interpreter itself has started; importing Twisted and the server takes
+   several times as long.
 2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
    Its connection waits in the kernel's backlog, and so does what it sends.
 3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
@@ -37,8 +38,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from sbus.distribution import check_installation
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
+from sbus.version import __version__
 
 if TYPE_CHECKING:
     from sbus.daemon.log_budget import LogBudget
@@ -46,6 +49,24 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _USAGE = "usage: sbusd [-a address] [-f | -p pidfile] [-u user] ... [-cgor]"
+_HELP = f"""{_USAGE}
+
+A local message bus, with the command line of the original daemon.
+
+  -a address   address to listen on: a path (default: /run/sbus.socket), /dev/unix/abstract/HEX, /dev/fd/N, or
+               /dev/unix/abstract for a random one, which is printed
+  -c           stop when the last client has left
+  -f           stay in the foreground, and write no pid file
+  -g           let the group connect
+  -o           let all other users connect
+  -p pidfile   file for the process ID (default: /run/sbus.pid; /dev/null: none)
+  -r           replace a leftover socket, or an empty file, at the address, and a leftover pid file
+  -u user      let only this user (name or UID) and the daemon's own connect; repeatable
+  --help       print this, and exit
+  --version    print the version, and exit
+
+SIGINT and SIGTERM stop it; SIGHUP does with -f, and is ignored otherwise.
+twistd sbus has more options."""
 _RANDOM = "/dev/unix/abstract"
 _NO_PID_FILE = "/dev/null"
 
@@ -70,6 +91,7 @@ class _StartError(SbusError):
 def main() -> None:
     """Run the command ``sbusd``."""
     try:
+        check_installation()
         settings = _parse(sys.argv[1:])
     except getopt.GetoptError:
         print(_USAGE, file=sys.stderr)
@@ -87,13 +109,20 @@ def _parse(arguments: list[str]) -> _Settings:
 
     :raises getopt.GetoptError: if it is malformed.
     :raises UsageError: if it names a user who does not exist.
+    :raises SystemExit: after printing what ``--help`` or ``--version`` asks for.
     """
     settings = _Settings()
-    options, rest = getopt.getopt(arguments, "a:cfgop:ru:")
+    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", ["help", "version"])
     if rest:
         raise getopt.GetoptError("too many arguments")
     for option, value in options:
         match option:
+            case "--help":
+                print(_HELP)
+                sys.exit()
+            case "--version":
+                print(f"sbus {__version__}")
+                sys.exit()
             case "-a":
                 settings.address = value
             case "-c":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from sbus.flood import SharedBudget, UserShare
+from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
 from sbus.server.turns import TURN_BUDGET
 
@@ -48,9 +48,11 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
-        self.work_left = TURN_BUDGET
+        self.work_left = self.copies.work_left = TURN_BUDGET
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
+        if is_exempt(uid):
+            self.memory_limit = UNLIMITED
 
     @property
     def is_exempt(self) -> bool:
@@ -73,11 +75,12 @@ class Users:
 
     :param limit: bytes of packets in all queues together.
     :param separator: the byte between two segments of a pattern.
+    :param memory: the account of the memory of all users.
     :ivar connections: open connections of all users, those that are about to be refused included.
     """
 
-    def __init__(self, limit: int, separator: bytes = b"/") -> None:
-        self.budget = SharedBudget(limit)
+    def __init__(self, limit: int, separator: bytes = b"/", memory: MemoryAccount | None = None) -> None:
+        self.budget = SharedBudget(limit, memory)
         self.connections = 0
         self._separator = separator
         self._users: dict[int, User] = {}
@@ -98,6 +101,7 @@ class Users:
         user = self._users.get(uid)
         if user is None:
             user = self._users[uid] = User(uid, self.budget, self._separator)
+            self.budget.memory.users = len(self._users)
         user.connections += 1
         self.connections += 1
         return user
@@ -109,6 +113,7 @@ class Users:
         self.forget(user)
 
     def forget(self, user: User) -> None:
-        """Forget a user that has neither connections nor patterns left, if it is one."""
-        if not user.connections and not user.patterns:
+        """Forget a user that has neither connections nor patterns nor debts left, if it is one."""
+        if not user.connections and not user.patterns and user.work_left > 0 and user.copies.work_left > 0:
             self._users.pop(user.uid, None)
+            self.budget.memory.users = len(self._users)

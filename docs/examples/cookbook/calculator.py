@@ -10,13 +10,17 @@ import math
 import sys
 
 import sbus
-from sbus.client.api import Request
-from sbus.errors import RequestFailed, TimedOut
+from sbus import Request, RequestFailed, TimedOut
 
 
 def calculate(request: Request) -> bytes:
-    numbers = [float(word) for word in request.payload.split()]
-    operation = {b"sum": math.fsum, b"product": math.prod}[request.key.rpartition(b"/")[2]]
+    operation = {b"sum": math.fsum, b"product": math.prod}.get(request.key.rpartition(b"/")[2])
+    try:
+        numbers = [float(word) for word in request.payload.split()]
+    except ValueError as error:
+        raise RequestFailed(str(error)) from None
+    if operation is None:
+        raise RequestFailed("it can do sum and product")
     return b"%g" % operation(numbers)
 
 

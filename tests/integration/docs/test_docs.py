@@ -398,6 +398,10 @@ def test_log_for_programs(bus: Callable[..., Bus]) -> None:
     assert started.stop() == 0
     events = [json.loads(line) for line in started.log.splitlines()]
     assert "debug" not in {event["log_level"]["name"] for event in events}
+    (listens,) = [event for event in events if "limits" in event]
+    assert listens["limits"]["max_packet"] == 409600
+    ours = [{name: value for name, value in event.items() if not name.startswith("log_")} for event in events]
+    assert "unpersistable" not in json.dumps(ours)
     about = [event for event in events if "reason" in event]
     assert [(e["reason"], e["number"], e["pid"], e["uid"], e["gid"]) for e in about] == [
         (reason, 1, os.getpid(), os.geteuid(), os.getegid()) for reason in ("UNKNOWN_VERB", "VIOLATION")

@@ -52,7 +52,7 @@ class Recorder(Observer):
     def violated(self, client, violation, key):
         self.events.append(("violated", violation.reason.name, key))
 
-    def refused(self, peer, reason):
+    def refused(self, peer, reason, listener):
         self.events.append(("refused", peer.uid, reason))
 
     def closed(self, client, reason):
@@ -241,7 +241,7 @@ def test_block_stops_the_publisher_inside_its_batch():
     assert len(other.transport.written) > before
 
 
-@pytest.mark.parametrize("total", [None, 21])
+@pytest.mark.parametrize("total", [None, 24])
 @pytest.mark.parametrize("batch", [1, 2, 3, 10, 40])
 def test_a_full_queue_stops_the_publisher_at_the_same_message(batch, total):
     """Where a queue with hard/block fills up does not depend on how many messages come at a time."""
@@ -783,6 +783,26 @@ def test_publishing_when_something_was_delivered(by, capacity):
     assert got.count(b"MSG more\0") == 3
     assert (reader.protocol.queue.messages, reader.protocol.queue.size) == (0, 0)
     assert (bus.registry.users.budget.bytes, bus.registry.counters.dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("order", [b"queue", b"stack", b"random"])
+@pytest.mark.parametrize("hard", [b"error", b"discard"])
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_publishing_when_a_full_queue_was_read(order, hard, taken):
+    """A message that an observer publishes finds the room that the delivered ones have left; the accounts are right."""
+    bus = telling_bus("delivered", key=b"k", most=1, limits=Limits(queue_messages=3))
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/hard/" + hard, b"CMSG order/" + order)
+    reader.stall()
+    publisher.send(*[message("k", b"%d" % n) for n in range(3)])
+    queue = reader.protocol.queue
+    assert queue.messages == 3
+    reader.drain(taken)
+    assert reader.is_connected
+    assert (queue.messages, reader.protocol.lost) == (3 - taken + 1, 0)
+    reader.drain()
+    assert len(reader.take()) == 4
+    assert (queue.messages, queue.size, bus.registry.users.budget.bytes) == (0, 0, 0)
 
 
 def test_publishing_when_something_was_dropped():
