@@ -45,11 +45,11 @@ from sbus.syscalls.sockets import disable_fd_passing, is_unix
 
 __all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "unit_setting"]
 
-BACKLOG = 512
+BACKLOG = 128
 """Connections that wait to be accepted at most (listen(2)).
 
-One user who connects in a loop keeps the backlog full, whatever its length, and another one's connection waits behind
-all of it: 350 ms with 4,096, and 30 ms with 512.
+A user who connects in a loop keeps the backlog full, whatever its length, and the connections of others wait behind all
+of it: 350 ms if it has 4,096.
 """
 
 _LOCK_TIMEOUT = 1.0
