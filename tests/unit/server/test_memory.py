@@ -419,7 +419,7 @@ class Account(RuleBasedStateMachine):
             users[client.user] = users.get(client.user, 0) + client.memory()
             assert client.pattern_memory == sum(map(price, client.patterns))
             waiting = client.queue.snapshot()["packets"]
-            backlog = client.queue._price() * len(waiting) + sum(len(packet) for _, packet in waiting)
+            backlog = client.queue._price * len(waiting) + sum(len(packet) for _, packet in waiting)
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
         for left in set(registry._leaving).difference(registry.clients.values()):
             users[left.user] = users.get(left.user, 0) + left.pattern_memory
