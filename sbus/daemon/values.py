@@ -17,9 +17,10 @@ _BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def mode(text: str) -> int:
+def mode(text: str, option: str = "--mode") -> int:
     """Parse file permissions: the value of ``--mode``, in octal.
 
+    :param option: what the text was given as, for the error.
     :raises UsageError: if it is not an octal number from 0 to 0777.
     """
     try:
@@ -27,7 +28,7 @@ def mode(text: str) -> int:
     except ValueError:
         bits = -1
     if not 0 <= bits <= 0o777:
-        raise UsageError(f"--mode={text}: give three octal digits, such as 0770")
+        raise UsageError(f"{option}={text}: give three octal digits, such as 0770")
     return bits
 
 

@@ -99,12 +99,25 @@ class SharedBudget:
         self.memory = memory or MemoryAccount()
 
 
+class CopyBalance:
+    """The copies that may be made for one user's receivers now, as work in units of about 1 µs.
+
+    :ivar work_left: the balance; below 0 it is a debt.
+    """
+
+    __slots__ = ("work_left",)
+
+    def __init__(self) -> None:
+        self.work_left = 0
+
+
 class UserShare:
     """One user's part in a `SharedBudget`, and in its `MemoryAccount`.
 
     The queues of all the user's receivers count in it.
 
     :ivar budget: the budget that all users share.
+    :ivar copies: the balance of copies, which the server keeps.
     :ivar queues: the number of this user's queues that hold something now.
     :ivar queued_bytes: bytes of packets in these queues.
     :ivar memory: bytes of memory that are charged to this user.
@@ -112,10 +125,11 @@ class UserShare:
     :ivar buffers: bytes that the send buffers of this user's connections could hold, full.
     """
 
-    __slots__ = ("budget", "buffers", "memory", "memory_limit", "queued_bytes", "queues")
+    __slots__ = ("budget", "buffers", "copies", "memory", "memory_limit", "queued_bytes", "queues")
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
+        self.copies = CopyBalance()
         self.queues = 0
         self.queued_bytes = 0
         self.buffers = 0

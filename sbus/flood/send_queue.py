@@ -25,7 +25,8 @@ finds the receivers changed in its middle.
 
 * A message was delivered, is counted as dropped, or is in the queue. Never two of these.
 * A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
-* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it.
+* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it. Behind a late
+  queue that may be a while: the messages in `pending` are behind those in the backlog.
 * An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
 
 .. rubric:: Costs
@@ -89,6 +90,9 @@ class SendQueue:
     :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
         it directly while the queue is not congested.
     :ivar is_congested: whether a flush has left something; new messages go through `enqueue` then.
+    :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
+    :ivar late_bytes: the bytes of these messages.
+    :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
@@ -110,7 +114,10 @@ class SendQueue:
         "_reply_pending",
         "_user",
         "can_block",
+        "copies",
         "is_congested",
+        "is_late",
+        "late_bytes",
         "memory",
         "messages",
         "pending",
@@ -123,6 +130,8 @@ class SendQueue:
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         self.pending: list[bytes] = []
         self.is_congested = False
+        self.is_late = False
+        self.late_bytes = 0
         self.can_block = False
         self.messages = 0
         self.size = 0
@@ -133,6 +142,7 @@ class SendQueue:
         self._owner = owner
         self._limits = limits
         self._user = user
+        self.copies = user.copies
         self._backlog: FifoBacklog | PriorityBacklog | None = None
         self._price = 0  # of a packet in the backlog, beside its bytes
         self._is_arranged = True
@@ -182,13 +192,18 @@ class SendQueue:
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
         if not self._reply_pending:
-            soft, size = self.settings.soft.always, total_size(packets)
+            soft, hard, size = self.settings.soft.always, self.settings.hard.always, total_size(packets)
             blocks = may_block and soft is Verdict.BLOCK
+            if not may_block:  # without a publisher to block
+                if soft is Verdict.BLOCK:
+                    soft, hard = Verdict.KEEP, Verdict.DROP
+                if hard is Verdict.BLOCK:
+                    hard = Verdict.DROP
             if blocks or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK_UNTIL_EMPTY if blocks else None
-            if soft is Verdict.DROP:
+            if soft is Verdict.DROP or (soft is Verdict.KEEP and hard is Verdict.DROP and self._is_full(packets)):
                 self._dropped += len(packets)
                 self._dropped_bytes += size
                 return self._outcome(None, None)
@@ -297,6 +312,10 @@ class SendQueue:
             or not self._user.has_memory(size + messages * self._price)
         )
 
+    def _is_full(self, packets: list[bytes]) -> bool:
+        """Return whether there is room for none of these messages."""
+        return self.messages >= self._limits.messages or self._lacks_room(1, min(map(len, packets)))
+
     def _count(self, messages: int, size: int) -> None:
         user = self._user
         self.messages += messages
@@ -335,12 +354,7 @@ class SendQueue:
 
         If this leaves packets in a queue that was not congested, `settle` must follow.
         """
-        if self.watch is not None and sent:
-            rejected = set(map(id, self._oversized))
-            packets = [p for p in taken[:sent] if id(p) not in rejected] if rejected else taken[:sent]
-            if packets:
-                self.watch(packets)
-        self._oversized = ()
+        rejected, self._oversized = self._oversized, ()
         if self._backlog is not None:
             self._backlog.ack(sent)
             if sent:
@@ -354,6 +368,11 @@ class SendQueue:
             self._user.add_queue()
         elif not self.pending:
             self._reply_pending = False
+        if self.watch is not None and sent:
+            # Last: an observer may publish, and the queue must be as if these packets had never been in it.
+            ids = set(map(id, rejected))
+            if packets := [packet for packet in taken[:sent] if id(packet) not in ids]:
+                self.watch(packets)
 
     def reject_oversized(self, packet: bytes) -> bool:
         """Drop a packet that the socket can never take.

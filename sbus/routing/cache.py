@@ -8,8 +8,8 @@ the common case costs one dictionary look-up instead of a walk through the trie.
 
 Invariants:
 
-* A cached route is what the trie would return now. Every change of a subscription passes through `forget` before the
-  next look-up.
+* A cached route is what the trie would return now. Every change of a subscription passes through `affected` or
+  `forget` before the next look-up.
 * Equal routes are one tuple object (`remember` shares them and counts their uses). That is what makes two keys with the
   same receivers recognisable as one run (`sbus.routing.runs`), by comparing pointers.
 * The size is bounded three times: in keys (16,384), in receivers summed over all routes (2^20), and in bytes of memory.
@@ -28,6 +28,11 @@ first two segments (a secret key by its IDs), and
 
 To forget a group costs what filling it cost, once.
 
+The server forgets only if a change touches many routes. Few of them are looked up again at once (`affected`,
+`replace`), so that a user who subscribes and leaves all day, even to everything, keeps other users' routes in the cache
+and pays for keeping them right. Wildcards in the first segment are compared with the first segments of the cached keys
+for that, and ``*`` touches only keys of one segment.
+
 Rejected: forgetting everything at each change. It would be correct, but one client that subscribes and leaves all day
 would keep the cache cold for all others. With groups, 5,000 changes of subscriptions a second leave the routes of other
 clients in place (``docs/performance.rst``, "Growth").
@@ -35,6 +40,8 @@ clients in place (``docs/performance.rst``, "Growth").
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
@@ -45,6 +52,9 @@ S = TypeVar("S")
 
 LONGEST_KEY = 1024
 """Size limit of a cached key, in bytes; longer keys are looked up each time."""
+
+_FIRSTS = 4
+"""First segments that are compared with a wildcard, for each key that may be affected."""
 
 
 _ROUTE = 640
@@ -65,6 +75,7 @@ class RouteCache(Generic[S]):
     """A bounded table from keys to routes.
 
     :ivar routes: the table itself, for hot loops to read; only this class writes it.
+    :ivar overflown: the routes forgotten because the cache was full, since the counter was last set to 0.
     :param max_keys: the limit for keys.
     :param max_receivers: the limit for receivers, summed over all routes.
     :param max_bytes: the limit for memory, in bytes.
@@ -84,6 +95,7 @@ class RouteCache(Generic[S]):
         self._max_bytes = max_bytes
         self._receivers = 0
         self._key_bytes = 0
+        self.overflown = 0
         self._groups: dict[bytes, dict[bytes, dict[bytes, None]]] = {}
         self._shared: dict[tuple[S, ...], _Shared[S]] = {}
 
@@ -99,14 +111,9 @@ class RouteCache(Generic[S]):
             or self._receivers + len(receivers) > self._max_receivers
             or self.memory() + _ROUTE + len(key) + 8 * len(receivers) > self._max_bytes
         ):
+            self.overflown += len(self.routes)
             self.clear()
-        shared = self._shared.get(receivers)
-        if shared is None:
-            shared = self._shared[receivers] = _Shared(receivers)
-        shared.uses += 1
-        receivers = self.routes[key] = shared.receivers
-        self._receivers += len(receivers)
-        self._key_bytes += len(key)
+        receivers = self._hold(key, receivers)
         if secret:
             first, second = b"!", secret.ids
         else:
@@ -118,6 +125,61 @@ class RouteCache(Generic[S]):
     def memory(self) -> int:
         """Return an upper bound of the memory that the routes take, in bytes: equal routes are counted each."""
         return _ROUTE * len(self.routes) + self._key_bytes + 8 * self._receivers
+
+    def affected(
+        self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials, limit: int
+    ) -> list[bytes] | None:
+        """Return the cached keys whose routes a new or ended subscription to this pattern may have changed.
+
+        :returns: None if that are more than `limit` keys, or too many to find out.
+        """
+        keys: list[bytes] = []
+        groups: Iterable[Iterable[bytes]]
+        if secret:
+            if _is_plain(secret.rest, self._dialect.separator):
+                found = (b"!/cred/%b/%b" % (ids, secret.rest) for ids in secret.readers(peer))
+                return [key for key in found if key in self.routes]
+            seconds = self._groups.get(b"!", {})
+            groups = (seconds.get(ids, ()) for ids in secret.readers(peer))
+        elif _is_plain(pattern, self._dialect.separator):
+            return [pattern] if pattern in self.routes else []
+        elif len(self._groups) > _FIRSTS * limit:
+            return None
+        else:
+            groups = self._groups_below(pattern)
+        for group in groups:
+            keys += islice(group, limit + 1)
+            if len(keys) > limit:
+                return None
+        return keys
+
+    def _groups_below(self, pattern: bytes) -> Iterator[Iterable[bytes]]:
+        """Yield groups that contain all cached keys that a pattern with a wildcard matches, and some others."""
+        first, separator, rest = pattern.partition(self._dialect.separator)
+        second, further, _ = rest.partition(self._dialect.separator)
+        prefix, star, _ = first.partition(b"*")
+        if star or not pattern:
+            firsts = [known for known in self._groups if known.startswith(prefix) and known != b"!"]
+        else:
+            firsts = [first] if first in self._groups else []
+        for known in firsts:
+            seconds = self._groups[known]
+            if star and not separator:  # keys of one segment
+                if known in seconds.get(b"", ()):
+                    yield (known,)
+            elif further and b"*" not in second:
+                yield seconds.get(second, ())
+            else:
+                yield from seconds.values()
+
+    def replace(self, key: bytes, receivers: tuple[S, ...]) -> None:
+        """Change the route of a cached key."""
+        if self.routes[key] == receivers:
+            return
+        self._drop(key)
+        self._hold(key, receivers)
+        if self._receivers > self._max_receivers or self.memory() > self._max_bytes:
+            self.clear()
 
     def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> int:
         """Forget the routes that a new or ended subscription to this pattern may have changed.
@@ -175,6 +237,16 @@ class RouteCache(Generic[S]):
             self._drop(key)
         if not groups:
             del self._groups[first]
+
+    def _hold(self, key: bytes, receivers: tuple[S, ...]) -> tuple[S, ...]:
+        shared = self._shared.get(receivers)
+        if shared is None:
+            shared = self._shared[receivers] = _Shared(receivers)
+        shared.uses += 1
+        self.routes[key] = shared.receivers
+        self._receivers += len(receivers)
+        self._key_bytes += len(key)
+        return shared.receivers
 
     def _drop(self, key: bytes) -> None:
         receivers = self.routes.pop(key)

@@ -15,6 +15,7 @@ from sbus.protocol.keys import PeerCredentials
 __all__ = [
     "IPacketReceiver",
     "IPacketTransport",
+    "IPeerGate",
     "Reactor",
 ]
 
@@ -41,6 +42,16 @@ class IPacketReceiver(Interface):
 
         :returns: the number of packets handled. If it is less than all, the protocol has paused the transport, which
             keeps the others and delivers them again when the protocol resumes it.
+        """
+
+
+class IPeerGate(Interface):
+    """A protocol factory that looks at each peer before a port makes anything for the connection."""
+
+    def admits(peer: PeerCredentials) -> bool:
+        """Return whether to serve a connection that was just accepted.
+
+        If not, the port closes it at once, unread.
         """
 
 
@@ -82,6 +93,9 @@ class IPacketTransport(Interface):
 
         It changes whenever the peer reads, long before the socket becomes writable.
         """
+
+    def partial_bytes() -> int:
+        """Return the memory, in bytes, of a packet that has arrived in part; 0 where packets arrive whole."""
 
     def start_bundling(limit: int) -> int:
         """Accept bundles from now on, and send them after the packets that are queued now.

@@ -49,6 +49,7 @@ import enum
 import errno
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, cast
 
 from twisted.internet import error, main
@@ -70,12 +71,13 @@ from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache, pack, unbundle
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.framing import FrameReader
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
 from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
-from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.batch import BATCH, PacketReader, send_packets
 from sbus.syscalls.sockets import OVERHEAD, max_sendable, peer_credentials, unread_bytes
 
 __all__ = ["PacketTransport"]
@@ -145,6 +147,7 @@ class PacketTransport(Connection):
         "_read_retry",
         "_reader",
         "_receiver",
+        "_send_batch",
         "_send_buffer",
         "_send_bundle_limit",
         "_sock",
@@ -174,7 +177,7 @@ class PacketTransport(Connection):
         self._receiver: IPacketReceiver | None = None
         self._half: IHalfCloseableProtocol | None = None
         # Reading
-        self._reader = self._multiplexer.reader(max_packet)
+        self._reader: PacketReader | FrameReader = self._multiplexer.reader(max_packet)
         self._pacer = ReadPacer()
         self.read_limit = BATCH
         self._undelivered: list[bytes] | None = None
@@ -183,6 +186,7 @@ class PacketTransport(Connection):
         # Writing
         self._send_buffer = send_buffer
         self.may_grow: Callable[[int], bool] | None = None
+        self._send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
         self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
@@ -439,6 +443,10 @@ class PacketTransport(Connection):
             if len(queue):
                 self._watch_writing(True)  # go on in the next turn
                 return
+        self._queue_sent()
+
+    def _queue_sent(self) -> None:
+        """Go on after all that was queued was sent: let the producer produce, or end as `loseConnection` wanted."""
         self._watch_writing(False)
         if self._bundle_limit:
             self._send_bundle_limit = self._packing_limit()  # the answer that agrees to it is on its way
@@ -460,7 +468,7 @@ class PacketTransport(Connection):
             return 0
         try:
             if not self._bundle_limit or len(packets) == 1:
-                return send_packets(self._sock, packets)
+                return self._send_batch(packets)
             limit = self._send_bundle_limit
             if not limit:
                 return 0
@@ -468,13 +476,17 @@ class PacketTransport(Connection):
             if limit not in cache:
                 cache[limit] = pack(packets, limit, BATCH)
             bundles, counts = cache[limit]
-            return sum(counts[: send_packets(self._sock, bundles)])
+            return sum(counts[: self._send_batch(bundles)])
         except OSError:
             return 0
 
     def unread_bytes(self) -> int:
         """Return the memory of what the peer has not read; see `IPacketTransport`."""
         return 0 if self.life is Life.CLOSED else unread_bytes(self._sock)
+
+    def partial_bytes(self) -> int:
+        """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""
+        return 0
 
     def start_bundling(self, limit: int) -> int:
         """Accept bundles from now on, and send them once the queue is empty.
@@ -524,7 +536,7 @@ class PacketTransport(Connection):
         batch = taken
         while True:
             try:
-                count = send_packets(self._sock, batch)
+                count = self._send_batch(batch)
             except OSError as e:
                 if e.errno == errno.EMSGSIZE:
                     if counts is not None and counts[sent] > 1:

@@ -10,6 +10,7 @@ from sbus.errors import CloseReason, Violation
 from sbus.flood import Outcome, SendQueue
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.listeners import Listener
 from sbus.server.memory import Holder
 from sbus.server.users import User
 
@@ -106,6 +107,9 @@ class Client(Publisher, Receiver, Holder, Protocol):
     number: int
     """Counts connections, from 1; 0 before the client was admitted."""
 
+    listener: Listener
+    """The socket at which it has connected."""
+
 
 class ICredentials(Interface):
     """The permissions on one bus.
@@ -155,7 +159,8 @@ class IObserver(Interface):
 
     Derive from `sbus.server.Observer` and override the events that you need: an event that no observer overrides
     costs nothing. A `client` is the same object from ``connected`` to ``closed``; its ``peer`` is a `PeerCredentials`,
-    and its ``number`` counts connections from 1. A secret key is cut after ``<pid>``, and its payload is withheld.
+    its ``number`` counts connections from 1, and its ``listener`` is the `Listener` of the socket at which it came in,
+    with a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld.
     """
 
     def connected(client: Any) -> None:
@@ -182,8 +187,8 @@ class IObserver(Interface):
         `key` is the key or pattern, or empty if there was none.
         """
 
-    def refused(peer: PeerCredentials, reason: CloseReason) -> None:
-        """The server has accepted a connection only to close it."""
+    def refused(peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
+        """The server has accepted a connection at this socket only to close it."""
 
     def closed(client: Any, reason: CloseReason) -> None:
         """A client has disconnected, or was disconnected."""

@@ -36,6 +36,10 @@ class Limits:
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.
+    :ivar user_clients: connections of one user at one time; None for a quarter of `max_clients`, or of the descriptors
+        of the process if these are fewer. Root and the server's own user have none of the limits of one user.
+    :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
+    :ivar user_patterns: patterns of all clients of one user together.
     :ivar max_patterns: different patterns of one client.
     :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
     :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
@@ -51,6 +55,9 @@ class Limits:
 
     max_packet: int = DEFAULT_MAX_PACKET
     max_clients: int = 16_384
+    user_clients: int | None = None
+    user_accepts: int = 200
+    user_patterns: int = 32_768
     max_patterns: int = 16_384
     max_pattern_bytes: int = 1 << 20
     max_match_steps: int = 1024

@@ -66,10 +66,11 @@ from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
 from sbus.server.interfaces import Receiver
 from sbus.server.limits import MAX_REPLIES, pattern_cost
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import BUNDLED_COPIES, COPIES, PACKET, REPLY, SUBSCRIPTION
+from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REPLY, SENDING, SUBSCRIPTION
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -87,6 +88,7 @@ MAX_RUN = 1024
 class BusProtocol:
     """A client's connection: a `sbus.server.interfaces.Client`.
 
+    :param listener: the socket at which the client has connected.
     :ivar number: counts connections, from 1.
     :ivar peer: the client's credentials, from the kernel.
     :ivar user: the user that the client belongs to.
@@ -103,6 +105,7 @@ class BusProtocol:
 
     __slots__ = (
         "_buffer",
+        "_delivery",
         "_drain_timer",
         "_fast_path",
         "_has_turn",
@@ -110,9 +113,12 @@ class BusProtocol:
         "_is_blocked",
         "_is_waiting",
         "_kept",
+        "_price",
         "_registry",
+        "_route",
         "_write_closed",
         "is_paused",
+        "listener",
         "lost",
         "number",
         "pattern_bytes",
@@ -130,8 +136,12 @@ class BusProtocol:
     user: User
     settings: ClientSettings
 
-    def __init__(self, registry: SubscriptionRegistry) -> None:
+    def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         self._registry = registry
+        self.listener = listener
+        self._delivery = registry.delivery
+        self._route = 0  # not the tuple itself, which would keep clients alive
+        self._price = 1.0
         self.transport: IPacketTransport | None = None
         self.number = 0
         self.peer = PeerCredentials(0, 0, 0)
@@ -157,7 +167,7 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.user = self._registry.users.connect(self.peer.uid)
+        self.user = self._registry.connect_user(self.peer)
         self.queue = self._registry.new_queue(self, self, self.user)
         self.settings = self.queue.settings
         transport.queue = self.queue
@@ -185,6 +195,7 @@ class BusProtocol:
         """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
+            self._delivery.catch_up(self)
             self.queue.can_block = False
             self._registry.leave(self)
             if len(self.queue):
@@ -218,13 +229,14 @@ class BusProtocol:
         self.user.hold(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
         self._registry.memory.add_buffer(self.user, -self._buffer)
-        self._registry.users.disconnect(self.user)
+        self._registry.disconnect_user(self.user)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""
         return {
             "number": self.number,
             "peer": tuple(self.peer),
+            "listener": self.listener.name,
             "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
             "lost": self.lost,
             "settings": self.settings.snapshot(),
@@ -248,31 +260,34 @@ class BusProtocol:
         """
         registry = self._registry
         routes = registry.routes
-        user = self.user
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
+        turns = registry.turns
+        if turns.last is not self.user:
+            turns.last, turns.crowd = self.user, CROWD
+        elif turns.crowd:
+            turns.crowd -= 1
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
-                if until == total and receivers is not None:
+                if until == total and receivers is not None and self._affordable(receivers, total) == total:
+                    at = registry.deliver(packets, receivers, self, True)
+                    self._pay(receivers, total)
                     if total >= MIN_READ and self.transport is not None:
-                        self.transport.read_limit = max(MIN_READ, min(BATCH, FANOUT_BUDGET // (len(receivers) or 1)))
-                    if (work := 1 + total * (1 + len(receivers)) // COPIES) <= user.work_left:
-                        user.work_left -= work
-                        at = registry.deliver(packets, receivers, self, True)
+                        limit = FANOUT_BUDGET // (self._delivery.served or 1)
+                        self.transport.read_limit = max(MIN_READ, min(BATCH, limit))
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
                 while at < end and self._may_continue():
                     if self._fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
-                            copies = 1 + len(receivers)
-                            unit = BUNDLED_COPIES if self.settings.bundles else COPIES
-                            until = min(until, at + max(1, user.work_left * unit // copies))
-                            user.work_left -= 1 + (until - at) * copies // unit
+                            until = min(until, at + self._affordable(receivers, until - at))
                             is_all = at == start and until == end
-                            at += registry.deliver(packets[at:until], receivers, self, is_all)
+                            count = registry.deliver(packets[at:until], receivers, self, is_all)
+                            self._pay(receivers, until - at)
+                            at += count
                             continue
                     if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
                         parts = unbundle(packets[at : at + 1])
@@ -294,6 +309,27 @@ class BusProtocol:
         elif self._kept:
             self._release_kept()
         return total if self.reason is not None else at
+
+    def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
+        """Return how many messages of a run the balance pays for: at least one, at most `wanted`.
+
+        The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
+        """
+        price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
+        if wanted * price <= self.user.work_left:
+            return wanted
+        return min(wanted, max(1, int(self.user.work_left / price)))
+
+    def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
+        """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""
+        delivery = self._delivery
+        served, bundled = delivery.served, delivery.bundled
+        price = (served - bundled) / COPIES + (1 / BUNDLED_COPIES if self.settings.bundles else 1 / COPIES)
+        if bundled:
+            price += bundled / BUNDLED_COPIES
+        self._route, self._price = id(receivers), price
+        self.user.work_left -= int(count * price) + SENDING * (1 + served) + delivery.caught_up
+        delivery.caught_up = 0
 
     def _keep(self, packets: list[bytes]) -> None:
         """Charge packets that the transport keeps until they can be handled.
@@ -374,8 +410,9 @@ class BusProtocol:
         registry.check_publish(self, key, payload)
         if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
-        self.user.work_left -= len(receivers) // COPIES
         registry.deliver([packet], receivers, self)
+        self.user.work_left -= self._delivery.served * (1 + COPIES * SENDING) // COPIES + self._delivery.caught_up
+        self._delivery.caught_up = 0
 
     # --- control messages --------------------------------------------------------------------
 
@@ -425,6 +462,8 @@ class BusProtocol:
         return bundles == wanted
 
     def _apply(self, settings: ClientSettings) -> None:
+        if self.queue.is_late:
+            self._delivery.catch_up(self)
         self.settings = settings
         self.queue.configure(settings)
         self._fast_path = settings.echo and self._registry.fast_path
@@ -434,6 +473,8 @@ class BusProtocol:
         if self._write_closed:
             return
         queue = self.queue
+        if queue.is_late:
+            self._delivery.catch_up(self)
         queue.write(build(CMSG, key, payload))
         if not queue.is_congested:
             self._registry.touch(self)
@@ -472,7 +513,7 @@ class BusProtocol:
     def sample_kernel(self) -> None:
         """See `sbus.server.memory.Holder`."""
         if self.transport is not None:
-            held = self.transport.unread_bytes()
+            held = self.transport.unread_bytes() + self.transport.partial_bytes()
             self.user.hold(held - self._in_kernel)
             self._in_kernel = held
 

@@ -1,4 +1,4 @@
-"""Options of SEQPACKET sockets: send buffers, descriptors, peer credentials."""
+"""Options of Unix-domain sockets: send buffers, descriptors, peer credentials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "OVERHEAD",
     "disable_fd_passing",
     "grow_send_buffer",
-    "is_seqpacket",
+    "is_unix",
     "max_sendable",
     "overflow_ids",
     "peer_credentials",
@@ -36,11 +36,9 @@ _SO_PASSRIGHTS = 83
 _UCRED = struct.Struct("iII")
 
 
-def is_seqpacket(sock: socket.socket) -> bool:
-    """Return whether this is a Unix-domain SEQPACKET socket."""
-    return sock.family == socket.AF_UNIX and (
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
-    )
+def is_unix(sock: socket.socket, kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> bool:
+    """Return whether this is a Unix-domain socket of this type."""
+    return sock.family == socket.AF_UNIX and sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == kind
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:

@@ -194,6 +194,10 @@ class FakePacketTransport(Connection):
         """Return `unread`."""
         return self.unread
 
+    def partial_bytes(self) -> int:
+        """See `IPacketTransport`."""
+        return 0
+
     def start_bundling(self, limit: int) -> int:
         """Note the limit.
 
