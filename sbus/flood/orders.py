@@ -10,6 +10,10 @@ it, in the order of their questions.
 Both hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in
 their place. Both iterate in the order of arrival, so that a change of the order can build one from the other.
 
+Memory: ``PRICE`` is what a packet takes in a backlog beyond its own bytes (CPython, 64 bits). That is the header of the
+bytes object and its rounding, 40 bytes, plus its place: two list entries, since up to half of the list is an empty
+front, or a tuple of a rank, a number and the packet in the heap.
+
 Costs: while a thousand messages wait, a batch of 64 in and out takes 16 to 24 times as long with the heap as with the
 list (benchmarks/micro). So the default order has a container of its own.
 """
@@ -59,8 +63,13 @@ class Order:
         return f"<Order {self.selector.decode()}>"
 
 
-def _largest_first(arrival: int, size: int, newest_first: bool) -> tuple[int, int]:
-    return -size, -arrival if newest_first else arrival
+_SIZE_SHIFT = (
+    48  # one number takes half of the memory of a tuple of two; arrivals stay below it for 8 years at 10⁶ a second
+)
+
+
+def _largest_first(arrival: int, size: int, newest_first: bool) -> int:
+    return (-size << _SIZE_SHIFT) + (-arrival if newest_first else arrival)
 
 
 ORDERS = (
@@ -73,6 +82,8 @@ ORDERS = (
 
 class FifoBacklog:
     """A backlog in order of arrival, replies included."""
+
+    PRICE = 64
 
     __slots__ = ("_front", "_packets")
 
@@ -121,6 +132,8 @@ class PriorityBacklog:
 
     Replies go first, in the order of their questions.
     """
+
+    PRICE = 256
 
     __slots__ = ("_arrival", "_heap", "_newest_first", "_rank", "_replies", "_taken")
 

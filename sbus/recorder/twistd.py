@@ -14,7 +14,7 @@ from twisted.python import usage
 
 from sbus.client.connecting import find_address
 from sbus.daemon.clock import use_monotonic_clock
-from sbus.daemon.options import CommandLine, amount, choice, duration, mode
+from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
@@ -65,7 +65,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.max_packet,
             "Longest packet in bytes, as set on the bus",
-            amount("max-packet", "bytes"),
+            size("max-packet"),
         ],
         [
             "soft",
@@ -101,7 +101,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.batch_bytes,
             "Bytes of keys and payloads that complete a batch",
-            amount("batch-bytes", "bytes"),
+            size("batch-bytes"),
         ],
         [
             "batch-time",
@@ -122,14 +122,14 @@ class Options(CommandLine):
             None,
             _DEFAULTS.buffer_bytes,
             "Bytes of memory for unwritten messages; at this limit the recorder stops reading",
-            amount("buffer-bytes", "bytes"),
+            size("buffer-bytes"),
         ],
         [
             "segment-bytes",
             None,
             _DEFAULTS.segment_bytes,
             "Size in bytes at which the recorder begins a new segment",
-            amount("segment-bytes", "bytes"),
+            size("segment-bytes"),
         ],
         [
             "segment-age",
@@ -143,7 +143,7 @@ class Options(CommandLine):
             None,
             None,
             "Size of the journal in bytes above which the oldest segments are deleted [default: no limit]",
-            amount("keep-bytes", "bytes"),
+            size("keep-bytes"),
         ],
         [
             "keep-days",

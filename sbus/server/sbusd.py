@@ -33,16 +33,18 @@ import os
 import pwd
 import select
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from sbus.distribution import check_installation
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
 from sbus.version import __version__
+
+if TYPE_CHECKING:
+    from sbus.daemon.log_budget import LogBudget
 
 __all__ = ["main"]
 
@@ -170,7 +172,7 @@ def _run(settings: _Settings) -> None:
         if not settings.foreground:
             report = _become_daemon(stopping)
             if bound.address.descriptor is None:
-                bound.sock.listen(socket.SOMAXCONN)  # again: SO_PEERCRED gives clients the process that listened last
+                bound.sock.listen(listening.BACKLOG)  # again: SO_PEERCRED gives clients the process that listened last
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if settings.pid_file != _NO_PID_FILE:
                 files.callback(_write_pid_file(settings.pid_file, settings.reuse))
@@ -303,6 +305,7 @@ def _serve(
     from twisted.internet import reactor
 
     from sbus.daemon.clock import use_monotonic_clock
+    from sbus.daemon.log_budget import LogBudget
     from sbus.daemon.service import MultiService
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
@@ -310,14 +313,18 @@ def _serve(
     from sbus.server.process import BusProcess
     from sbus.server.service import BusService
 
-    _log_to_standard_error()
+    log_budget = LogBudget()
+    _log_to_standard_error(log_budget)
     use_monotonic_clock(reactor)
     access = AccessSettings(
         allowed_users=frozenset(settings.users) if settings.users else None,
         is_abstract=bound.address.is_abstract,
     )
     bus = BusService(
-        SeqpacketServerEndpoint(reactor, bound), KernelPolicy().make(access), controls=FloodControls.built_in()
+        SeqpacketServerEndpoint(reactor, bound),
+        KernelPolicy().make(access),
+        controls=FloodControls.built_in(),
+        log_budget=log_budget,
     )
     services = MultiService()
     BusProcess(bus, settings.auto_close, stopping).setServiceParent(services)
@@ -328,7 +335,7 @@ def _serve(
     reactor.run()
 
 
-def _log_to_standard_error() -> None:
+def _log_to_standard_error(budget: LogBudget) -> None:
     """Log warnings and errors, and nothing else, to standard error, as the original."""
     from twisted.logger import (
         FilteringLogObserver,
@@ -338,8 +345,10 @@ def _log_to_standard_error() -> None:
         textFileLogObserver,
     )
 
+    from sbus.daemon.logs import limited
+
     observer = FilteringLogObserver(
-        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
+        limited(textFileLogObserver(sys.stderr), budget), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
     )
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
 

@@ -337,6 +337,38 @@ def test_c_program(bus: StartBus, spawn: Callable[..., Any], directory: Path, ab
     assert (no_bus.returncode, no_bus.stderr) == (1, f"{directory}/none: No such file or directory\n")
 
 
+@pytest.mark.parametrize("language", ["node", "java"])
+def test_stream_programs(bus: StartBus, spawn: Callable[..., Any], directory: Path, language: str) -> None:
+    """The programs in Node and in Java publish, receive, and learn their names through the stream door."""
+    command: list[str | Path] = ["node", COOKBOOK / "client.js"]
+    if language == "java":
+        command = ["java", "-cp", directory / "classes", "Client"]
+    if not shutil.which("javac" if language == "java" else "node"):
+        pytest.skip("there is no JDK" if language == "java" else "there is no Node")
+    if language == "java":
+        subprocess.run(["javac", "-d", directory / "classes", COOKBOOK / "Client.java"], check=True)
+    address = str(directory / "door")
+    started = bus(f"--stream=door={address}")
+
+    def client(*arguments: str) -> str:
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=6 * TIMEOUT)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+    me = rf"!/cred/{os.getegid()}/{os.geteuid()}/\d+"
+    assert re.fullmatch(me + "\n", client("whoami", address))
+    receiver = spawn(Script, directory, *command, "sub", address, "sensors/", "3")
+    receiver.wait_log("^subscribed as " + me)
+    listener = started.client(b"sensors/")
+    assert client("pub", address, "sensors/door", "open") == ""
+    assert listener.recv() == b"MSG sensors/door\0open"
+    listener.msg(b"sensors/nothing")
+    listener.msg(b"sensors/umlaut", "ä".encode())
+    assert receiver.wait() == 0
+    assert receiver.log.endswith("sensors/door: open\nsensors/nothing: \nsensors/umlaut: ä\n")
+    assert subprocess.run([*command, "pub", address], capture_output=True, timeout=6 * TIMEOUT).returncode == 2
+
+
 def test_worker(bus: StartBus, spawn: Callable[..., Any], directory: Path) -> None:
     """The shell script runs its command for each message, in order, and publishes the result."""
     started = bus()

@@ -123,7 +123,7 @@ class TestWrongOptions:
             ("--queue-messages=0", "a number of messages above 0"),
             ("--queue-messages=1.5", "a number of messages above 0"),
             ("--queue-bytes=-5", "a number of bytes above 0"),
-            ("--queue-bytes=64M", "a number of bytes above 0"),
+            ("--queue-bytes=64X", "a number of bytes above 0"),
             ("--total-queue-bytes=", "a number of bytes above 0"),
             ("--max-packet=many", "a number of bytes above 0"),
             ("--max-packet=63", "64"),
@@ -148,7 +148,7 @@ class TestWrongOptions:
         name = option.partition("=")[0]
         assert name in line or name[2:].replace("-", "_") in line or "credentials policy" in line
 
-    @pytest.mark.parametrize("option", ["--queue-bytes=64M", "--max-packet=63", "--on-violation=shrug"])
+    @pytest.mark.parametrize("option", ["--queue-bytes=64X", "--max-packet=63", "--on-violation=shrug"])
     def test_value_on_the_command_line(self, directory, option):
         """twistd prints that line and nothing else, and makes no file."""
         line = refusal(directory, option)
