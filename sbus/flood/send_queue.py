@@ -354,7 +354,9 @@ class SendQueue:
 
         If this leaves packets in a queue that was not congested, `settle` must follow.
         """
-        rejected, self._oversized = self._oversized, ()
+        rejected = self._oversized
+        if rejected:
+            self._oversized = ()
         if self._backlog is not None:
             self._backlog.ack(sent)
             if sent:
