@@ -450,7 +450,12 @@ class SubscriptionRegistry(Service):
 
 
 _USER_LIMITS = frozenset(
-    (CloseReason.TOO_MANY_USER_CLIENTS, CloseReason.TOO_MANY_USER_CONNECTS, CloseReason.KEPT_FOR_OTHERS)
+    (
+        CloseReason.USER_LIMIT,
+        CloseReason.TOO_MANY_USER_CLIENTS,
+        CloseReason.TOO_MANY_USER_CONNECTS,
+        CloseReason.KEPT_FOR_OTHERS,
+    )
 )
 
 
