@@ -69,6 +69,7 @@ lint: $(ready)-test $(ready)-lint
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	tools/check-examples
 	.venv/bin/lint-imports --no-cache --no-logo
 	.venv/bin/python tools/rename.py --check
 	.venv/bin/towncrier build --draft --version next >/dev/null

@@ -20,6 +20,9 @@ __all__ = ["cli", "main"]
 _MODULES = {
     "pub": "sbus.cli.pub",
     "sub": "sbus.cli.sub",
+    "request": "sbus.cli.request",
+    "reply": "sbus.cli.reply",
+    "serve": "sbus.cli.serve",
     "whoami": "sbus.cli.whoami",
     "ping": "sbus.cli.ping",
     "match": "sbus.cli.match",

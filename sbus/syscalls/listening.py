@@ -326,7 +326,7 @@ def _inherited(address: Address, stream: bool) -> socket.socket:
     if not is_unix(sock, _type(stream)):
         sock.detach()
         raise ListenError(
-            f"{address.text}: descriptor {address.descriptor} is not a Unix {_type(stream).name} socket: "
+            f"{address.text}: descriptor {address.descriptor} is not a Unix socket of type {_type(stream).name}: "
             f"pass one (for systemd: {unit_setting(stream)})"
         )
     return sock
