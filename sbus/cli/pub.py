@@ -15,7 +15,7 @@ import click
 from sbus.cli.deadline import time_limit, wait_readable
 from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
-from sbus.cli.types import BYTES, SECONDS
+from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
 
@@ -53,7 +53,7 @@ Examples:
     metavar="N",
     help="Publish the message N times; 0: until interrupted.  [default: 1]",
 )
-@click.option("--rate", type=SECONDS, metavar="N", help="Publish at most N messages per second.")
+@click.option("--rate", type=RATE, metavar="N", help="Publish at most N messages per second.")
 @click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Give up after SECONDS, with status 124.")
 @click.option("--no-wait", is_flag=True, help="Exit without waiting for the server to handle the messages.")
 @connection_options

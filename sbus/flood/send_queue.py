@@ -324,12 +324,12 @@ class SendQueue:
         user.budget.bytes += size
         memory = size + messages * self._price
         self.memory += memory
-        user.hold(memory)
+        user.charge_memory(memory)
 
     def _charge(self, memory: int) -> None:
         """Charge memory of the backlog to the user, or give it back."""
         self.memory += memory
-        self._user.hold(memory)
+        self._user.charge_memory(memory)
 
     def _keep_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: bytes) -> None:
         self.replies += 1

@@ -173,7 +173,7 @@ class BusProtocol:
         transport.queue = self.queue
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep
-        self.user.hold(CLIENT_MEMORY)
+        self.user.charge_memory(CLIENT_MEMORY)
         self._buffer = START
         self._registry.memory.add_buffer(self.user)
         self.connectionMade()
@@ -226,7 +226,7 @@ class BusProtocol:
             else:
                 self.reason = CloseReason.SERVER_ERROR
         self._registry.disconnected(self, self.reason)
-        self.user.hold(-CLIENT_MEMORY - self._kept - self._in_kernel)
+        self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
         self._registry.memory.add_buffer(self.user, -self._buffer)
         self._registry.disconnect_user(self.user)
@@ -340,11 +340,11 @@ class BusProtocol:
         if self.reason is None:
             self._release_kept()
             self._kept = total_size(packets) + KEPT_PACKET * len(packets)
-            self.user.hold(self._kept)
+            self.user.charge_memory(self._kept)
             self._registry.memory.check()
 
     def _release_kept(self) -> None:
-        self.user.hold(-self._kept)
+        self.user.charge_memory(-self._kept)
         self._kept = 0
 
     def pause_publishing(self) -> None:
@@ -516,7 +516,7 @@ class BusProtocol:
         """See `sbus.server.memory.Holder`."""
         if self.transport is not None:
             held = self.transport.unread_bytes() + self.transport.partial_bytes()
-            self.user.hold(held - self._in_kernel)
+            self.user.charge_memory(held - self._in_kernel)
             self._in_kernel = held
 
     def _may_grow(self, size: int) -> bool:
