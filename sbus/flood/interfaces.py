@@ -28,6 +28,7 @@ class Verdict(enum.Enum):
     DROP = "drop it for this receiver"
     BLOCK = "keep it even past the limits, and block its publisher"
     CLOSE = "disconnect the receiver"
+    REPLACE = "put it in the place of the waiting message of the same key; if there is none, as KEEP"
 
 
 class Until(enum.Enum):

@@ -384,6 +384,16 @@ class BusProtocol:
             self._reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
         return bundles == wanted
 
+    def _choose_bye(self, key: bytes) -> bool:
+        self._apply(replace(self.settings, bye=key == controls.BYE_ON))
+        self._reply(key, b"")
+        return True
+
+    def _choose_receipts(self, key: bytes) -> bool:
+        self._apply(replace(self.settings, receipts=key == controls.RECEIPTS_ON))
+        self._reply(key, b"")
+        return True
+
     def _apply(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.queue.configure(settings)
@@ -435,5 +445,7 @@ _HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
     controls.WHOAMI: BusProtocol._whoami,
     controls.ECHO: BusProtocol._choose_echo,
     controls.BUNDLE: BusProtocol._choose_bundles,
+    controls.BYE: BusProtocol._choose_bye,
+    controls.RECEIPTS: BusProtocol._choose_receipts,
 }
 """What handles a control message, by its group; it returns whether the message was understood."""

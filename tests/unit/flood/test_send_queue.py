@@ -176,6 +176,7 @@ def test_selectors():
         b"blocking/soft/discard",
         b"blocking/soft/block",
         b"blocking/soft/error",
+        b"blocking/soft/latest",
     ]
     assert [s.selector for s in HARD_STRATEGIES] == [
         b"blocking/hard/discard",

@@ -35,7 +35,7 @@ def test_every_control_message_is_understood(control):
         assert client.protocol.settings != ClientSettings()
 
 
-@pytest.mark.parametrize("group", [controls.SOFT, controls.HARD, controls.ORDER, controls.ECHO, controls.BUNDLE])
+@pytest.mark.parametrize("group", sorted({control.group for control in controls.CONTROLS} - {controls.WHOAMI}))
 def test_the_newest_of_a_group_is_in_force(group):
     """Of one group the newest message counts; the choices of other groups stay."""
     rows = [control for control in controls.CONTROLS if control.group == group]
@@ -57,7 +57,7 @@ def test_settings_snapshot():
     bus = Bus()
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
-    client.send(b"CMSG echo/off", b"CMSG bundle/on")
+    client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on")
     snapshot = client.protocol.settings.snapshot()
     assert set(snapshot) == {field.name for field in fields(ClientSettings)}
     assert snapshot == {
@@ -67,6 +67,8 @@ def test_settings_snapshot():
         "newest_first": True,
         "echo": False,
         "bundles": True,
+        "bye": True,
+        "receipts": True,
     }
     assert client.transport.bundle_limit == MAX_BUNDLE
 
