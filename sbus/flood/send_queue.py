@@ -654,7 +654,8 @@ class SendQueue:
         self._owner.on_drained(has_room, is_empty)
 
     def _relax(self) -> None:
-        self._backlog = None
+        self._collect()
+        self._backlog = self._keys = None
         self.is_congested = False
         self._user.remove_queue()
 
