@@ -11,14 +11,16 @@ from typing import overload
 
 from sbus.errors import UsageError
 
-__all__ = ["amount", "choice", "duration", "mode"]
+__all__ = ["amount", "choice", "duration", "mode", "size"]
 
+_BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def mode(text: str) -> int:
+def mode(text: str, option: str = "--mode") -> int:
     """Parse file permissions: the value of ``--mode``, in octal.
 
+    :param option: what the text was given as, for the error.
     :raises UsageError: if it is not an octal number from 0 to 0777.
     """
     try:
@@ -26,7 +28,7 @@ def mode(text: str) -> int:
     except ValueError:
         bits = -1
     if not 0 <= bits <= 0o777:
-        raise UsageError(f"--mode={text}: give three octal digits, such as 0770")
+        raise UsageError(f"{option}={text}: give three octal digits, such as 0770")
     return bits
 
 
@@ -63,6 +65,22 @@ def amount(option: str, unit: str, kind: type[float] = int) -> Callable[[str], f
             number = 0
         if not 0 < number < float("inf"):
             raise UsageError(f"--{option}={text}: give a number of {unit} above 0")
+        return number
+
+    return parse
+
+
+def size(option: str) -> Callable[[str], int]:
+    """Return a parser that converts a size such as ``65536``, ``64M`` or ``64MiB`` to bytes; 1K is 1024 bytes.
+
+    :param option: the option's name, without dashes, for the text of the error.
+    """
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,18})(?:([KMGT])(?:iB)?)?", text, re.ASCII | re.IGNORECASE)
+        number = int(match[1]) * _BYTES_PER_UNIT[(match[2] or "").upper()] if match else 0
+        if not number:
+            raise UsageError(f"--{option}={text}: give a number of bytes above 0, such as 65536, 512K, 64M or 2G")
         return number
 
     return parse

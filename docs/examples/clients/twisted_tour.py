@@ -10,8 +10,8 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import react
 from zope.interface import implementer
 
+from sbus import InvalidKey, Request, RequestFailed, TimedOut
 from sbus.client.tx import Bus, connect
-from sbus.errors import InvalidKey, RequestFailed, TimedOut
 
 
 async def first_steps(reactor: Any, address: str) -> None:
@@ -104,7 +104,12 @@ async def who_and_when(bus: Bus) -> None:
 
 
 def answer_requests(bus: Bus) -> None:
-    bus.respond("calculator/double", lambda request: b"%d" % (2 * int(request.payload)))
+    def double(request: Request) -> bytes:
+        if not request.payload.isdigit():
+            raise RequestFailed(f"{request.payload!r} is no number")
+        return b"%d" % (2 * int(request.payload))
+
+    bus.respond("calculator/double", double)
 
 
 async def ask(bus: Bus) -> None:
