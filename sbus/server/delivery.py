@@ -136,6 +136,10 @@ class Delivery:
         self._touched.append(receiver)
         self._publisher = publisher
 
+    def touch_also(self, receiver: Receiver) -> None:
+        """Mark a receiver for `flush`: its queue has something that is no message of this batch."""
+        self._touched.append(receiver)
+
     def flush(self) -> None:
         """Send what the batch has brought, with one call for each receiver.
 
