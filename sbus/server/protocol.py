@@ -56,7 +56,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import ClientSettings, Outcome, SendQueue
+from sbus.flood import ClientSettings, Loss, Outcome, SendQueue
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
@@ -451,11 +451,15 @@ class BusProtocol:
         """What changes when the client reads."""
         return len(self.queue), 0 if self.transport is None else self.transport.unread_bytes()
 
-    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
         """See `sbus.flood.QueueOwner`."""
-        self._registry.drained(self, has_room, is_empty, dropped, dropped_bytes)
+        self._registry.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        """See `sbus.flood.QueueOwner`."""
+        self._registry.lost(self, losses)
 
 
 _HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {

@@ -29,8 +29,9 @@ from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import QueueOwner, SendQueue
+from sbus.flood import Loss, QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, SecretKey
+from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cost import MatchCost
 from sbus.server.backpressure import Backpressure
@@ -363,10 +364,18 @@ class SubscriptionRegistry(Service):
     def drained(
         self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
     ) -> None:
-        """Note that messages have left a client's queue; see `QueueOwner.on_drained`."""
+        """Note that messages have left a client's queue; see `QueueOwner.on_drained`.
+
+        :param dropped: messages that a receiver without a `SendQueue` has dropped.
+        :param dropped_bytes: the bytes of these.
+        """
         if dropped:
-            self._delivery.dropped(client, dropped, dropped_bytes)
+            self.lost(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
         self._delivery.drained(client, has_room, is_empty)
+
+    def lost(self, client: Receiver, losses: tuple[Loss, ...]) -> None:
+        """Count messages that were dropped for a client, by cause; see `QueueOwner.on_lost`."""
+        self._delivery.dropped(client, losses)
 
     def strategies_changed(self, client: Receiver) -> None:
         """Unblock the publishers of a client that has chosen other strategies."""

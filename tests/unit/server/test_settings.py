@@ -111,7 +111,12 @@ def test_queue_snapshot(order):
     queue = client.protocol.queue
     assert isinstance(queue, SendQueue)
     reply = b"CMSG !/cred/whoami\0!/cred/100/1000/%d" % client.protocol.peer.pid
-    assert queue.snapshot() == {"packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")]}
+    assert queue.snapshot() == {
+        "packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")],
+        "receipts": [],
+        "lost": 0,
+        "conflated": 0,
+    }
 
 
 def test_clients_that_chose_nothing_share_their_settings():
