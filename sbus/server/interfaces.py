@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from zope.interface import Attribute, Interface
@@ -105,6 +105,9 @@ class Client(Publisher, Receiver, Protocol):
 
     settings: ClientSettings
     """The client's choices."""
+
+    on_room: Callable[[], None] | None
+    """Called when packets have left its queue, if it is not None."""
 
     def reply(self, key: bytes, payload: bytes) -> None:
         """Send the client a reply; flood control never drops it."""

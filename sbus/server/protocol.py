@@ -111,6 +111,7 @@ class BusProtocol:
         "is_paused",
         "lost",
         "number",
+        "on_room",
         "pattern_bytes",
         "patterns",
         "peer",
@@ -129,6 +130,7 @@ class BusProtocol:
         self._registry = registry
         self.transport: IPacketTransport | None = None
         self.number = 0
+        self.on_room: Callable[[], None] | None = None
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
@@ -405,7 +407,7 @@ class BusProtocol:
 
     def _choose_observer(self, key: bytes) -> bool:
         self._apply(replace(self.settings, observer=key == controls.OBSERVER_ON))
-        self._registry.interest.observe(self, self.settings.observer)
+        self._registry.observe(self, self.settings.observer)
         self.reply(key, b"")
         return True
 
@@ -492,6 +494,8 @@ class BusProtocol:
         self._registry.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
+        if self.on_room is not None:
+            self.on_room()
 
     def on_lost(self, losses: tuple[Loss, ...]) -> None:
         """See `sbus.flood.QueueOwner`."""

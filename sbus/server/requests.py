@@ -16,6 +16,7 @@ from sbus.server.interest import Interest
 from sbus.server.interfaces import Client
 from sbus.server.last_values import LastValues
 from sbus.server.limits import Limits, pattern_cost
+from sbus.server.pattern_lists import PatternLists
 from sbus.server.watched_keys import Watch
 
 __all__ = ["Requests", "notify_interest"]
@@ -32,6 +33,7 @@ class Requests:
     def __init__(
         self,
         interest: Interest,
+        pattern_lists: PatternLists,
         last_values: LastValues | None,
         subscribe: Callable[[Client, bytes], None],
         limits: Limits,
@@ -40,6 +42,7 @@ class Requests:
         public_interest: bool,
     ) -> None:
         self._interest = interest
+        self._pattern_lists = pattern_lists
         self._last_values = last_values
         self._subscribe = subscribe
         self._limits = limits
@@ -50,6 +53,7 @@ class Requests:
             controls.INTEREST_OFF: self._unwatch,
             controls.PROBE: self._probe,
             controls.LAST: self._last,
+            controls.INTEREST_PATTERNS: self._list_patterns,
         }
 
     def handle(self, client: Client, key: bytes, payload: bytes | None) -> bool:
@@ -90,6 +94,12 @@ class Requests:
             return False
         count = self._interest.probe(client, key)
         client.reply(controls.PROBE, b"%d %b" % (count if _is_trusted(client) else min(count, 1), key))
+        return True
+
+    def _list_patterns(self, client: Client, payload: bytes | None) -> bool:
+        if not _is_trusted(client):
+            return False
+        self._pattern_lists.start(client)
         return True
 
     def _last(self, client: Client, pattern: bytes | None) -> bool:

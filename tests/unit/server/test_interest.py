@@ -105,7 +105,7 @@ def test_the_end_of_watching():
     one.send(b"UNSUB *")
     settle(bus)
     assert watcher.take() == []
-    assert bus.registry._router.on_added is None
+    assert bus.registry._router.listeners == ()
     user = watcher.protocol.user
     assert (user.patterns, user.pattern_bytes, watcher.protocol.pattern_bytes) == (0, 0, 0)
 
@@ -298,7 +298,7 @@ class World(RuleBasedStateMachine):
         settle(self.bus)
         registry = self.bus.registry
         assert len(registry.users) == 0
-        assert registry._router.on_added is None
+        assert registry._router.listeners == ()
         assert not registry.interest._by_key
         assert not registry.interest._lingering
         assert not registry.interest.observers
