@@ -684,10 +684,11 @@ class SendQueue:
         self.owner.on_drained(has_room, is_empty)
 
     def _relax(self) -> None:
+        self._collect()
         if self._is_held:
-            self._backlog = self._new_backlog(iter(()))
+            self._backlog, self._keys = self._new_backlog(iter(())), None
             return
-        self._backlog = None
+        self._backlog = self._keys = None
         self.is_congested = False
         self._user.remove_queue()
 

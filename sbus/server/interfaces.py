@@ -103,6 +103,16 @@ class Client(Publisher, Receiver, Protocol):
     number: int
     """Counts connections, from 1; 0 before the client was admitted."""
 
+    connected_at: float
+    """When it connected, in seconds since the epoch."""
+
+    listener: str
+    """The name of the socket that it came through; empty if that has none."""
+
+    @property
+    def conflated(self) -> int:
+        """Messages for it that newer ones of their keys replaced (``blocking/soft/latest``)."""
+
     settings: ClientSettings
     """The client's choices."""
 
