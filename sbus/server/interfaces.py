@@ -116,8 +116,8 @@ class Client(Publisher, Receiver, Protocol):
     settings: ClientSettings
     """The client's choices."""
 
-    on_room: Callable[[], None] | None
-    """Called when packets have left its queue, if it is not None."""
+    on_room: tuple[Callable[[], None], ...]
+    """Called when packets have left its queue, after it was congested."""
 
     def reply(self, key: bytes, payload: bytes) -> None:
         """Send the client a reply; flood control never drops it."""

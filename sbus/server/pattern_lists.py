@@ -60,6 +60,9 @@ class _Listener:
         self.agenda.pop(pattern, None)
         self.agenda[pattern] = number
 
+    def on_room(self) -> None:
+        self._lists.go_on_soon(self)
+
     def take_turn(self) -> None:
         self.is_waiting = False
         self._lists.go_on(self)
@@ -103,7 +106,7 @@ class PatternLists:
             self._count_on()
         listener = self._listeners[client] = _Listener(self, client)
         listener.agenda = dict.fromkeys(self._counts, self._number)
-        client.on_room = lambda: self._go_on_soon(listener)
+        client.on_room = (*client.on_room, listener.on_room)
         if not self._uncounted:
             listener.note(None, self._number)
         self._send(listener)
@@ -113,7 +116,8 @@ class PatternLists:
         listener = self._listeners.pop(client, None)
         if listener is None:
             return
-        listener.client.on_room = None
+        hooks = listener.client.on_room
+        listener.client.on_room = tuple(hook for hook in hooks if hook != listener.on_room)
         if listener.is_waiting:
             self._turns.forget(client.user, listener)
         if not self._listeners:
@@ -203,7 +207,8 @@ class PatternLists:
             self._send(listener)
             self.flush()
 
-    def _go_on_soon(self, listener: _Listener) -> None:
+    def go_on_soon(self, listener: _Listener) -> None:
+        """Go on when the events in hand are dealt with: the listener's queue has room."""
         if listener.agenda and not listener.is_waiting:
             listener.is_waiting = True
             self._clock.callLater(0, listener.take_turn)

@@ -149,7 +149,7 @@ class BusProtocol:
         self._registry = registry
         self.transport: IPacketTransport | None = None
         self.number = 0
-        self.on_room: Callable[[], None] | None = None
+        self.on_room: tuple[Callable[[], None], ...] = ()
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
@@ -549,8 +549,8 @@ class BusProtocol:
         self._registry.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
-        if self.on_room is not None:
-            self.on_room()
+        for hook in self.on_room:
+            hook()
 
     def on_lost(self, losses: tuple[Loss, ...]) -> None:
         """See `sbus.flood.QueueOwner`."""

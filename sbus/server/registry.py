@@ -43,13 +43,14 @@ from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
 from sbus.server.interest import Interest
+from sbus.server.interest_notices import InterestNotices
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.last_values import LastValueRule, LastValues
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
 from sbus.server.pattern_lists import PatternLists
-from sbus.server.requests import Requests, notify_interest
+from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
 from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
@@ -120,13 +121,14 @@ class SubscriptionRegistry(Service):
         self._router = Router(dialect)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
+        self._notices = InterestNotices(clock, self._delivery.flush)
         self.interest = Interest(
             self._router,
             dialect,
             credentials,
             clock,
             self.turns,
-            notify=notify_interest,
+            notify=self._notices.notify,
             flush=self._delivery.flush,
             forget_user=self.users.forget,
         )
@@ -249,6 +251,7 @@ class SubscriptionRegistry(Service):
 
     def _stop_asking(self, client: Receiver) -> None:
         self.interest.unwatch_all(client)
+        self._notices.forget(client)
         self._pattern_lists.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:

@@ -17,9 +17,8 @@ from sbus.server.interfaces import Client
 from sbus.server.last_values import LastValues
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.pattern_lists import PatternLists
-from sbus.server.watched_keys import Watch
 
-__all__ = ["Requests", "notify_interest"]
+__all__ = ["Requests"]
 
 
 class Requests:
@@ -76,6 +75,7 @@ class Requests:
             if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
         watch = self._interest.watch(client, key)
+        watch.sent = watch.value
         client.reply(controls.INTEREST, b"%d %b" % (watch.value, key))
         return True
 
@@ -115,11 +115,6 @@ class Requests:
 
     def _may_ask(self, client: Client) -> bool:
         return self._public_interest or _is_trusted(client)
-
-
-def notify_interest(watch: Watch) -> None:
-    """Send the changed answer of a watched key."""
-    watch.client.notify(controls.INTEREST, b"%d %b" % (watch.value, watch.key))
 
 
 def _is_trusted(client: Client) -> bool:

@@ -459,3 +459,32 @@ def test_churn_of_everything_costs_others_little():
     assert notices(watcher) == []
     assert spent > 0
     assert watcher.protocol.user.work_left > TURN_BUDGET // 2
+
+
+def test_one_notice_of_each_key_waits():
+    """For a watcher that does not read, at most one notice of a key waits; what is taken back is not sent."""
+    bus = Bus()
+    watcher, one = bus.connect(), bus.connect(uid=OTHER)
+    for start in range(0, 200, 50):
+        watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(start, start + 50)))
+    watcher.take()
+    watcher.stall()
+    for _ in range(10):
+        one.send(b"SUB *")
+        one.send(b"UNSUB *")
+        settle(bus)
+    queue = watcher.protocol.queue
+    assert len(queue) <= 200
+    one.send(b"SUB *")
+    settle(bus)
+    assert len(queue) <= 200
+    for _ in range(20):
+        watcher.drain(20)
+        bus.settle()
+    watcher.drain()
+    settle(bus)
+    got = notices(watcher)
+    assert dict(got) == {b"%d" % n: 1 for n in range(200)}
+    assert len(got) <= 400
+    assert watcher.protocol.on_room == ()
+    assert not watcher.protocol.is_paused
