@@ -586,10 +586,12 @@ class SendQueue:
         """
         stamped, self._stamped = self._stamped, []
         substitute, self._substitute = self._substitute, None
-        gone, left, removed = taken[:sent], taken[sent:], sent
+        has_backlog = self._backlog is not None  # which still has what was not sent
+        gone, left, removed = taken[:sent], [] if has_backlog else taken[sent:], sent
         for at, receipt in reversed(stamped):
             if at >= sent:
-                del left[at - sent]
+                if not has_backlog:
+                    del left[at - sent]
                 if receipt is substitute:  # its message has left the backlog
                     removed += 1
                     self._put_first(receipt)

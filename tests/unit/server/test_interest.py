@@ -367,7 +367,7 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), setting=st.sampled_from((b"echo/on", b"echo/off", b"observer/on", b"observer/off")))
-    def choose(self, data, setting: bytes) -> None:
+    def configure(self, data, setting: bytes) -> None:
         data.draw(st.sampled_from(self.peers)).send(b"CMSG " + setting)
         self.note()
 
