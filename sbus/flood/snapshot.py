@@ -97,6 +97,8 @@ class Snapshot:
         behind = first + second
         if first:
             self._front.ack(taken[:first], min(sent, first))
+            if self._front.pending and self._front.is_congested:
+                self._front.settle(False)  # it was not flushed before the snapshot began
         gone = min(max(sent - first, 0), second)
         if gone:
             if self._live.watch is not None:

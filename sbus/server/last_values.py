@@ -31,7 +31,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sbus.daemon.values import parse_size
+from sbus.daemon.values import size
 from sbus.errors import CloseReason, UsageError, Violation
 from sbus.flood import Outcome, SharedBudget
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
@@ -79,8 +79,8 @@ def parse_rule(text: str) -> LastValueRule:
     while match := re.fullmatch(r"(.*),(keys|bytes)=([^,]*)", pattern, re.DOTALL):
         pattern, name, number = match.groups()
         try:
-            limit = parse_size(number) if name == "bytes" else int(number)
-        except ValueError:
+            limit = size("last-value")(number) if name == "bytes" else int(number)
+        except (ValueError, UsageError):
             limit = 0
         if limit < 1 or name in limits:
             raise UsageError(
