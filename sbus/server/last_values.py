@@ -207,8 +207,8 @@ class LastValues:
         """The memory of each user's values in bytes, about, by UID."""
         totals: dict[int, int] = {}
         for store in self._stores:
-            for uid, size in store.bytes_by_user.items():
-                totals[uid] = totals.get(uid, 0) + size + len(store.keys_by_user[uid]) * VALUE_OVERHEAD
+            for uid, taken in store.bytes_by_user.items():
+                totals[uid] = totals.get(uid, 0) + taken + len(store.keys_by_user[uid]) * VALUE_OVERHEAD
         return totals
 
     def keep(self, packets: list[bytes], publisher: Publisher | None) -> None:
