@@ -110,6 +110,7 @@ class SendQueue:
         "_limits",
         "_oversized",
         "_owner",
+        "_price",
         "_reply_pending",
         "_user",
         "can_block",
@@ -143,6 +144,7 @@ class SendQueue:
         self._user = user
         self.copies = user.copies
         self._backlog: FifoBacklog | PriorityBacklog | None = None
+        self._price = 0  # of a packet in the backlog, beside its bytes
         self._is_arranged = True
         self._reply_pending = False
         self._oversized: Sequence[bytes] = ()
@@ -227,7 +229,7 @@ class SendQueue:
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.unreserved
-            and self._user.has_memory(size + messages * self._price())
+            and self._user.has_memory(size + messages * self._price)
         )
 
     def drop_next(self) -> bool:
@@ -307,7 +309,7 @@ class SendQueue:
             self.messages + messages > limits.messages
             or self.size + size > limits.bytes
             or (budget.bytes + size > budget.unreserved and self.size + size > self._user.fair_share(size))
-            or not self._user.has_memory(size + messages * self._price())
+            or not self._user.has_memory(size + messages * self._price)
         )
 
     def _is_full(self, packets: list[bytes]) -> bool:
@@ -320,20 +322,19 @@ class SendQueue:
         self.size += size
         user.queued_bytes += size
         user.budget.bytes += size
-        self._charge(size + messages * self._price())
+        memory = size + messages * self._price
+        self.memory += memory
+        user.charge_memory(memory)
 
     def _charge(self, memory: int) -> None:
         """Charge memory of the backlog to the user, or give it back."""
         self.memory += memory
-        self._user.hold(memory)
-
-    def _price(self) -> int:
-        return 0 if self._backlog is None else self._backlog.PRICE
+        self._user.charge_memory(memory)
 
     def _keep_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: bytes) -> None:
         self.replies += 1
         backlog.push([reply])
-        self._charge(len(reply) + backlog.PRICE)
+        self._charge(len(reply) + self._price)
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -361,6 +362,7 @@ class SendQueue:
         elif sent < len(taken):
             self.pending = taken[sent:] + self.pending
             self._backlog = self._new_backlog(iter(()))
+            self._price = self._backlog.PRICE
             self._is_arranged = True
             self.is_congested = True
             self._user.add_queue()
@@ -421,7 +423,7 @@ class SendQueue:
             messages -= len(replies)
             reply_bytes = sum(map(len, replies))
             size -= reply_bytes
-            self._charge(-reply_bytes - len(replies) * self._price())
+            self._charge(-reply_bytes - len(replies) * self._price)
         self._count(-messages, -size)
         is_empty = not self._backlog
         limits = self._limits
@@ -433,15 +435,16 @@ class SendQueue:
     def _relax(self) -> None:
         self._charge(-self.memory)  # also for replies that were discarded
         self._backlog = None
+        self._price = 0
         self.is_congested = False
         self._user.remove_queue()
 
     def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
         if not self._is_arranged:
             self._is_arranged = True
-            before = backlog.PRICE
             backlog = self._backlog = self._new_backlog(iter(backlog))
-            self._charge((backlog.PRICE - before) * len(backlog))
+            self._charge((backlog.PRICE - self._price) * len(backlog))
+            self._price = backlog.PRICE
         return backlog
 
     def _new_backlog(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:

@@ -8,7 +8,8 @@ says so.* Three decisions follow from it:
 * One subscription has all the patterns, so that a message that several patterns match arrives once, and the messages of
   all patterns arrive in the order in which the bus sent them.
 * After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
-  it. Messages that arrive earlier are kept in `_unconfirmed`, because some of the patterns may not be in force yet.
+  it. Messages that arrive earlier are kept (`sbus.recorder.unconfirmed`), because some of the patterns may not be in
+  force yet; beyond ``buffer_bytes`` the oldest of them are dropped, as a part of the gap.
   When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the kept
   messages follow it.
 
@@ -38,6 +39,7 @@ from sbus.client.tx import Bus, Subscription, connect
 from sbus.errors import ConnectError, Disconnected
 from sbus.journal import clock
 from sbus.recorder.settings import Settings
+from sbus.recorder.unconfirmed import Unconfirmed
 
 __all__ = ["Connection", "GapDetails", "RecordSink"]
 
@@ -103,7 +105,7 @@ class Connection:
         self._is_draining = False  # the bus sends what it has queued for us, and closes
         self._waiting: defer.Deferred[Any] | None = None  # what `_abort` cancels
         self._finished: defer.Deferred[None] = defer.succeed(None)
-        self._unconfirmed: list[Message] = []
+        self._unconfirmed = Unconfirmed(settings.buffer_bytes)
         self._last_report: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
 
     def start(self) -> None:
@@ -194,7 +196,7 @@ class Connection:
         """Record the messages of one connection; return why it ended."""
         lost_at: list[int] = []
         bus.whenClosed().addBoth(lambda _: lost_at.append(clock.now()))
-        self._unconfirmed = []
+        self._unconfirmed = Unconfirmed(self._settings.buffer_bytes)
         try:
             subscription = self._subscription = self._subscribe(bus)
             bus.fence(_CONFIRM_TIMEOUT).addCallbacks(
@@ -203,7 +205,7 @@ class Connection:
             while True:
                 messages = await subscription.get_many()
                 if not self._is_recording:
-                    self._unconfirmed += messages
+                    self._unconfirmed.add(messages)
                     continue
                 self._sink.add(messages)
                 capacity = self._sink.wait_for_capacity()
@@ -241,8 +243,13 @@ class Connection:
         self._is_recording = self._has_recorded = True
         self._last_report = ("", 0.0)
         self._sink.recording_started(gap)
-        messages, self._unconfirmed = self._unconfirmed, []
-        self._sink.add(messages)
+        if self._unconfirmed.dropped:
+            self._log.warn(
+                "{dropped} messages arrived before the bus had confirmed the patterns and found no memory "
+                "(--buffer-bytes): they are not recorded",
+                dropped=self._unconfirmed.dropped,
+            )
+        self._sink.add(self._unconfirmed.take())
 
     def _not_confirmed(self, bus: Bus, failure: Failure) -> None:
         if not failure.check(Disconnected):
