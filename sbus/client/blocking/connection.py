@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi, Sub
+from sbus.client.api import ClientApi, State, Sub
 from sbus.client.blocking.waiting import PolledWaiter, deadline_in, poll_socket
 from sbus.client.connecting import (
     SERVER_CLOSED,
@@ -103,6 +103,12 @@ class BlockingConnection(ClientApi[Sub]):
         self._next_attempt = 0.0
         self._resync_fence = PolledWaiter()  # succeeds once the choices of this client are in force again
         self._reconnecting = False
+
+    @property
+    def state(self) -> State:
+        if self._error is not None:
+            return "closed"
+        return "connected" if self._loss_reason is None else "reconnecting"
 
     # --- sending -----------------------------------------------------------------------------
 

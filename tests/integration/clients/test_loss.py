@@ -561,6 +561,28 @@ async def test_first_connection_waits_for_a_server(backend: Backend, bus: StartB
     assert gaps.reported == []
 
 
+async def test_state(backend: Backend, bus: StartBus) -> None:
+    """A client says whether it is connected, reconnecting or closed."""
+    server = bus()
+    gaps = Gaps()
+    client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    plain = await backend.connect(server.address)
+    await client.fence()
+    assert (client.raw.state, plain.raw.state) == ("connected", "connected")
+    server.stop()
+    with pytest.raises(Disconnected):
+        await client.fence(timeout=0.2)
+    with pytest.raises(Disconnected):
+        await plain.fence()
+    assert (client.raw.state, plain.raw.state) == ("reconnecting", "closed")
+    bus()
+    async with client.serving():
+        await gaps.wait(1)
+    assert client.raw.state == "connected"
+    await client.close()
+    assert client.raw.state == "closed"
+
+
 async def test_first_connection_has_an_end(backend: Backend, directory: Path) -> None:
     """The wait for the first connection ends with the timeout; what waiting cannot mend is an error at once."""
     with pytest.raises(ConnectError, match="No such file or directory: start one"):
