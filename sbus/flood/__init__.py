@@ -13,7 +13,7 @@ This package does no I/O. A queue says what it decided with an `Outcome`, and ca
 from __future__ import annotations
 
 from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
-from sbus.flood.interfaces import Outcome, Until, Verdict
+from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
 from sbus.flood.orders import ORDERS, Order, Reply
 from sbus.flood.send_queue import QueueOwner, SendQueue
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
@@ -26,6 +26,7 @@ __all__ = [
     "SOFT_STRATEGIES",
     "UNLIMITED",
     "ClientSettings",
+    "Loss",
     "MemoryAccount",
     "Order",
     "Outcome",

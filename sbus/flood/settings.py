@@ -23,6 +23,8 @@ class ClientSettings:
     :ivar newest_first: whether ``order/stack`` was chosen after ``order/queue``; it counts for equal ranks.
     :ivar echo: whether the client receives its own messages, if it subscribed to them.
     :ivar bundles: whether the client sends and takes bundles.
+    :ivar bye: whether the client gets the reason before the server disconnects it.
+    :ivar receipts: whether the client gets a receipt where messages for it were dropped.
     """
 
     soft: ISoftStrategy = SOFT_STRATEGIES[0]
@@ -31,6 +33,8 @@ class ClientSettings:
     newest_first: bool = False
     echo: bool = True
     bundles: bool = False
+    bye: bool = False
+    receipts: bool = False
 
     def with_order(self, order: IQueueOrder) -> ClientSettings:
         """Return these settings with another order.
@@ -53,6 +57,8 @@ class ClientSettings:
             "newest_first": self.newest_first,
             "echo": self.echo,
             "bundles": self.bundles,
+            "bye": self.bye,
+            "receipts": self.receipts,
         }
 
 

@@ -35,6 +35,7 @@ SOFT_STRATEGIES = (
     Strategy(b"blocking/soft/discard", Verdict.DROP),
     Strategy(b"blocking/soft/block", Verdict.BLOCK),
     Strategy(b"blocking/soft/error", Verdict.CLOSE),
+    Strategy(b"blocking/soft/latest", Verdict.REPLACE),
 )
 """The strategies of the protocol for a full socket; the first is the default."""
 

@@ -4,7 +4,7 @@ A control message is ``CMSG <key>``, optionally with a payload. Each belongs to 
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
-Protocol: "Control messages", "Flood control", "Echo", "Bundles".
+Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Bye".
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ __all__ = [
     "BUNDLE",
     "BUNDLE_OFF",
     "BUNDLE_ON",
+    "BYE",
+    "BYE_OFF",
+    "BYE_ON",
     "CONTROLS",
     "ECHO",
     "ECHO_OFF",
     "ECHO_ON",
     "HARD",
     "ORDER",
+    "RECEIPTS",
+    "RECEIPTS_OFF",
+    "RECEIPTS_ON",
     "SOFT",
     "WHOAMI",
     "Answer",
@@ -77,8 +83,11 @@ class Control:
 WHOAMI = b"!/cred/whoami"
 ECHO_ON, ECHO_OFF = b"echo/on", b"echo/off"
 BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
+BYE_ON, BYE_OFF = b"bye/on", b"bye/off"
+RECEIPTS_ON, RECEIPTS_OFF = b"receipts/on", b"receipts/off"
 
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
+BYE, RECEIPTS = b"bye", b"receipts"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
 
 CONTROLS = (
@@ -87,6 +96,7 @@ CONTROLS = (
     Control(key=b"blocking/soft/discard", group=SOFT, meaning="socket full: drop the message"),
     Control(key=b"blocking/soft/block", group=SOFT, meaning="socket full: queue it and block its publisher"),
     Control(key=b"blocking/soft/error", group=SOFT, meaning="socket full: disconnect me"),
+    Control(key=b"blocking/soft/latest", group=SOFT, meaning="socket full: queue only the newest message of each key"),
     Control(key=b"blocking/hard/discard", group=HARD, default=True, meaning="queue full: drop the message"),
     Control(key=b"blocking/hard/block", group=HARD, meaning="queue full: queue it and block its publisher"),
     Control(key=b"blocking/hard/error", group=HARD, meaning="queue full: disconnect me"),
@@ -103,6 +113,24 @@ CONTROLS = (
         answer=Answer.EMPTY,
         repeated=False,
         meaning="accept and send no more bundles",
+    ),
+    Control(key=BYE_ON, group=BYE, answer=Answer.EMPTY, meaning="say why, before you disconnect me"),
+    Control(
+        key=BYE_OFF,
+        group=BYE,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="disconnect me without a word",
+    ),
+    Control(key=RECEIPTS_ON, group=RECEIPTS, answer=Answer.EMPTY, meaning="report each loss where it happened"),
+    Control(
+        key=RECEIPTS_OFF,
+        group=RECEIPTS,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="report no losses",
     ),
 )
 """Every control message of the protocol, in the order of its documentation."""

@@ -35,6 +35,7 @@ _DEFAULTS = Settings()
 
 
 _SOFT, _HARD, _ORDER = map(controls.choices, (b"blocking/soft", b"blocking/hard", b"order"))
+_SOFT = tuple(name for name in _SOFT if name != "latest")  # a journal holds every value, not only the newest ones
 
 
 class Options(CommandLine):

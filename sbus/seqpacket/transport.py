@@ -28,6 +28,11 @@ Reading and writing end separately, as the kernel ends them:
   are delivered when the protocol resumes: a message is never lost because its publisher left.
 * *A failed send* (``EPIPE``, ``ECONNRESET``): the queue is discarded at once. Reading goes on to the end of file.
 
+Closing a socket that has unread packets resets the connection: the peer gets ``ECONNRESET`` ahead of packets that wait
+for it. `dismiss` avoids that: it sends the last packets past the queue, shuts the socket down both ways, discards what
+the peer has sent (nothing more can come), and closes. The last packets nearly always fit, because the send buffer is
+raised above what it holds; else they are tried until the peer has read, for as long as the caller says.
+
 Sending, in numbers: one system call sends up to 64 packets, or 8 bundles made from up to 2048 packets. One flush makes
 at most 16 such rounds, and the rest goes in the next turn of the reactor. A batch that the kernel cut short does not
 say why it stopped, so the packet at which it stopped is sent alone and its error decides. A kernel without memory
@@ -45,6 +50,7 @@ Tried and given up:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import socket
@@ -78,7 +84,14 @@ from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, PacketReader, send_packets
-from sbus.syscalls.sockets import OVERHEAD, max_sendable, peer_credentials, unread_bytes
+from sbus.syscalls.sockets import (
+    OVERHEAD,
+    discard_input,
+    make_send_room,
+    max_sendable,
+    peer_credentials,
+    unread_bytes,
+)
 
 __all__ = ["PacketTransport"]
 
@@ -88,6 +101,8 @@ _BUNDLES_PER_SEND = 8
 """Bundles sent with one system call at most."""
 _PACKETS_PER_BUNDLING = 2048
 """Packets taken from the queue at a time to be bundled."""
+_DISCARDED_AT_ONCE = 256
+"""Packets of a dismissed peer that are discarded at a time."""
 _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
 _NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM)
@@ -135,10 +150,14 @@ class PacketTransport(Connection):
 
     __slots__ = (
         "_bundle_limit",
+        "_departure",
         "_events",
+        "_farewell",
+        "_farewell_timer",
         "_fd",
         "_flush_scheduled",
         "_half",
+        "_input_limit",
         "_memory_retry",
         "_multiplexer",
         "_pace",
@@ -194,6 +213,11 @@ class PacketTransport(Connection):
         self._memory_retry: IDelayedCall | None = None
         self._producer: IPushProducer | None = None
         self._pace = _Pace.PUSH
+        # Closing
+        self._farewell: list[bytes] | None = None
+        self._farewell_timer: IDelayedCall | None = None
+        self._input_limit = 0
+        self._departure: Failure | None = None
 
     def start(self, protocol: IProtocol) -> None:
         """Connect a protocol and begin to read.
@@ -230,7 +254,7 @@ class PacketTransport(Connection):
 
     def failed(self, failure: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
-        self._abort(failure)
+        self._depart(failure, list, 0.0, _DISCARDED_AT_ONCE)
 
     def lost(self, reason: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
@@ -250,7 +274,7 @@ class PacketTransport(Connection):
         except Exception:
             failure = Failure()
             self._log.failure("Error in {transport}", failure=failure, transport=self)
-            self._abort(failure)
+            self._depart(failure, list, 0.0, _DISCARDED_AT_ONCE)
 
     def _watch(self, events: int) -> None:
         if events != self._events:
@@ -336,6 +360,9 @@ class PacketTransport(Connection):
 
     def _hung_up(self) -> None:
         """Keep in memory what the peer sent before it left, and stop watching the socket."""
+        if self._farewell is not None:
+            self._shut_down()
+            return
         ended = self.read_side in (ReadSide.EOF, ReadSide.PAUSED_EOF, ReadSide.REPORTED)
         kept = self._undelivered or []
         while not ended:
@@ -422,6 +449,8 @@ class PacketTransport(Connection):
         queue = self.queue
         if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
             queue.discard_all()
+            if self._farewell is not None:
+                self._say_farewell()
             return
         wanted = _PACKETS_PER_BUNDLING if self._send_bundle_limit else BATCH
         for _ in _ROUNDS_PER_FLUSH:
@@ -515,7 +544,7 @@ class PacketTransport(Connection):
         while done < len(taken):
             limit = self._send_bundle_limit
             bundles, counts = pack(taken[done:] if done else taken, limit, _BUNDLES_PER_SEND)
-            sent = self._send(bundles, counts)
+            sent = self._send(bundles, counts, taken, done)
             if sent is None:
                 return None
             done += sum(counts[:sent])
@@ -524,16 +553,20 @@ class PacketTransport(Connection):
                 break
         return done
 
-    def _send(self, taken: list[bytes], counts: list[int] | None = None) -> int | None:
+    def _send(
+        self, items: list[bytes], counts: list[int] | None = None, taken: list[bytes] | None = None, done: int = 0
+    ) -> int | None:
         """Send packets until the socket is full.
 
         If a bundle is too long for the socket, the next ones are shorter.
 
         :param counts: the number of packets in each item, if there are bundles among them.
+        :param taken: the packets taken from the queue, if they are not the items themselves.
+        :param done: the number of these that stand before the items.
         :returns: the number of items, from the front, that are dealt with; None if nothing can be sent any more.
         """
         sent = 0
-        batch = taken
+        batch = items
         while True:
             try:
                 count = self._send_batch(batch)
@@ -547,12 +580,18 @@ class PacketTransport(Connection):
                     if self._send_buffer is not None and self._send_buffer.fit(len(batch[0]), self.may_grow):
                         continue
                     # Longer than this socket's buffer: no fault of the receiver, and the other packets are sent.
-                    if not self.queue.reject_oversized(batch[0]):
-                        why = f"{len(batch[0])} bytes do not fit the send buffer"
+                    packets = items if taken is None else taken
+                    at = done + (sent if counts is None else sum(counts[:sent]))
+                    oversized = packets[at]
+                    if not self.queue.reject_oversized(packets, at):
+                        why = f"{len(oversized)} bytes do not fit the send buffer"
                         self._abort(Failure(error.MessageLengthError(why)))
                         return None
-                    sent += 1
-                    batch = taken[sent:]
+                    if packets[at] is oversized:
+                        sent += 1
+                    elif counts is not None:
+                        items[sent:], counts[sent:] = pack(packets[at:], self._send_bundle_limit, _BUNDLES_PER_SEND)
+                    batch = items[sent:]
                     continue
                 if e.errno not in _NO_MEMORY:
                     if e.errno not in _PEER_LEFT:
@@ -568,7 +607,7 @@ class PacketTransport(Connection):
             if count == 0 or count == len(batch):
                 return sent
             # A batch that was cut short does not say why; the packet that it ended at, sent alone, does.
-            batch = taken[sent : sent + 1]
+            batch = items[sent : sent + 1]
 
     def _retry_flush(self) -> None:
         self._memory_retry = None
@@ -661,6 +700,71 @@ class PacketTransport(Connection):
         """Close soon, and discard what waits."""
         self._abort(Failure(error.ConnectionAborted()))
 
+    def dismiss(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+        """Close soon, so that the peer can still read what was delivered; see `IPacketTransport`."""
+        self._depart(Failure(error.ConnectionAborted()), farewell, patience, input_limit)
+
+    def _depart(self, reason: Failure, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+        if self.life is not Life.OPEN and self.life is not Life.CLOSING:
+            return
+        is_writable = self._is_writable()
+        self.move(Event.ABORT)
+        self._undelivered = None
+        self._watch(0)
+        self._departure = reason
+        self._input_limit = input_limit
+        self._call_soon(self._begin_farewell, farewell if is_writable else None, patience)
+
+    def _begin_farewell(self, farewell: Callable[[], list[bytes]] | None, patience: float) -> None:
+        if self.life is Life.CLOSED:
+            return
+        self._farewell = []
+        try:
+            if farewell is not None:
+                self._farewell = farewell()
+        finally:
+            if self._farewell and patience > 0:
+                self._farewell_timer = self._multiplexer.reactor.callLater(patience, self._guarded, self._shut_down)
+            self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        """Send the last packets; wait until the socket is writable if they do not fit and there is time."""
+        packets = self._farewell or []
+        for _ in range(2 * len(packets)):
+            try:
+                del packets[: send_packets(self._sock, packets)]
+            except OSError:  # the peer reads no more, or the kernel has no memory
+                packets.clear()
+            if not packets or not make_send_room(self._sock):
+                break
+        if packets and self._farewell_timer is not None:
+            self._watch(WRITE)
+        else:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        """Shut the socket down both ways: the peer can read what the kernel holds, and send nothing more."""
+        self._farewell = None
+        if self._farewell_timer is not None:
+            if self._farewell_timer.active():
+                self._farewell_timer.cancel()
+            self._farewell_timer = None
+        self._unwatch()
+        with contextlib.suppress(OSError):  # the peer has left
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._discard_input()
+
+    def _discard_input(self) -> None:
+        """Discard what the peer has sent, a few packets at a time, then close."""
+        if self.life is Life.CLOSED:
+            return
+        limit = min(self._input_limit, _DISCARDED_AT_ONCE)
+        self._input_limit -= limit
+        if limit and discard_input(self._sock, limit) == limit:
+            self._call_soon(self._discard_input)
+        else:
+            self._close(self._departure or Failure(error.ConnectionAborted()))
+
     def _abort(self, reason: Failure) -> None:
         if self.life is not Life.OPEN and self.life is not Life.CLOSING:
             return
@@ -685,6 +789,9 @@ class PacketTransport(Connection):
         if self._read_retry is not None:
             self._read_retry.cancel()
             self._read_retry = None
+        if self._farewell_timer is not None:
+            self._farewell_timer.cancel()
+            self._farewell_timer = None
         if self._producer is not None:
             producer, self._producer = self._producer, None
             self._guarded(producer.stopProducing)

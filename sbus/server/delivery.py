@@ -39,9 +39,10 @@ from __future__ import annotations
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
-from sbus.flood import Outcome, SendQueue
+from sbus.flood import Loss, Outcome, SendQueue
 from sbus.flood.budget import CopyBalance
 from sbus.protocol.bundles import BundleCache
+from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.backpressure import Backpressure
@@ -177,7 +178,9 @@ class Delivery:
                 queue.pending += packets
             else:
                 transport = receiver.transport
-                sent = transport.try_send(packets, packed) if at_once and transport is not None else 0
+                sent = 0
+                if at_once and transport is not None and queue.head is None:  # nothing goes past a receipt
+                    sent = transport.try_send(packets, packed)
                 if sent < count:
                     self._touched.append(receiver)  # not a local list: an observer may have published meanwhile
                     self._publisher = publisher
@@ -254,8 +257,13 @@ class Delivery:
         if receiver.queue is not None:
             self._late.forget(receiver, receiver.queue)
 
-    def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
-        """Count messages that were dropped for a receiver, `size` bytes together."""
+    def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:
+        """Count messages that were dropped for a receiver, by cause."""
+        messages = size = 0
+        for why, lost, lost_size in losses:
+            self._counters.dropped_by[why] += lost
+            messages += lost
+            size += lost_size
         receiver.lost += messages
         self._counters.dropped += messages
         for notify in self._events.dropped:
@@ -347,14 +355,15 @@ class Delivery:
         return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
 
     def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
-        dropped, size, close, block = outcome
+        dropped, size, close, block, losses, conflated = outcome
         if close is not None:
             receiver.close(close)
             self._blocking.discard(receiver)
         elif block is not None and publisher is not None:
             self._backpressure.block(publisher, receiver, block)
         if dropped:
-            self.dropped(receiver, dropped, size)
+            self.dropped(receiver, losses or (Loss(LossReason.DISCARD, dropped, size),))
+        self._counters.conflated += conflated
 
     def _has_room(self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None) -> bool:
         """Return whether surely no receiver blocks the publisher for any of these packets."""

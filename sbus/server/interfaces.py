@@ -107,8 +107,15 @@ class Client(Publisher, Receiver, Holder, Protocol):
     number: int
     """Counts connections, from 1; 0 before the client was admitted."""
 
+    connected_at: float
+    """When it connected, in seconds since the epoch."""
+
     listener: Listener
     """The socket at which it has connected."""
+
+    @property
+    def conflated(self) -> int:
+        """Messages for it that newer ones of their keys replaced (``blocking/soft/latest``)."""
 
 
 class ICredentials(Interface):

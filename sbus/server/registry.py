@@ -9,6 +9,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.admission`        the connections that a user may have, and how often
 `sbus.server.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.router`           subscriptions, and the receivers of a routing key
+`sbus.server.closed`           the last connections that have ended, with the reasons
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
 =============================  =============================================================================
@@ -19,6 +20,7 @@ reaches the router), and notifies observers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -28,12 +30,14 @@ from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import QueueOwner, SendQueue
+from sbus.flood import Loss, QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
+from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cost import MatchCost
 from sbus.server.admission import Admission
 from sbus.server.backpressure import Backpressure
+from sbus.server.closed import ClosedClient, ClosedClients
 from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
@@ -65,6 +69,7 @@ class SubscriptionRegistry(Service):
     :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
+    :ivar closed: the last connections that have ended, with the reasons.
     :ivar users: the users of the connected clients.
     :ivar admission: which connections are admitted.
     :ivar memory: keeps the memory of all clients below its limit.
@@ -97,6 +102,7 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
+        self.closed = ClosedClients()
         account, cache_bytes = self.limits.memory_account()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
@@ -265,6 +271,19 @@ class SubscriptionRegistry(Service):
             return
         self.leave(client)
         fired = self._members.remove(client)
+        self.closed.add(
+            ClosedClient(
+                client.number,
+                client.peer,
+                client.user.uid,
+                client.connected_at,
+                time.time(),
+                reason,
+                client.lost,
+                client.conflated,
+                client.listener.name,
+            )
+        )
         for notify in self._events.closed:
             notify(client, reason)
         for deferred in fired:
@@ -423,10 +442,18 @@ class SubscriptionRegistry(Service):
     def drained(
         self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
     ) -> None:
-        """Note that messages have left a client's queue; see `QueueOwner.on_drained`."""
+        """Note that messages have left a client's queue; see `QueueOwner.on_drained`.
+
+        :param dropped: messages that a receiver without a `SendQueue` has dropped.
+        :param dropped_bytes: the bytes of these.
+        """
         if dropped:
-            self.delivery.dropped(client, dropped, dropped_bytes)
+            self.lost(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
         self.delivery.drained(client, has_room, is_empty)
+
+    def lost(self, client: Receiver, losses: tuple[Loss, ...]) -> None:
+        """Count messages that were dropped for a client, by cause; see `QueueOwner.on_lost`."""
+        self.delivery.dropped(client, losses)
 
     def strategies_changed(self, client: Receiver) -> None:
         """Unblock the publishers of a client that has chosen other strategies."""

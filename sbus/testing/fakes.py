@@ -159,12 +159,15 @@ class FakePacketTransport(Connection):
             return
         while taken := self.queue.take(BATCH):
             sent = 0
-            for packet in taken:
+            while sent < len(taken):
+                packet = taken[sent]
                 if self.longest is not None and len(packet) > self.longest:
-                    if not self.queue.reject_oversized(packet):
+                    if not self.queue.reject_oversized(taken, sent):
                         self.queue.discard_all(taken)
                         self._abort(Failure(error.MessageLengthError(f"{len(packet)} bytes do not fit the buffer")))
                         return
+                    if taken[sent] is not packet:
+                        continue
                 elif self.capacity == 0:
                     break
                 else:
@@ -247,6 +250,21 @@ class FakePacketTransport(Connection):
     def abortConnection(self) -> None:
         """Close soon, and discard the queue."""
         self._abort(Failure(error.ConnectionAborted()))
+
+    def dismiss(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+        """Close soon; the last packets always fit."""
+        if self.life in (Life.OPEN, Life.CLOSING):
+            is_writable = self._is_writable()
+            self.is_aborted = True
+            self.move(Event.ABORT)
+            self._call_soon(self._depart, farewell if is_writable else list)
+
+    def _depart(self, farewell: Callable[[], list[bytes]]) -> None:
+        if self.life is not Life.CLOSED:
+            try:
+                self.written += farewell()
+            finally:
+                self._close(Failure(error.ConnectionAborted()))
 
     def getHost(self) -> PacketAddress:
         """Some address."""

@@ -23,7 +23,7 @@ from sbus.testing import FakePacketTransport
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received
 from tests.support.transports import World, flood_controlled, numbered
 
-QUEUE, DISCARD, _, ERROR = SOFT_STRATEGIES
+QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
 
 
 class RealLink:

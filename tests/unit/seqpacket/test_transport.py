@@ -34,7 +34,7 @@ def world() -> Iterator[World]:
     world.close()
 
 
-QUEUE, DISCARD, _, ERROR = SOFT_STRATEGIES
+QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
 
 # --- any order of events ------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def test_every_control_message_is_understood(control):
         assert client.protocol.settings != ClientSettings()
 
 
-@pytest.mark.parametrize("group", [controls.SOFT, controls.HARD, controls.ORDER, controls.ECHO, controls.BUNDLE])
+@pytest.mark.parametrize("group", sorted({control.group for control in controls.CONTROLS} - {controls.WHOAMI}))
 def test_the_newest_of_a_group_is_in_force(group):
     """Of one group the newest message counts; the choices of other groups stay."""
     rows = [control for control in controls.CONTROLS if control.group == group]
@@ -57,7 +57,7 @@ def test_settings_snapshot():
     bus = Bus()
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
-    client.send(b"CMSG echo/off", b"CMSG bundle/on")
+    client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on")
     snapshot = client.protocol.settings.snapshot()
     assert set(snapshot) == {field.name for field in fields(ClientSettings)}
     assert snapshot == {
@@ -67,6 +67,8 @@ def test_settings_snapshot():
         "newest_first": True,
         "echo": False,
         "bundles": True,
+        "bye": True,
+        "receipts": True,
     }
     assert client.transport.bundle_limit == MAX_BUNDLE
 
@@ -94,6 +96,7 @@ def test_connection_snapshot():
         "listener": "main",
         "patterns": {b"a": 2, b"!/cred////x": 1},
         "lost": 0,
+        "connected_at": client.protocol.connected_at,
         "settings": ClientSettings().snapshot(),
         "is_write_closed": False,
         "reason": None,
@@ -110,7 +113,12 @@ def test_queue_snapshot(order):
     queue = client.protocol.queue
     assert isinstance(queue, SendQueue)
     reply = b"CMSG !/cred/whoami\0!/cred/100/1000/%d" % client.protocol.peer.pid
-    assert queue.snapshot() == {"packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")]}
+    assert queue.snapshot() == {
+        "packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")],
+        "receipts": [],
+        "lost": 0,
+        "conflated": 0,
+    }
 
 
 def test_clients_that_chose_nothing_share_their_settings():
