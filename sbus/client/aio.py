@@ -19,7 +19,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import BACKLOG_RETRY, SERVER_CLOSED, backlog_full, connect_once, describe_loss
+from sbus.client.connecting import (
+    BACKLOG_RETRY,
+    SERVER_CLOSED,
+    Backoff,
+    backlog_full,
+    connect_once,
+    describe_loss,
+    is_absent,
+)
 from sbus.client.core import Message
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import read_limit, send_limit, send_some
@@ -220,11 +228,22 @@ class Bus(Session[Subscription]):
             raise TimedOut(f"no answer within {timeout} seconds") from None
 
     async def _open_initially(self) -> None:
+        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
+        absent: ConnectError | None = None
+        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
+        next(delays)
         try:
             async with asyncio.timeout(self._options.timeout):
-                await self._open()
+                while True:
+                    try:
+                        return await self._open()
+                    except ConnectError as error:
+                        if self._backoff is None or not is_absent(error):
+                            raise
+                        absent = error
+                    await asyncio.sleep(next(delays))
         except TimeoutError:
-            raise ConnectError(backlog_full(self.address)) from None
+            raise absent or ConnectError(backlog_full(self.address)) from None
 
     async def _open(self) -> None:
         while (sock := connect_once(self.address, self._options.buffer_size)) is None:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.client.identity import check_name
@@ -56,10 +56,11 @@ from sbus.protocol.controls import (
     choices,
 )
 
-__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "inbox_key"]
+__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
 T = TypeVar("T")
+State: TypeAlias = Literal["connected", "reconnecting", "closed"]
 Result: TypeAlias = T | Awaitable[T]
 """What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
@@ -181,6 +182,14 @@ class ClientApi(ABC, Generic[Sub]):
         """Return whether a client with the name `peer` is connected and proves it.
 
         False if there is no proof within `timeout` seconds.
+        """
+
+    @property
+    @abstractmethod
+    def state(self) -> State:
+        """``connected``; ``reconnecting`` after a loss, until everything is in force again; or ``closed``.
+
+        It changes when the client notices: the blocking one in its calls.
         """
 
     # --- settings ----------------------------------------------------------------------------

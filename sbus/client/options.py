@@ -42,7 +42,8 @@ class ConnectOptions:
     :ivar dialect: ``current``, or ``early`` for servers of the protocol's first revision.
     :ivar max_packet: bytes in the longest packet; give the server's limit (``--max-packet``).
     :ivar bundles: negotiate :doc:`bundles </bundles>` with the server, and use them if it has them.
-    :ivar timeout: seconds to retry while the server's backlog is full; None for no limit.
+    :ivar timeout: seconds to retry while the server's backlog is full and, with `reconnect`, while there is no server;
+        None for no limit.
     :ivar reconnect: reconnect and subscribe again when the connection is lost; a `Backoff` sets the pauses.
     :ivar on_gap: called with the reason once a connection has been replaced; messages may have been missed.
     :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.

@@ -38,7 +38,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi
+from sbus.client.api import ClientApi, State
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
 from sbus.client.options import ConnectOptions
@@ -141,6 +141,12 @@ class Session(ClientApi[Sub]):
         """Complete the waiters for the end of the connection."""
 
     # --- what users call ---------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        if self._error is not None:
+            return "closed"
+        return "connected" if self.is_connected() and not self._reconnecting else "reconnecting"
 
     def subscribe(self, pattern: bytes | str, callback: Callable[[Message], object] | None = None) -> Sub:
         """Subscribe to a pattern: read the messages from the result, or pass a callback.

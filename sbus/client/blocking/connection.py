@@ -41,9 +41,17 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi, Sub
+from sbus.client.api import ClientApi, State, Sub
 from sbus.client.blocking.waiting import PolledWaiter, deadline_in, poll_socket
-from sbus.client.connecting import SERVER_CLOSED, connect_blocking, connect_once, describe_loss, find_address
+from sbus.client.connecting import (
+    SERVER_CLOSED,
+    Backoff,
+    connect_blocking,
+    connect_once,
+    describe_loss,
+    find_address,
+    is_absent,
+)
 from sbus.client.core import Batch
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
@@ -95,6 +103,12 @@ class BlockingConnection(ClientApi[Sub]):
         self._next_attempt = 0.0
         self._resync_fence = PolledWaiter()  # succeeds once the choices of this client are in force again
         self._reconnecting = False
+
+    @property
+    def state(self) -> State:
+        if self._error is not None:
+            return "closed"
+        return "connected" if self._loss_reason is None else "reconnecting"
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -333,9 +347,23 @@ class BlockingConnection(ClientApi[Sub]):
     # --- connecting and disconnecting --------------------------------------------------------
 
     def _open(self) -> None:
-        timeout = self._options.timeout
-        self._attach(connect_blocking(self.address, self._options.buffer_size, timeout))
-        self._drain(deadline_in(timeout))
+        deadline = deadline_in(self._options.timeout)
+        self._attach(self._connect_first(deadline))
+        self._drain(deadline)
+
+    def _connect_first(self, deadline: float | None) -> socket.socket:
+        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
+        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
+        next(delays)
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                return connect_blocking(self.address, self._options.buffer_size, left)
+            except ConnectError as error:
+                pause = next(delays)
+                if self._backoff is None or not is_absent(error) or (left is not None and pause > left):
+                    raise
+            time.sleep(pause)
 
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock

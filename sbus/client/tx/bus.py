@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import backlog_full, describe_connect_error, find_address
+from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
 from sbus.client.core import Message
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.session import Session
@@ -74,7 +74,7 @@ def connect(
         and the remedy.
     """
     bus = Bus(reactor, address, ConnectOptions(**options))
-    return defer.Deferred.fromCoroutine(bus._open()).addCallback(lambda _: bus)
+    return defer.Deferred.fromCoroutine(bus._open_initially()).addCallback(lambda _: bus)
 
 
 class Bus(Session[Subscription]):
@@ -278,6 +278,22 @@ class Bus(Session[Subscription]):
 
             deferred.addTimeout(timeout, self._reactor, timed_out)
         return deferred
+
+    async def _open_initially(self) -> None:
+        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
+        timeout = self._options.timeout
+        deadline = None if timeout is None else self._reactor.seconds() + timeout
+        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
+        next(delays)
+        while True:
+            try:
+                return await self._open()
+            except ConnectError as problem:
+                pause = next(delays)
+                is_late = deadline is not None and self._reactor.seconds() + pause > deadline
+                if self._backoff is None or not is_absent(problem) or is_late:
+                    raise
+            await self._sleep(pause)
 
     async def _open(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -543,10 +544,56 @@ async def test_closing_when_the_server_dies_meanwhile(looping: Backend, bus: Sta
         await publishing
 
 
-async def test_first_connection_is_not_tried_again(backend: Backend, directory: Path) -> None:
-    """`reconnect` does not retry the first connection: a missing server is an error."""
+async def test_first_connection_waits_for_a_server(backend: Backend, bus: StartBus, directory: Path) -> None:
+    """With `reconnect`, a client may be started before its bus, and over a stale socket; no gap is reported."""
+    gaps = Gaps()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(str(directory / "bus"))
+    connecting = asyncio.ensure_future(backend.connect(directory / "bus", reconnect=QUICK, on_gap=gaps))
+    await asyncio.sleep(0.05)
+    assert not connecting.done()
+    (directory / "bus").unlink()
+    await asyncio.sleep(0.05)
+    assert not connecting.done()
+    bus()
+    client = await asyncio.wait_for(connecting, TIMEOUT)
+    await client.fence()
+    assert gaps.reported == []
+
+
+async def test_state(backend: Backend, bus: StartBus) -> None:
+    """A client says whether it is connected, reconnecting or closed."""
+    server = bus()
+    gaps = Gaps()
+    client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    plain = await backend.connect(server.address)
+    await client.fence()
+    assert (client.raw.state, plain.raw.state) == ("connected", "connected")
+    server.stop()
+    with pytest.raises(Disconnected):
+        await client.fence(timeout=0.2)
+    with pytest.raises(Disconnected):
+        await plain.fence()
+    assert (client.raw.state, plain.raw.state) == ("reconnecting", "closed")
+    bus()
+    async with client.serving():
+        await gaps.wait(1)
+    assert client.raw.state == "connected"
+    await client.close()
+    assert client.raw.state == "closed"
+
+
+async def test_first_connection_has_an_end(backend: Backend, directory: Path) -> None:
+    """The wait for the first connection ends with the timeout; what waiting cannot mend is an error at once."""
+    with pytest.raises(ConnectError, match="No such file or directory: start one"):
+        await backend.connect(directory / "none", reconnect=QUICK, timeout=0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(directory / "other"))
+        other.listen()
+        with pytest.raises(ConnectError, match="a socket of another kind"):
+            await backend.connect(directory / "other", reconnect=QUICK, timeout=None)
     with pytest.raises(ConnectError):
-        await backend.connect(directory / "none", reconnect=True)
+        await backend.connect(directory / "none", timeout=None)
 
 
 async def test_early_dialect_reconnects(backend: Backend, bus: StartBus) -> None:

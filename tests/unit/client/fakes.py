@@ -16,6 +16,10 @@ Sub = TypeVar("Sub", bound=Sink)
 class WithoutCalls(ClientApi[Sub]):
     """A client whose tests run the coroutines themselves, so that the calls of users have no implementation."""
 
+    @property
+    def state(self) -> NoReturn:
+        raise NotImplementedError
+
     def publish(self, key: bytes | str, payload: bytes = b"") -> NoReturn:
         raise NotImplementedError
 
