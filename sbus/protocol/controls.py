@@ -74,6 +74,10 @@ BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
 BYE_ON, BYE_OFF = b"bye/on", b"bye/off"
 RECEIPTS_ON, RECEIPTS_OFF = b"receipts/on", b"receipts/off"
 
+OBSERVER_ON, OBSERVER_OFF = b"observer/on", b"observer/off"
+INTEREST, INTEREST_ON, INTEREST_OFF = b"interest", b"interest/on", b"interest/off"
+PROBE, LAST, LAST_DONE = b"probe", b"last", b"last/done"
+
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
 BYE, RECEIPTS = b"bye", b"receipts"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
