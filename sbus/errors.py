@@ -69,6 +69,7 @@ class ViolationReason(enum.Enum):
     REFUSED_PUBLICATION = "the credentials policy refuses this publication"
     TOO_MANY_PATTERNS = "more patterns than the limit for one client"
     TOO_MANY_PATTERN_BYTES = "more bytes in patterns than the limit for one client"
+    TOO_MANY_WATCHED_KEYS = "more than 1024 watched keys, or one of more than 1024 bytes"
     TOO_MANY_MATCH_STEPS = (
         "the wildcards of this user's patterns together make look-ups too slow; use fewer of them, or raise "
         "--max-match-steps"

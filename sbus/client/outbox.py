@@ -99,7 +99,7 @@ class Outbox:
         while self._waiters and self._waiters[0][0] <= self._sent:
             self._waiters.popleft()[1].set_result(b"")
 
-    def reject_oversized(self, packet: bytes) -> bool:
+    def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """Let the transport close: the core has checked sizes, so this is a bug."""
         return False
 

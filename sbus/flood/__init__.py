@@ -13,7 +13,7 @@ This package does no I/O. A queue says what it decided with an `Outcome`, and ca
 from __future__ import annotations
 
 from sbus.flood.budget import QueueLimits, SharedBudget, UserShare
-from sbus.flood.interfaces import Outcome, Until, Verdict
+from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
 from sbus.flood.orders import ORDERS, Order, Reply
 from sbus.flood.send_queue import QueueOwner, SendQueue
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
@@ -25,6 +25,7 @@ __all__ = [
     "ORDERS",
     "SOFT_STRATEGIES",
     "ClientSettings",
+    "Loss",
     "Order",
     "Outcome",
     "QueueLimits",

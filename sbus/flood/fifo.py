@@ -46,7 +46,7 @@ class FifoQueue:
         del self._packets[:sent]
         self._size -= total_size(taken[:sent])
 
-    def reject_oversized(self, packet: bytes) -> bool:
+    def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """End the connection.
 
         A stream of packets with a hole in it would mislead the protocol.

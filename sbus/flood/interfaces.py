@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason
+from sbus.protocol.notices import LossReason
 
 __all__ = [
     "IHardStrategy",
     "IPacketQueue",
     "IQueueOrder",
     "ISoftStrategy",
+    "Loss",
     "Outcome",
     "Until",
     "Verdict",
@@ -28,7 +30,7 @@ class Verdict(enum.Enum):
     DROP = "drop it for this receiver"
     BLOCK = "keep it even past the limits, and block its publisher"
     CLOSE = "disconnect the receiver"
-    REPLACE = "put it in the place of the waiting message of the same key; if there is none, as KEEP"
+    REPLACE = "put it in the place of the waiting message of the same key, else as KEEP; only as an `always`"
 
 
 class Until(enum.Enum):
@@ -38,6 +40,19 @@ class Until(enum.Enum):
     EMPTY = "the queue is empty"
 
 
+class Loss(NamedTuple):
+    """Messages that were dropped for one receiver.
+
+    :ivar why: the cause.
+    :ivar messages: the number of messages.
+    :ivar size: the bytes of their packets.
+    """
+
+    why: LossReason
+    messages: int
+    size: int
+
+
 class Outcome(NamedTuple):
     """The result for one receiver if the queue did not simply keep every message.
 
@@ -45,12 +60,16 @@ class Outcome(NamedTuple):
     :ivar dropped_bytes: the bytes of these messages' packets.
     :ivar close: why the receiver must be disconnected, by its own choice of strategies; else None.
     :ivar block: the state up to which the publisher must be blocked; else None.
+    :ivar losses: the messages that were dropped, by cause; empty counts as `LossReason.DISCARD`.
+    :ivar conflated: the number of waiting messages that newer ones have replaced.
     """
 
     dropped: int = 0
     dropped_bytes: int = 0
     close: CloseReason | None = None
     block: Until | None = None
+    losses: tuple[Loss, ...] = ()
+    conflated: int = 0
 
 
 class ISoftStrategy(Interface):
@@ -115,11 +134,13 @@ class IPacketQueue(Interface):
         The queue keeps the others.
         """
 
-    def reject_oversized(packet: bytes) -> bool:
-        """Report a packet that is longer than the socket's send buffer can ever be.
+    def reject_oversized(taken: list[bytes], at: int) -> bool:
+        """Report that ``taken[at]`` is longer than the socket's send buffer can ever be.
 
-        If the connection goes on, the transport then reports the packet to `ack` as sent.
+        The queue may put another packet in its place, which the transport sends instead, and others in the place of
+        those behind it. If the queue leaves it there, the transport reports it to `ack` as sent.
 
+        :param taken: the packets that `take` returned last.
         :returns: whether the connection may go on without the packet.
         """
 

@@ -7,6 +7,8 @@ arrival, replies included, in a list with an empty front: whole slices go in and
 a packet is freed as soon as it is sent. `PriorityBacklog` keeps any other order in a heap, and the replies in front of
 it, in the order of their questions.
 
+A `FifoBacklog` also has receipts (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
+
 Both hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in
 their place. Both iterate in the order of arrival, so that a change of the order can build one from the other.
 
@@ -17,14 +19,16 @@ list (benchmarks/micro). So the default order has a container of its own.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from zope.interface import implementer
 
 from sbus.flood.interfaces import IQueueOrder
+from sbus.flood.receipts import Receipt
 
 __all__ = ["ORDERS", "FifoBacklog", "Order", "PriorityBacklog", "Reply"]
 
@@ -72,44 +76,106 @@ ORDERS = (
 
 
 class FifoBacklog:
-    """A backlog in order of arrival, replies included."""
+    """A backlog in order of arrival, replies and receipts included.
 
-    __slots__ = ("_front", "_packets")
+    A *place* is the number of packets that were added to the backlog before a packet: it stays valid while others come
+    and go.
+
+    :ivar marks: the places of the receipts.
+    """
+
+    __slots__ = ("_base", "_front", "_packets", "_taken", "marks")
 
     def __init__(self, packets: Iterator[bytes]) -> None:
         self._packets: list[Any] = list(packets)
+        self._base = 0
         self._front = 0
+        self._taken = 0
+        self.marks: list[int] = []
 
     def __len__(self) -> int:
         return len(self._packets) - self._front
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Any]:
         return islice(self._packets, self._front, None)
 
+    @property
+    def start(self) -> int:
+        """The place of the first packet that is not on its way to the socket."""
+        return self._base + self._front + self._taken
+
+    @property
+    def end(self) -> int:
+        """The place of the next packet."""
+        return self._base + len(self._packets)
+
+    def since(self, place: int) -> Iterator[tuple[int, bytes | Receipt]]:
+        """Return the packets from a place on, each with its place."""
+        at = max(place - self._base, self._front)
+        return enumerate(islice(self._packets, at, None), self._base + at)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._packets[place - self._base]
+
+    def __setitem__(self, place: int, packet: bytes) -> None:
+        self._packets[place - self._base] = packet
+
+    def mark(self, receipt: Receipt) -> None:
+        """Add a receipt behind all packets."""
+        self.marks.append(self.end)
+        self._packets.append(receipt)
+
+    def last_mark(self) -> tuple[Receipt, int] | None:
+        """Return the last receipt, and the number of messages behind it; None without one."""
+        if not self.marks:
+            return None
+        receipt: Receipt = self[self.marks[-1]]
+        return receipt, self.end - self.marks[-1] - 1 - receipt.replies
+
+    def marks_within(self, count: int) -> list[tuple[int, Receipt]]:
+        """Return the receipts among the next `count` packets, each with its index."""
+        first = self._base + self._front
+        return [(place - first, self[place]) for place in self.marks[: bisect_left(self.marks, first + count)]]
+
+    def remove_marks(self) -> list[Receipt]:
+        """Take out and return all receipts; every place becomes invalid."""
+        receipts = [self[place] for place in self.marks]
+        self._packets = [packet for packet in self if type(packet) is not Receipt]
+        self._base = self._front = self._taken = 0
+        self.marks = []
+        return receipts
+
     def pop_message(self) -> bytes | None:
-        """Take out and return the next message, or return None if only replies are left."""
+        """Take out and return the next message, or return None if there is none."""
         for at in range(self._front, len(self._packets)):
-            packet: bytes = self._packets[at]
-            if type(packet) is not Reply:
-                # The replies before it, most often none, move up.
+            packet: Any = self._packets[at]
+            if type(packet) is not Reply and type(packet) is not Receipt:
+                # The replies and receipts before it, most often none, move up.
                 self._packets[self._front + 1 : at + 1] = self._packets[self._front : at]
+                self.marks = [place + (place < self._base + at) for place in self.marks]
                 self.ack(1)
-                return packet
+                return bytes(packet)
         return None
 
     def push(self, packets: list[bytes]) -> None:
         """Add packets in their order of arrival."""
         self._packets += packets
 
-    def take(self, count: int) -> list[bytes]:
+    def take(self, count: int) -> list[Any]:
         """Return the next packets, at most `count`; call `ack` before anything else."""
-        return self._packets[self._front : self._front + count]
+        taken = self._packets[self._front : self._front + count]
+        self._taken = len(taken)
+        return taken
 
     def ack(self, sent: int) -> None:
         """Remove the first `sent` of the packets taken; the others keep their place."""
+        self._taken = 0
         front = self._front + sent
+        if self.marks:
+            del self.marks[: bisect_left(self.marks, self._base + front)]
         if front * 2 > len(self._packets):
             del self._packets[:front]
+            self._base += front
             front = 0
         else:
             self._packets[self._front : front] = [None] * sent
@@ -123,6 +189,9 @@ class PriorityBacklog:
     """
 
     __slots__ = ("_arrival", "_heap", "_newest_first", "_rank", "_replies", "_taken")
+
+    marks: Sequence[int] = ()
+    """This order knows no places for receipts; see `FifoBacklog.marks`."""
 
     def __init__(self, packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> None:
         self._rank = order.rank

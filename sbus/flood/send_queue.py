@@ -15,15 +15,20 @@ What drives a queue, in this order:
    the leftovers stay in `pending` and the queue is congested from now on.
 3. The server calls `settle` at once: the leftovers go through flood control like new messages. The server knows whose
    messages they are, the transport does not: that is why `ack` does not decide about them itself.
-4. Each later `ack` that takes something from the backlog calls `on_drained` of the queue's owner, the only callback.
+4. Each later `ack` that takes something from the backlog calls `on_drained` of the queue's owner. `on_lost` reports
+   what was dropped without a message of a publisher in hand: oversized packets, and all that waits at the end.
 
 `enqueue` and `settle` return an `Outcome`, which the caller acts upon, or None if all messages were kept. Inside them
 the queue calls only its strategies (and `on_drained`, if a strategy has emptied the queue). So a caller's loop never
 finds the receivers changed in its middle.
 
+For a receiver with receipts, each drop is noted at its place (`sbus.flood.receipts`). A receiver with
+``blocking/soft/latest`` has an index of the keys that wait (`sbus.flood.latest`), and a message of such a key takes the
+place of the one that waits.
+
 .. rubric:: Invariants
 
-* A message was delivered, is counted as dropped, or is in the queue. Never two of these.
+* A message was delivered, is counted as dropped or as conflated, or is in the queue. Never two of these.
 * A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
 * On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it.
 * An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
@@ -41,15 +46,20 @@ Low-water mark: a quarter of both limits of the queue, in messages and in bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
 
 from zope.interface import implementer
 
 from sbus.errors import CloseReason
 from sbus.flood.budget import QueueLimits, UserShare
-from sbus.flood.interfaces import IPacketQueue, Outcome, Until, Verdict
+from sbus.flood.interfaces import IPacketQueue, Loss, Outcome, Until, Verdict
+from sbus.flood.latest import KeyIndex
 from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
+from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
+from sbus.protocol import notices
+from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
 
 __all__ = ["QueueOwner", "SendQueue"]
@@ -57,25 +67,37 @@ __all__ = ["QueueOwner", "SendQueue"]
 _LOW_WATER = 4
 """The low-water mark is this fraction (one over it) of a queue's limits."""
 
-_KEEP = Outcome()
-_DROP = Outcome(dropped=1)
-_SOCKET_FULL = Outcome(close=CloseReason.SOCKET_FULL)
-_QUEUE_FULL = Outcome(close=CloseReason.QUEUE_FULL)
-_BLOCK_UNTIL_EMPTY = Outcome(block=Until.EMPTY)
-_BLOCK_UNTIL_ROOM = Outcome(block=Until.ROOM)
+
+class _Decision(NamedTuple):
+    """The decision about one message: drop it for this cause, close for this reason, block; else keep it."""
+
+    drop: LossReason | None = None
+    close: CloseReason | None = None
+    block: Until | None = None
+
+
+_KEEP = _Decision()
+_DROP = {why: _Decision(drop=why) for why in LossReason}
+_SOCKET_FULL = _Decision(LossReason.DISCONNECT, close=CloseReason.SOCKET_FULL)
+_QUEUE_FULL = _Decision(LossReason.DISCONNECT, close=CloseReason.QUEUE_FULL)
+_GONE = _DROP[LossReason.DISCONNECT]
+_BLOCK = Outcome(block=Until.EMPTY)
+_BLOCK_UNTIL_EMPTY = _Decision(block=Until.EMPTY)
+_BLOCK_UNTIL_ROOM = _Decision(block=Until.ROOM)
 
 
 class QueueOwner(Protocol):
     """The object that a queue belongs to: the server's side of a connection."""
 
-    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
         """Packets have left the queue, by the transport's doing.
 
         :param has_room: the queue is at its low-water mark or below.
         :param is_empty: the queue is empty, after it was congested.
-        :param dropped: messages that were dropped, because they can never be sent.
-        :param dropped_bytes: the bytes of these.
         """
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        """Messages were dropped because they can never be sent."""
 
 
 @implementer(IPacketQueue)
@@ -94,21 +116,32 @@ class SendQueue:
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
     :ivar settings: the receiver's choices; change them with `configure`.
+    :ivar lost: messages that were dropped since the connection began.
+    :ivar conflated: messages that newer ones of their keys have replaced.
+    :ivar head: the receipt in front of everything else, if there is one: no message may go past the queue then.
     :ivar watch: called with the packets that were sent, if it is not None.
     """
 
     __slots__ = (
         "_backlog",
-        "_dropped",
-        "_dropped_bytes",
+        "_cause",
+        "_conflated",
         "_is_arranged",
+        "_keys",
         "_limits",
+        "_losses",
         "_oversized",
         "_owner",
         "_reply_pending",
+        "_stamped",
+        "_substitute",
+        "_untold",
         "_user",
         "can_block",
+        "conflated",
+        "head",
         "is_congested",
+        "lost",
         "messages",
         "pending",
         "replies",
@@ -133,11 +166,22 @@ class SendQueue:
         self._is_arranged = True
         self._reply_pending = False
         self._oversized: Sequence[bytes] = ()
-        self._dropped = 0
-        self._dropped_bytes = 0
+        self._losses: dict[LossReason, Loss] = {}
+        self._cause = LossReason.DISCARD  # of what a strategy drops by itself
+        self.lost = 0
+        # Receipts
+        self.head: Receipt | None = None
+        self._untold = 0  # messages in receipts that wait
+        self._stamped: list[tuple[int, Receipt]] = []  # among the packets taken, by index
+        self._substitute: Receipt | None = None
+        # blocking/soft/latest
+        self.conflated = 0
+        self._conflated = 0  # since the last outcome
+        self._keys: KeyIndex | None = None
 
     def __len__(self) -> int:
-        return len(self.pending) + (len(self._backlog) if self._backlog is not None else 0)
+        waiting = len(self._backlog) if self._backlog is not None else 0
+        return len(self.pending) + waiting + (self.head is not None)
 
     def configure(self, settings: ClientSettings) -> None:
         """Replace the settings.
@@ -149,10 +193,20 @@ class SendQueue:
         self.settings = settings
         self.can_block = settings.can_block()
 
-    def snapshot(self) -> dict[str, list[tuple[bool, bytes]]]:
-        """Return the queue in order of arrival, as tuples (whether it is a reply, packet)."""
-        packets = [*(self._backlog or ()), *self.pending]
-        return {"packets": [(type(packet) is Reply, bytes(packet)) for packet in packets]}
+    def snapshot(self) -> dict[str, Any]:
+        """Return the queue in order of arrival, as plain values.
+
+        ``packets`` has tuples (whether it is a reply, packet). ``receipts`` has tuples (index of the packet that it
+        stands before, messages, bytes, cause).
+        """
+        packets: list[tuple[bool, bytes]] = []
+        receipts: list[tuple[int, int, int, str]] = []
+        for packet in [*([self.head] if self.head else []), *(self._backlog or ()), *self.pending]:
+            if type(packet) is Receipt:
+                receipts.append((len(packets), packet.messages, packet.size, packet.why.value))
+            else:
+                packets.append((type(packet) is Reply, bytes(packet)))
+        return {"packets": packets, "receipts": receipts, "lost": self.lost, "conflated": self.conflated}
 
     # --- in ----------------------------------------------------------------------------------
 
@@ -163,8 +217,7 @@ class SendQueue:
             self.pending.append(reply)
             self._reply_pending = True
         else:
-            self.replies += 1
-            self._backlog.push([reply])
+            self._push_reply(self._backlog, reply)
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """Take messages for a congested receiver; keep those that flood control admits.
@@ -179,14 +232,15 @@ class SendQueue:
         assert backlog is not None, "only a congested queue is offered messages"
         if not self._reply_pending:
             soft, size = self.settings.soft.always, total_size(packets)
+            if soft is Verdict.REPLACE and not self.settings.order.arrival:
+                soft = Verdict.KEEP
             blocks = may_block and soft is Verdict.BLOCK
             if blocks or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
                 backlog.push(packets)
                 self._count(len(packets), size)
-                return _BLOCK_UNTIL_EMPTY if blocks else None
+                return _BLOCK if blocks else None
             if soft is Verdict.DROP:
-                self._dropped += len(packets)
-                self._dropped_bytes += size
+                self._lose(len(packets), size, LossReason.DISCARD)
                 return self._outcome(None, None)
         return self._enqueue_each(packets, may_block)
 
@@ -206,7 +260,7 @@ class SendQueue:
         """
         limits, budget = self._limits, self._user.budget
         return (
-            self.settings.soft.always is Verdict.KEEP
+            self.settings.soft.always in (Verdict.KEEP, Verdict.REPLACE)
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.limit
@@ -221,76 +275,135 @@ class SendQueue:
         if packet is None:
             return False
         self._count(-1, -len(packet))
-        self._dropped += 1
-        self._dropped_bytes += len(packet)
+        self._lose(1, len(packet), self._cause, is_first=True)
         return True
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         close: CloseReason | None = None
         block: Until | None = None
         remaining = iter(packets)
+        replaces = self.settings.soft.always is Verdict.REPLACE
+        # Consecutive losses of one cause are counted together.
+        lost = lost_size = 0
+        why = LossReason.DISCARD
         try:
             for packet in remaining:
                 if type(packet) is Reply:
                     if self._backlog is not None:
-                        self.replies += 1
-                        self._backlog.push([packet])
+                        if lost:
+                            self._lose(lost, lost_size, why)
+                            lost = lost_size = 0
+                        self._push_reply(self._backlog, packet)
                     continue
-                verdict = _DROP if self._backlog is None else self._judge(packet, may_block)
-                if verdict is _DROP or verdict.close:
-                    self._dropped += 1
-                    self._dropped_bytes += len(packet)
-                    if verdict.close:
-                        close = verdict.close
-                        self._discard(())
-                else:
+                if replaces and self._replace(packet):
+                    continue
+                drop, end, wait = _GONE if self._backlog is None else self._judge(packet, may_block)
+                if drop is None:
+                    if lost:
+                        self._lose(lost, lost_size, why)
+                        lost = lost_size = 0
                     assert self._backlog is not None
                     self._backlog.push([packet])
                     self._count(1, len(packet))
-                    block = Until.EMPTY if Until.EMPTY in (block, verdict.block) else block or verdict.block
+                    block = Until.EMPTY if Until.EMPTY in (block, wait) else block or wait
+                    continue
+                if drop is not why and lost:
+                    self._lose(lost, lost_size, why)
+                    lost = lost_size = 0
+                why = drop
+                lost += 1
+                lost_size += len(packet)
+                if end:
+                    close = end
+                    self._discard(())
         except BaseException:  # of a plugged-in strategy or order: the messages that it has not judged are still here
             self.pending = [packet, *remaining]
             raise
+        finally:
+            if lost:
+                self._lose(lost, lost_size, why)
         return self._outcome(close, block)
+
+    def _replace(self, packet: bytes) -> bool:
+        """Put a message in the place of the waiting one of its key; return whether there was one, and room."""
+        backlog = self._backlog
+        if not isinstance(backlog, FifoBacklog) or not self.settings.order.arrival:
+            return False
+        if self._keys is None:
+            self._keys = KeyIndex(backlog)
+        place = self._keys.find(packet)
+        if place is None:
+            return False
+        more = len(packet) - len(backlog[place])
+        if more > 0 and self._lacks_bytes(more):
+            return False
+        backlog[place] = packet
+        self._count(0, more)
+        self.conflated += 1
+        self._conflated += 1
+        return True
 
     def _outcome(self, close: CloseReason | None, block: Until | None) -> Outcome | None:
         """Sum up the messages that came together; relax if nothing is left."""
-        if not self._backlog:
+        if not self.messages and not self.replies:
             block = None
             if self._backlog is not None:  # nothing was kept, and a strategy has dropped the rest
                 self._relax()
-                self._owner.on_drained(True, True, 0, 0)
-        dropped, size, self._dropped, self._dropped_bytes = self._dropped, self._dropped_bytes, 0, 0
-        return Outcome(dropped, size, close, block) if dropped or close or block else None
+                self._owner.on_drained(True, True)
+        losses = self._take_losses()
+        conflated, self._conflated = self._conflated, 0
+        if not losses:
+            return Outcome(0, 0, close, block, (), conflated) if close or block or conflated else None
+        dropped = sum(loss.messages for loss in losses)
+        return Outcome(dropped, sum(loss.size for loss in losses), close, block, losses, conflated)
 
-    def _judge(self, packet: bytes, may_block: bool) -> Outcome:
+    def _judge(self, packet: bytes, may_block: bool) -> _Decision:
         """Ask the strategies about one message."""
         settings = self.settings
-        soft = settings.soft.always or settings.soft.decide(self, packet)
+        soft = settings.soft.always
+        if soft is None:
+            self._cause = LossReason.DISCARD
+            soft = settings.soft.decide(self, packet)
         if soft is Verdict.DROP:
-            return _DROP
+            return _DROP[LossReason.DISCARD]
         if soft is Verdict.CLOSE:
             return _SOCKET_FULL
         if soft is Verdict.BLOCK and may_block:
             return _BLOCK_UNTIL_EMPTY
-        if not self._lacks_room(1, len(packet)):
+        lack = self._lacks_room(1, len(packet))
+        if lack is None:
             return _KEEP
         if soft is Verdict.BLOCK:
-            return _DROP  # for a publisher that it may not block, it acts as queue with hard/discard
-        hard = settings.hard.always or settings.hard.decide(self, packet)
+            return _DROP[lack]  # for a publisher that it may not block, it acts as queue with hard/discard
+        hard = settings.hard.always
+        if hard is None:
+            self._cause = lack
+            hard = settings.hard.decide(self, packet)
         if hard is Verdict.CLOSE:
             return _QUEUE_FULL
         if hard is Verdict.BLOCK:
-            return _BLOCK_UNTIL_ROOM if may_block else _DROP
-        return _KEEP if hard is Verdict.KEEP else _DROP
+            return _BLOCK_UNTIL_ROOM if may_block else _DROP[lack]
+        return _KEEP if hard is Verdict.KEEP else _DROP[lack]
 
-    def _lacks_room(self, messages: int, size: int) -> bool:
-        limits, budget = self._limits, self._user.budget
-        return (
-            self.messages + messages > limits.messages
-            or self.size + size > limits.bytes
-            or (budget.bytes + size > budget.limit and self.size + size > self._user.fair_share())
-        )
+    def _lacks_room(self, messages: int, size: int) -> LossReason | None:
+        """Return the limit that these messages would exceed, as the cause of a loss."""
+        if self.messages + messages > self._limits.messages:
+            return LossReason.QUEUE_FULL
+        return self._lacks_bytes(size)
+
+    def _lacks_bytes(self, size: int) -> LossReason | None:
+        budget = self._user.budget
+        if self.size + size > self._limits.bytes:
+            return LossReason.QUEUE_FULL
+        if budget.bytes + size > budget.limit and self.size + size > self._user.fair_share():
+            return LossReason.SHARE
+        return None
+
+    def _push_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: Reply) -> None:
+        self.replies += 1
+        backlog.push([reply])
+        if backlog.marks and isinstance(backlog, FifoBacklog):
+            backlog[backlog.marks[-1]].replies += 1
 
     def _count(self, messages: int, size: int) -> None:
         user = self._user
@@ -299,18 +412,112 @@ class SendQueue:
         user.queued_bytes += size
         user.budget.bytes += size
 
+    # --- losses ------------------------------------------------------------------------------
+
+    def _lose(self, messages: int, size: int, why: LossReason, is_first: bool = False) -> None:
+        """Count messages that were dropped, and note them for a receipt.
+
+        :param is_first: they stood before everything that waits, and not behind it.
+        """
+        self.lost += messages
+        before = self._losses.get(why)
+        self._losses[why] = (
+            Loss(why, messages, size) if before is None else Loss(why, before[1] + messages, before[2] + size)
+        )
+        if not self.settings.receipts:
+            return
+        self._untold += messages
+        receipt = self.head
+        backlog = self._backlog
+        if not is_first and self.messages and isinstance(backlog, FifoBacklog) and self.settings.order.arrival:
+            last = backlog.last_mark()
+            if last is not None:
+                receipt = last[0] if last[1] < MERGE else None
+            elif self.messages >= MERGE:
+                receipt = None
+            if receipt is None:
+                backlog.mark(Receipt(messages, size, why))
+                return
+        if receipt is None:
+            self.head = Receipt(messages, size, why)
+        else:
+            receipt.add(messages, size, why)
+
+    def _take_losses(self) -> tuple[Loss, ...]:
+        """Return the losses that were not reported yet."""
+        if not self._losses:
+            return ()
+        losses = tuple(self._losses.values())
+        self._losses = {}
+        return losses
+
+    def last_receipt(self) -> bytes | None:
+        """Drop everything, and return one receipt for it and for all that was not sent; None if there is none.
+
+        Nothing more can be sent after it.
+        """
+        self.discard_all()
+        receipt, self.head, self._untold = self.head, None, 0
+        if receipt is None:
+            return None
+        return notices.lost(receipt.messages, receipt.size, self.lost, LossReason.DISCONNECT)
+
+    def _put_first(self, receipt: Receipt) -> None:
+        """Put a receipt in front of everything."""
+        if self.head is None:
+            self.head = receipt
+        else:
+            self.head.add(receipt.messages, receipt.size, receipt.why)
+
+    def _collect(self) -> None:
+        """Move the receipts in the backlog to its front, as one: the order, or the end, leaves them no place."""
+        if isinstance(self._backlog, FifoBacklog) and self._backlog.marks:
+            for receipt in self._backlog.remove_marks():
+                self._put_first(receipt)
+            self._keys = None
+
+    def _stamp(self, taken: list[bytes]) -> None:
+        """Make the packets of the receipts among those taken."""
+        total = self.lost - self._untold
+        for at, receipt in self._stamped:
+            total += receipt.messages
+            taken[at] = receipt.packet(total)
+
     # --- out ---------------------------------------------------------------------------------
 
     def take(self, count: int) -> list[bytes]:
         """Take the next packets to send, at most `count`; call `ack` before anything else."""
-        if self._backlog is not None:
-            return self._ordered(self._backlog).take(count)
-        taken = self.pending
-        if len(taken) <= count:
-            self.pending = []
-            return taken
-        self.pending = taken[count:]
-        return taken[:count]
+        backlog = self._backlog
+        if backlog is not None:
+            if not self._is_arranged:
+                backlog = self._ordered(backlog)
+            if self.head is None and not backlog.marks:
+                return backlog.take(count)
+        elif self.head is None:
+            taken = self.pending
+            if len(taken) <= count:
+                self.pending = []
+                return taken
+            self.pending = taken[count:]
+            return taken[:count]
+        return self._take_receipts(count)
+
+    def _take_receipts(self, count: int) -> list[bytes]:
+        """As `take`, with receipts among the packets."""
+        stamped: list[tuple[int, Receipt]] = [] if self.head is None else [(0, self.head)]
+        count -= len(stamped)
+        backlog = self._backlog
+        if backlog is None:
+            taken, self.pending = self.pending[:count], self.pending[count:]
+        else:
+            if isinstance(backlog, FifoBacklog):
+                stamped += [(at + len(stamped), receipt) for at, receipt in backlog.marks_within(count)]
+            taken = backlog.take(count)
+        if self.head is not None:
+            taken.insert(0, b"")
+        self._stamped = stamped
+        self._stamp(taken)
+        return taken
 
     def ack(self, taken: list[bytes], sent: int) -> None:
         """Report that the first `sent` of the packets `taken` were sent.
@@ -323,12 +530,18 @@ class SendQueue:
             if packets:
                 self.watch(packets)
         self._oversized = ()
-        if self._backlog is not None:
-            self._backlog.ack(sent)
-            if sent:
-                self._sent(taken[:sent] if sent < len(taken) else taken)
+        if self._stamped:
+            gone, left, removed = self._ack_receipts(taken, sent)
         elif sent < len(taken):
-            self.pending = taken[sent:] + self.pending
+            gone, left, removed = taken[:sent], taken[sent:], sent
+        else:
+            gone, left, removed = taken, [], sent
+        if self._backlog is not None:
+            self._backlog.ack(removed)
+            if removed:
+                self._sent(gone)
+        elif left:
+            self.pending = left + self.pending
             self._backlog = self._new_backlog(iter(()))
             self._is_arranged = True
             self.is_congested = True
@@ -336,38 +549,83 @@ class SendQueue:
         elif not self.pending:
             self._reply_pending = False
 
-    def reject_oversized(self, packet: bytes) -> bool:
-        """Drop a packet that the socket can never take.
+    def _ack_receipts(self, taken: list[bytes], sent: int) -> tuple[list[bytes], list[bytes], int]:
+        """Settle the receipts among the packets taken.
+
+        :returns: the other packets that were sent, those that were not, and the packets to remove from the backlog.
+        """
+        stamped, self._stamped = self._stamped, []
+        substitute, self._substitute = self._substitute, None
+        gone, left, removed = taken[:sent], taken[sent:], sent
+        for at, receipt in reversed(stamped):
+            if at >= sent:
+                del left[at - sent]
+                if receipt is substitute:  # its message has left the backlog
+                    removed += 1
+                    self._put_first(receipt)
+                continue
+            del gone[at]
+            self._untold -= receipt.stamped
+            rest = receipt.rest()
+            if receipt is self.head:
+                removed -= 1
+                self.head = rest
+            elif rest is not None:
+                self._put_first(rest)
+        return gone, left, removed
+
+    def reject_oversized(self, taken: list[bytes], at: int) -> bool:
+        """Drop a packet that the socket can never take; its receipt takes its place.
 
         The receiver is not to blame, so the connection goes on.
         """
-        self._oversized = (*self._oversized, packet)
-        if type(packet) is not Reply:
-            self._owner.on_drained(False, False, 1, len(packet))
+        packet = taken[at]
+        if type(packet) is Reply:
+            self._oversized = (*self._oversized, packet)
+            return True
+        size = len(packet)
+        if self.settings.receipts:
+            receipt = self._substitute = Receipt(1, size, LossReason.TOO_LARGE)
+            self._stamped = sorted([*self._stamped, (at, receipt)], key=itemgetter(0))
+            self._untold += 1
+            self.lost += 1
+            if self._backlog is not None:
+                self._count(-1, -size)
+            self._stamp(taken)
+        else:
+            self._oversized = (*self._oversized, packet)
+            self.lost += 1
+        self._owner.on_lost((Loss(LossReason.TOO_LARGE, 1, size),))
         return True
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:
         """Drop every packet, including those `taken` but not yet passed to `ack`.
 
-        The messages among them are counted.
+        The messages among them are counted; receipts stay.
         """
         self._discard(taken)
-        dropped, size, self._dropped, self._dropped_bytes = self._dropped, self._dropped_bytes, 0, 0
-        if dropped:
-            self._owner.on_drained(False, False, dropped, size)
+        if losses := self._take_losses():
+            self._owner.on_lost(losses)
 
     def _discard(self, taken: Sequence[bytes]) -> None:
-        self._dropped += self.messages
-        self._dropped_bytes += self.size
+        messages, size = self.messages, self.size
         # What was taken from a backlog is counted there.
-        for packet in (*taken, *self.pending) if self._backlog is None else self.pending:
+        packets = self.pending
+        if self._backlog is None:
+            stamped = {at for at, _ in self._stamped}
+            packets = [packet for at, packet in enumerate(taken) if at not in stamped] + packets
+        for packet in packets:
             if type(packet) is not Reply:
-                self._dropped += 1
-                self._dropped_bytes += len(packet)
+                messages += 1
+                size += len(packet)
         for packet in self._oversized:  # among the packets taken; counted already
             if type(packet) is not Reply:
-                self._dropped -= 1
-                self._dropped_bytes -= len(packet)
+                messages -= 1
+                size -= len(packet)
+        if self._substitute is not None:
+            self._put_first(self._substitute)
+            self._substitute = None
+        self._stamped = []
         self.pending = []
         self._oversized = ()
         self._reply_pending = False
@@ -375,8 +633,11 @@ class SendQueue:
             self._count(-self.messages, -self.size)
             self.replies = 0
             self._relax()
+        if messages:
+            self._lose(messages, size, LossReason.DISCONNECT)
 
     def _sent(self, packets: list[bytes]) -> None:
+        """Count packets that have left the backlog, receipts aside."""
         messages = len(packets)
         size = total_size(packets)
         if self.replies:
@@ -385,12 +646,12 @@ class SendQueue:
             messages -= len(replies)
             size -= sum(map(len, replies))
         self._count(-messages, -size)
-        is_empty = not self._backlog
+        is_empty = not self.messages and not self.replies
         limits = self._limits
         has_room = self.messages <= limits.messages // _LOW_WATER and self.size <= limits.bytes // _LOW_WATER
         if is_empty:
             self._relax()
-        self._owner.on_drained(has_room, is_empty, 0, 0)
+        self._owner.on_drained(has_room, is_empty)
 
     def _relax(self) -> None:
         self._backlog = None
@@ -400,6 +661,8 @@ class SendQueue:
     def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
         if not self._is_arranged:
             self._is_arranged = True
+            self._collect()
+            self._keys = None
             backlog = self._backlog = self._new_backlog(iter(backlog))
         return backlog
 

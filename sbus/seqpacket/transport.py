@@ -479,7 +479,7 @@ class PacketTransport(Connection):
         while done < len(taken):
             limit = self._send_bundle_limit
             bundles, counts = pack(taken[done:] if done else taken, limit, _BUNDLES_PER_SEND)
-            sent = self._send(bundles, counts)
+            sent = self._send(bundles, counts, taken, done)
             if sent is None:
                 return None
             done += sum(counts[:sent])
@@ -488,16 +488,20 @@ class PacketTransport(Connection):
                 break
         return done
 
-    def _send(self, taken: list[bytes], counts: list[int] | None = None) -> int | None:
+    def _send(
+        self, items: list[bytes], counts: list[int] | None = None, taken: list[bytes] | None = None, done: int = 0
+    ) -> int | None:
         """Send packets until the socket is full.
 
         If a bundle is too long for the socket, the next ones are shorter.
 
         :param counts: the number of packets in each item, if there are bundles among them.
+        :param taken: the packets taken from the queue, if they are not the items themselves.
+        :param done: the number of these that stand before the items.
         :returns: the number of items, from the front, that are dealt with; None if nothing can be sent any more.
         """
         sent = 0
-        batch = taken
+        batch = items
         while True:
             try:
                 count = send_packets(self._sock, batch)
@@ -509,12 +513,18 @@ class PacketTransport(Connection):
                         self._bundle_limit = self._send_bundle_limit = min(self._bundle_limit, limit)
                         return sent
                     # Longer than this socket's buffer: no fault of the receiver, and the other packets are sent.
-                    if not self.queue.reject_oversized(batch[0]):
-                        why = f"{len(batch[0])} bytes do not fit the send buffer"
+                    packets = items if taken is None else taken
+                    at = done + (sent if counts is None else sum(counts[:sent]))
+                    oversized = packets[at]
+                    if not self.queue.reject_oversized(packets, at):
+                        why = f"{len(oversized)} bytes do not fit the send buffer"
                         self._abort(Failure(error.MessageLengthError(why)))
                         return None
-                    sent += 1
-                    batch = taken[sent:]
+                    if packets[at] is oversized:
+                        sent += 1
+                    elif counts is not None:
+                        items[sent:], counts[sent:] = pack(packets[at:], self._send_bundle_limit, _BUNDLES_PER_SEND)
+                    batch = items[sent:]
                     continue
                 if e.errno not in _NO_MEMORY:
                     if e.errno not in _PEER_LEFT:
@@ -530,7 +540,7 @@ class PacketTransport(Connection):
             if count == 0 or count == len(batch):
                 return sent
             # A batch that was cut short does not say why; the packet that it ended at, sent alone, does.
-            batch = taken[sent : sent + 1]
+            batch = items[sent : sent + 1]
 
     def _retry_flush(self) -> None:
         self._memory_retry = None

@@ -34,8 +34,9 @@ from __future__ import annotations
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
-from sbus.flood import Outcome, SendQueue
+from sbus.flood import Loss, Outcome, SendQueue
 from sbus.protocol.bundles import BundleCache
+from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.backpressure import Backpressure
@@ -124,7 +125,9 @@ class Delivery:
                 queue.pending += packets
             else:
                 transport = receiver.transport
-                sent = transport.try_send(packets, packed) if at_once and transport is not None else 0
+                sent = 0
+                if at_once and transport is not None and queue.head is None:  # nothing goes past a receipt
+                    sent = transport.try_send(packets, packed)
                 if sent < count:
                     self._touched.append(receiver)  # not a local list: an observer may have published meanwhile
                     self._publisher = publisher
@@ -135,6 +138,10 @@ class Delivery:
         """Mark a receiver for `flush`: its queue has something of this publisher's batch."""
         self._touched.append(receiver)
         self._publisher = publisher
+
+    def touch_also(self, receiver: Receiver) -> None:
+        """Mark a receiver for `flush`: its queue has something that is no message of this batch."""
+        self._touched.append(receiver)
 
     def flush(self) -> None:
         """Send what the batch has brought, with one call for each receiver.
@@ -189,8 +196,13 @@ class Delivery:
         self._blocking.discard(receiver)
         self._backpressure.release(receiver)
 
-    def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
-        """Count messages that were dropped for a receiver, `size` bytes together."""
+    def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:
+        """Count messages that were dropped for a receiver, by cause."""
+        messages = size = 0
+        for why, lost, lost_size in losses:
+            self._counters.dropped_by[why] += lost
+            messages += lost
+            size += lost_size
         receiver.lost += messages
         self._counters.dropped += messages
         for notify in self._events.dropped:
@@ -222,14 +234,15 @@ class Delivery:
         return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
 
     def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
-        dropped, size, close, block = outcome
+        dropped, size, close, block, losses, conflated = outcome
         if close is not None:
             receiver.close(close)
             self._blocking.discard(receiver)
         elif block is not None and publisher is not None:
             self._backpressure.block(publisher, receiver, block)
         if dropped:
-            self.dropped(receiver, dropped, size)
+            self.dropped(receiver, losses or (Loss(LossReason.DISCARD, dropped, size),))
+        self._counters.conflated += conflated
 
     def _has_room(self, packets: list[bytes], receivers: tuple[Receiver, ...]) -> bool:
         """Return whether surely no receiver blocks the publisher for any of these packets."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason, Violation
-from sbus.flood import Outcome, SendQueue
+from sbus.flood import ClientSettings, Outcome, SendQueue
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.users import User
@@ -98,6 +98,15 @@ class Client(Publisher, Receiver, Protocol):
 
     number: int
     """Counts connections, from 1; 0 before the client was admitted."""
+
+    settings: ClientSettings
+    """The client's choices."""
+
+    def reply(self, key: bytes, payload: bytes) -> None:
+        """Send the client a reply; flood control never drops it."""
+
+    def notify(self, key: bytes, payload: bytes) -> None:
+        """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
 
 
 class ICredentials(Interface):

@@ -56,14 +56,14 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import ClientSettings, Outcome, SendQueue
+from sbus.flood import ClientSettings, Loss, Outcome, SendQueue
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
-from sbus.server.interfaces import Receiver
+from sbus.server.interfaces import Client, Receiver
 from sbus.server.limits import MAX_REPLIES, pattern_cost
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
@@ -322,7 +322,7 @@ class BusProtocol:
                 work += SUBSCRIPTION
                 self._registry.unsubscribe(self, key)
             else:
-                self._control(key)
+                self._control(key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
                 self.close(CloseReason.VIOLATION)
@@ -339,10 +339,12 @@ class BusProtocol:
 
     # --- control messages --------------------------------------------------------------------
 
-    def _control(self, key: bytes) -> None:
+    def _control(self, key: bytes, payload: bytes | None) -> None:
         """Handle a control message.
 
         Strategies and orders are found by their selectors, the others by their group.
+
+        :param payload: what stands behind the NUL; None without a NUL.
         """
         registry = self._registry
         if not registry.dialect.control:
@@ -354,15 +356,16 @@ class BusProtocol:
             return
         control = controls.find(key)
         handler = _HANDLERS.get(control.group) if control is not None else None
-        if handler is None or not handler(self, key):
+        if not (handler(self, key) if handler is not None else registry.requests.handle(self, key, payload)):
             registry.counters.unknown_controls += 1
 
     def _whoami(self, key: bytes) -> bool:
-        self._reply(key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid))
+        self.reply(key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid))
         return True
 
     def _choose_echo(self, key: bytes) -> bool:
         self._apply(replace(self.settings, echo=key == controls.ECHO_ON))
+        self._registry.interest.echo_changed(self)
         return True
 
     def _choose_bundles(self, key: bytes) -> bool:
@@ -381,17 +384,23 @@ class BusProtocol:
             transport.stop_bundling()
         self._apply(replace(self.settings, bundles=bundles))
         if bundles == wanted:
-            self._reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
+            self.reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
         return bundles == wanted
 
     def _choose_bye(self, key: bytes) -> bool:
         self._apply(replace(self.settings, bye=key == controls.BYE_ON))
-        self._reply(key, b"")
+        self.reply(key, b"")
         return True
 
     def _choose_receipts(self, key: bytes) -> bool:
         self._apply(replace(self.settings, receipts=key == controls.RECEIPTS_ON))
-        self._reply(key, b"")
+        self.reply(key, b"")
+        return True
+
+    def _choose_observer(self, key: bytes) -> bool:
+        self._apply(replace(self.settings, observer=key == controls.OBSERVER_ON))
+        self._registry.interest.observe(self, self.settings.observer)
+        self.reply(key, b"")
         return True
 
     def _apply(self, settings: ClientSettings) -> None:
@@ -399,14 +408,22 @@ class BusProtocol:
         self.queue.configure(settings)
         self._fast_path = settings.echo and self._registry.fast_path
 
-    def _reply(self, key: bytes, payload: bytes) -> None:
+    def reply(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._write(build(CMSG, key, payload), self._registry.touch)
+
+    def notify(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._write(build(CMSG, key, payload), self._registry.touch_also)
+
+    def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
         self.user.work_left -= REPLY
         if self._write_closed:
             return
         queue = self.queue
-        queue.write(build(CMSG, key, payload))
+        queue.write(packet)
         if not queue.is_congested:
-            self._registry.touch(self)
+            touch(self)
         if len(queue.pending) >= MAX_REPLIES:
             self._registry.flush()
         if queue.replies > MAX_REPLIES:
@@ -434,11 +451,15 @@ class BusProtocol:
         """What changes when the client reads."""
         return len(self.queue), 0 if self.transport is None else self.transport.unread_bytes()
 
-    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
         """See `sbus.flood.QueueOwner`."""
-        self._registry.drained(self, has_room, is_empty, dropped, dropped_bytes)
+        self._registry.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        """See `sbus.flood.QueueOwner`."""
+        self._registry.lost(self, losses)
 
 
 _HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
@@ -447,5 +468,6 @@ _HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
     controls.BUNDLE: BusProtocol._choose_bundles,
     controls.BYE: BusProtocol._choose_bye,
     controls.RECEIPTS: BusProtocol._choose_receipts,
+    controls.OBSERVER: BusProtocol._choose_observer,
 }
 """What handles a control message, by its group; it returns whether the message was understood."""

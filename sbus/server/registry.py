@@ -9,6 +9,8 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.router`           subscriptions, and the receivers of a routing key
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
+`sbus.server.interest`         the keys that clients watch: whether anybody listens
+`sbus.server.requests`         the questions of clients that come with a payload
 =============================  =============================================================================
 
 The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
@@ -27,18 +29,21 @@ from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import QueueOwner, SendQueue
+from sbus.flood import Loss, QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, SecretKey
+from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cost import MatchCost
 from sbus.server.backpressure import Backpressure
 from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
+from sbus.server.interest import Interest
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
+from sbus.server.requests import Requests, notify_interest
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
 from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
@@ -58,10 +63,13 @@ class SubscriptionRegistry(Service):
     :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param observers: `sbus.interfaces.IObserver` s.
+    :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar users: the users of the connected clients.
     :ivar turns: the clients whose users have no work left for now.
+    :ivar interest: the keys that clients watch.
+    :ivar requests: answers the questions of clients.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
@@ -81,6 +89,7 @@ class SubscriptionRegistry(Service):
         ignore_violations: bool = False,
         controls: FloodControls | None = None,
         observers: tuple[Any, ...] = (),
+        public_interest: bool = True,
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
@@ -99,6 +108,17 @@ class SubscriptionRegistry(Service):
         self._router = Router(dialect)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
+        self.interest = Interest(
+            self._router,
+            dialect,
+            credentials,
+            clock,
+            self.turns,
+            notify=notify_interest,
+            flush=self._delivery.flush,
+            forget_user=self.users.forget,
+        )
+        self.requests = Requests(self.interest, self.limits, dialect, public_interest=public_interest)
         self.clients = self._members.clients
         self.routes = self._router.routes
         self.route = self._router.route
@@ -166,6 +186,7 @@ class SubscriptionRegistry(Service):
             return
         for pattern in tuple(client.patterns):
             self._drop(client, pattern)
+        self.interest.left(client)
 
     def _leave_on(self) -> None:
         """Drop some subscriptions of the clients that have left; the first to leave comes first."""
@@ -187,12 +208,14 @@ class SubscriptionRegistry(Service):
         if not client.patterns:
             del self._leaving[client]
             self._router.unmute(client)
+            self.interest.left(client)
             self.users.forget(client.user)
         return len(patterns)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
+        self.interest.unwatch_all(client)
         self._delivery.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
@@ -202,6 +225,7 @@ class SubscriptionRegistry(Service):
         if client not in self._members:
             return
         self.leave(client)
+        self.interest.unwatch_all(client)
         fired = self._members.remove(client)
         for notify in self._events.closed:
             notify(client, reason)
@@ -240,7 +264,7 @@ class SubscriptionRegistry(Service):
             secret = self.dialect.check(pattern)
             self.credentials.checkSubscription(client.peer, pattern, secret)
             cost = pattern_cost(pattern, self.dialect.separator)
-            if len(client.patterns) >= self.limits.max_patterns:
+            if len(client.patterns) + self.interest.count(client) >= self.limits.max_patterns:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
@@ -327,6 +351,10 @@ class SubscriptionRegistry(Service):
         """Have `flush` send what a client's own packets have brought into its queue."""
         self._delivery.touch(client, client)
 
+    def touch_also(self, client: Client) -> None:
+        """Have `flush` send what another client's packets, or nobody's, have brought into a client's queue."""
+        self._delivery.touch_also(client)
+
     def flush(self) -> None:
         """Send what the current batch has brought; see `Delivery.flush`."""
         self._delivery.flush()
@@ -336,10 +364,18 @@ class SubscriptionRegistry(Service):
     def drained(
         self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
     ) -> None:
-        """Note that messages have left a client's queue; see `QueueOwner.on_drained`."""
+        """Note that messages have left a client's queue; see `QueueOwner.on_drained`.
+
+        :param dropped: messages that a receiver without a `SendQueue` has dropped.
+        :param dropped_bytes: the bytes of these.
+        """
         if dropped:
-            self._delivery.dropped(client, dropped, dropped_bytes)
+            self.lost(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
         self._delivery.drained(client, has_room, is_empty)
+
+    def lost(self, client: Receiver, losses: tuple[Loss, ...]) -> None:
+        """Count messages that were dropped for a client, by cause; see `QueueOwner.on_lost`."""
+        self._delivery.dropped(client, losses)
 
     def strategies_changed(self, client: Receiver) -> None:
         """Unblock the publishers of a client that has chosen other strategies."""

@@ -157,12 +157,15 @@ class FakePacketTransport(Connection):
             return
         while taken := self.queue.take(BATCH):
             sent = 0
-            for packet in taken:
+            while sent < len(taken):
+                packet = taken[sent]
                 if self.longest is not None and len(packet) > self.longest:
-                    if not self.queue.reject_oversized(packet):
+                    if not self.queue.reject_oversized(taken, sent):
                         self.queue.discard_all(taken)
                         self._abort(Failure(error.MessageLengthError(f"{len(packet)} bytes do not fit the buffer")))
                         return
+                    if taken[sent] is not packet:
+                        continue
                 elif self.capacity == 0:
                     break
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from sbus.errors import CloseReason
-from sbus.flood import ClientSettings, QueueLimits, SendQueue, SharedBudget, Strategy, UserShare
+from sbus.flood import ClientSettings, Loss, QueueLimits, SendQueue, SharedBudget, Strategy, UserShare
 from sbus.interfaces import IPacketTransport
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
@@ -63,8 +63,11 @@ class FloodRecorder:
         self.lost = 0
         self.reasons: list[CloseReason] = []
 
-    def on_drained(self, has_room: bool, is_empty: bool, dropped: int, dropped_bytes: int) -> None:
-        self.lost += dropped
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
+        pass
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        self.lost += sum(loss.messages for loss in losses)
 
 
 class _SettledQueue(SendQueue):

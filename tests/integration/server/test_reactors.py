@@ -594,8 +594,8 @@ class Ends(PacketReactorBuilder):
         class Lenient(FifoQueue):
             __slots__ = ("missed",)
 
-            def reject_oversized(self, packet):
-                self.missed = len(packet)
+            def reject_oversized(self, taken, at):
+                self.missed = len(taken[at])
                 return True
 
         recorder = Recorder()

@@ -141,7 +141,7 @@ def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
     outbox.write(b"MSG k\0")
     outbox.discard_all(outbox.take(1))
     assert outbox.take(5) == [b"MSG k\0"]
-    assert not outbox.reject_oversized(b"MSG k\0")
+    assert not outbox.reject_oversized([b"MSG k\0"], 0)
 
 
 @pytest.fixture

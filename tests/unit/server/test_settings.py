@@ -57,7 +57,7 @@ def test_settings_snapshot():
     bus = Bus()
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
-    client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on")
+    client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on", b"CMSG observer/on")
     snapshot = client.protocol.settings.snapshot()
     assert set(snapshot) == {field.name for field in fields(ClientSettings)}
     assert snapshot == {
@@ -69,6 +69,7 @@ def test_settings_snapshot():
         "bundles": True,
         "bye": True,
         "receipts": True,
+        "observer": True,
     }
     assert client.transport.bundle_limit == MAX_BUNDLE
 
@@ -110,7 +111,12 @@ def test_queue_snapshot(order):
     queue = client.protocol.queue
     assert isinstance(queue, SendQueue)
     reply = b"CMSG !/cred/whoami\0!/cred/100/1000/%d" % client.protocol.peer.pid
-    assert queue.snapshot() == {"packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")]}
+    assert queue.snapshot() == {
+        "packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")],
+        "receipts": [],
+        "lost": 0,
+        "conflated": 0,
+    }
 
 
 def test_clients_that_chose_nothing_share_their_settings():

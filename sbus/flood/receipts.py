@@ -1,0 +1,80 @@
+"""Receipts: what a queue has dropped, and where.
+
+.. rubric:: Theory of operation
+
+A receiver that has asked for receipts (``CMSG receipts/on``) learns of each loss at its place in the stream. A
+`Receipt` is an object that can still grow while it waits; `SendQueue.take` turns it into a packet, `SendQueue.ack`
+learns whether it was sent. A receipt waits in one of two places:
+
+* *in front of the queue* (`SendQueue.head`), if nothing waits before it, or if the order knows no places
+  (``order/stack``, ``order/random``): there is one, with the sum of all losses;
+* *in a backlog* under ``order/queue``, as a mark between two messages (`sbus.flood.orders.FifoBacklog`).
+
+Invariants:
+
+* A receipt that waits takes up further losses while fewer than `MERGE` messages stand behind it. Then the next loss
+  begins a new one, behind everything that waits. So a receipt stands at its gap or at most ``MERGE - 1`` messages
+  before it, a receiver sees no gap before its receipt, and receipts lengthen a queue by 1 in `MERGE` at most.
+* A receipt is never dropped. It counts neither as a message nor as a reply, and a queue in which only receipts wait
+  counts as empty: it is not congested, and each flush offers its receipt first and then the messages that came.
+* A message that the socket can never take is replaced by its receipt on the way to the socket, since the packets
+  behind it leave with the same flush.
+* Published to a receiver = delivered + waiting + conflated + messages in receipts, counted from the reply to
+  ``receipts/on`` on.
+
+A receiver without receipts pays one comparison for each flush, and nothing for each message.
+
+Rejected: to build the packet at each loss. A receipt takes up many losses before it is sent, and a flood in which every
+second message is dropped would build one for each.
+"""
+
+from __future__ import annotations
+
+from sbus.protocol.notices import LossReason, lost
+
+__all__ = ["MERGE", "Receipt"]
+
+MERGE = 64
+"""Messages behind a waiting receipt from which on the next loss begins a new one."""
+
+
+class Receipt:
+    """The losses at one place of a queue.
+
+    :ivar messages: messages that were dropped here.
+    :ivar size: bytes of their packets.
+    :ivar why: the common cause, or `LossReason.SEVERAL`.
+    :ivar replies: replies that stand behind it.
+    :ivar stamped: the messages in the packet that was made last.
+    """
+
+    __slots__ = ("_stamped_size", "messages", "replies", "size", "stamped", "why")
+
+    def __init__(self, messages: int, size: int, why: LossReason) -> None:
+        self.messages = messages
+        self.size = size
+        self.why = why
+        self.replies = 0
+        self.stamped = 0
+        self._stamped_size = 0
+
+    def add(self, messages: int, size: int, why: LossReason) -> None:
+        """Take up further losses."""
+        self.messages += messages
+        self.size += size
+        if why is not self.why:
+            self.why = LossReason.SEVERAL
+
+    def packet(self, total: int) -> bytes:
+        """Return the packet to send now.
+
+        :param total: messages that were dropped since the connection began, those of this receipt included.
+        """
+        self.stamped, self._stamped_size = self.messages, self.size
+        return lost(self.messages, self.size, total, self.why)
+
+    def rest(self) -> Receipt | None:
+        """Return the losses that came after the packet was made, if there are any."""
+        if self.messages == self.stamped:
+            return None
+        return Receipt(self.messages - self.stamped, self.size - self._stamped_size, self.why)

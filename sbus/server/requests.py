@@ -1,0 +1,89 @@
+"""Requests: the questions of clients that come with a payload, and their answers.
+
+Protocol: "Interest".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from sbus.errors import Violation, ViolationReason
+from sbus.protocol import controls
+from sbus.protocol.keys import Dialect
+from sbus.server.interest import Interest
+from sbus.server.interfaces import Client
+from sbus.server.limits import Limits, pattern_cost
+from sbus.server.watched_keys import Watch
+
+__all__ = ["Requests", "notify_interest"]
+
+
+class Requests:
+    """Answers requests.
+
+    :param public_interest: whether all users may ask about interest; else only root and the server's user.
+    """
+
+    def __init__(self, interest: Interest, limits: Limits, dialect: Dialect, *, public_interest: bool) -> None:
+        self._interest = interest
+        self._limits = limits
+        self._dialect = dialect
+        self._public_interest = public_interest
+        self._handlers: dict[bytes, Callable[[Client, bytes | None], bool]] = {
+            controls.INTEREST_ON: self._watch,
+            controls.INTEREST_OFF: self._unwatch,
+            controls.PROBE: self._probe,
+        }
+
+    def handle(self, client: Client, key: bytes, payload: bytes | None) -> bool:
+        """Answer a request.
+
+        :param payload: what stands behind the NUL; None without a NUL.
+        :returns: False if the request is unknown to this client.
+        :raises Violation: if the client broke a rule with it.
+        """
+        handler = self._handlers.get(key)
+        return handler is not None and handler(client, payload)
+
+    def _watch(self, client: Client, key: bytes | None) -> bool:
+        if key is None or not self._may_ask(client):
+            return False
+        if self._interest.find(client, key) is None:
+            cost = pattern_cost(key, self._dialect.separator)
+            if len(client.patterns) + self._interest.count(client) >= self._limits.max_patterns:
+                raise Violation(ViolationReason.TOO_MANY_PATTERNS)
+            if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
+                raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
+        watch = self._interest.watch(client, key)
+        client.reply(controls.INTEREST, b"%d %b" % (watch.value, key))
+        return True
+
+    def _unwatch(self, client: Client, key: bytes | None) -> bool:
+        if not self._may_ask(client):
+            return False
+        if key is None:
+            self._interest.unwatch_all(client)
+            client.reply(controls.INTEREST_OFF, b"")
+        else:
+            client.reply(controls.INTEREST, b"%d %b" % (self._interest.unwatch(client, key), key))
+        return True
+
+    def _probe(self, client: Client, key: bytes | None) -> bool:
+        if key is None or not self._may_ask(client):
+            return False
+        count = self._interest.probe(client, key)
+        client.reply(controls.PROBE, b"%d %b" % (count if _is_trusted(client) else min(count, 1), key))
+        return True
+
+    def _may_ask(self, client: Client) -> bool:
+        return self._public_interest or _is_trusted(client)
+
+
+def notify_interest(watch: Watch) -> None:
+    """Send the changed answer of a watched key."""
+    watch.client.notify(controls.INTEREST, b"%d %b" % (watch.value, watch.key))
+
+
+def _is_trusted(client: Client) -> bool:
+    return client.peer.uid in (0, os.geteuid())
