@@ -107,10 +107,6 @@ INTEREST, INTEREST_ON, INTEREST_OFF = b"interest", b"interest/on", b"interest/of
 INTEREST_PATTERN, INTEREST_PATTERNS = b"interest/pattern", b"interest/patterns"
 PROBE, LAST, LAST_DONE = b"probe", b"last", b"last/done"
 
-OBSERVER_ON, OBSERVER_OFF = b"observer/on", b"observer/off"
-INTEREST, INTEREST_ON, INTEREST_OFF = b"interest", b"interest/on", b"interest/off"
-PROBE, LAST, LAST_DONE = b"probe", b"last", b"last/done"
-
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
 BYE, RECEIPTS, OBSERVER = b"bye", b"receipts", b"observer"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""

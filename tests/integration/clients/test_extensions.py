@@ -116,13 +116,13 @@ class Story:
     """What the application got: payloads and losses, in the order in which it got them."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.got: list[Any] = []
 
     def on_lost(self, lost: Lost) -> None:
-        self.told.append(lost)
+        self.got.append(lost)
 
     def on_message(self, message: Any) -> None:
-        self.told.append(message.payload)
+        self.got.append(message.payload)
 
 
 async def test_losses_stand_among_the_messages(backend: Backend, directory: Path) -> None:
@@ -139,21 +139,21 @@ async def test_losses_stand_among_the_messages(backend: Backend, directory: Path
         peer.send(*packets)
         for _ in range(4):
             story.on_message(await sub.get())
-        assert story.told == [b"0", first, b"1", b"2", second, b"3"]
-        story.told.clear()
+        assert story.got == [b"0", first, b"1", b"2", second, b"3"]
+        story.got.clear()
         peer.send(*packets[1:], b"MSG k\x00end")
-        while story.told[-1:] != [b"end"]:
+        while story.got[-1:] != [b"end"]:
             for message in await sub.get_many():
                 story.on_message(message)
-        assert story.told == [b"0", first, b"1", b"2", second, b"3", b"end"]
+        assert story.got == [b"0", first, b"1", b"2", second, b"3", b"end"]
         await sub.close()
-        story.told.clear()
+        story.got.clear()
         await client.subscribe("k", story.on_message)
         fencing = asyncio.ensure_future(client.fence())
         await peer.receive_until(WHOAMI)
         peer.send(*packets[1:], WHOAMI + b"\0" + NAME)
         await fencing
-        assert story.told == [b"0", first, b"1", b"2", second, b"3"]
+        assert story.got == [b"0", first, b"1", b"2", second, b"3"]
         assert client.raw.lost == 9
 
 
@@ -166,18 +166,18 @@ async def test_losses_are_reported_once(backend: Backend, directory: Path) -> No
         one, other = await client.subscribe("k"), await client.subscribe("k")
         peer.send(*[b"MSG k\0%d" % number for number in range(3)], b"CMSG lost\x001 10 1 discard", b"MSG k\x004")
         assert await one.take(3) == [b"0", b"1", b"2"]
-        assert story.told == []
+        assert story.got == []
         assert await other.take(2) == [b"0", b"1"]
-        assert story.told == []
+        assert story.got == []
         assert await one.take(1) == [b"4"]
-        assert story.told == [Lost(1, 10, 1, "discard")]
+        assert story.got == [Lost(1, 10, 1, "discard")]
         assert await other.take(2) == [b"2", b"4"]
-        assert len(story.told) == 1
+        assert len(story.got) == 1
         fencing = asyncio.ensure_future(client.fence())
         await peer.receive_until(WHOAMI)
         peer.send(b"CMSG lost\x001 10 2 discard", WHOAMI + b"\0" + NAME)
         await fencing
-        assert len(story.told) == 2  # nobody has anything to read before it
+        assert len(story.got) == 2  # nobody has anything to read before it
 
 
 async def test_gap_between_connections_is_a_loss(backend: Backend, directory: Path) -> None:
@@ -199,7 +199,7 @@ async def test_gap_between_connections_is_a_loss(backend: Backend, directory: Pa
         await settling
         for _ in range(2):
             story.on_message(await sub.get())
-        assert story.told == [b"1", Lost(2, 20, 2, "disconnect"), GAP, b"2"]
+        assert story.got == [b"1", Lost(2, 20, 2, "disconnect"), GAP, b"2"]
         assert client.raw.lost == 2
         await client.close()
         await serving
