@@ -45,8 +45,8 @@ class Lost(NamedTuple):
     :ivar messages: how many messages.
     :ivar bytes: the bytes in their packets.
     :ivar total: messages lost since the connection began, these included.
-    :ivar why: the cause: ``discard``, ``queue-full``, ``share``, ``too-large``, ``disconnect``, ``restart`` or
-        ``several`` (see "Receipts" in the protocol); ``reconnect`` for the time without a connection.
+    :ivar why: the cause, for example ``queue-full`` (see "Receipts" in the protocol); ``reconnect`` for the time
+        without a connection.
     """
 
     messages: int | None

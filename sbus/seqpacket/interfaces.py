@@ -98,3 +98,15 @@ class IPacketTransport(Interface):
 
     def abortConnection() -> None:
         """Close soon, and discard the queue."""
+
+    def dismiss(farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+        """Close soon, so that the peer can still read all that the kernel holds for it.
+
+        The socket is shut down both ways, and what the peer has sent is discarded, before it is closed: closing a
+        socket with unread packets resets the connection, and the peer may lose what was delivered to it.
+
+        :param farewell: called when the events in hand are dealt with; returns the last packets for the peer, which go
+            past the queue. It should discard the queue.
+        :param patience: seconds to try for if they do not fit the socket; 0 to try once.
+        :param input_limit: packets of the peer to discard at most.
+        """

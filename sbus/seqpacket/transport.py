@@ -28,6 +28,11 @@ Reading and writing end separately, as the kernel ends them:
   are delivered when the protocol resumes: a message is never lost because its publisher left.
 * *A failed send* (``EPIPE``, ``ECONNRESET``): the queue is discarded at once. Reading goes on to the end of file.
 
+Closing a socket that has unread packets resets the connection: the peer gets ``ECONNRESET`` ahead of packets that wait
+for it. `dismiss` avoids that: it sends the last packets past the queue, shuts the socket down both ways, discards what
+the peer has sent (nothing more can come), and closes. The last packets nearly always fit, because the send buffer is
+raised above what it holds; else they are tried until the peer has read, for as long as the caller says.
+
 Sending, in numbers: one system call sends up to 64 packets, or 8 bundles made from up to 2048 packets. One flush makes
 at most 16 such rounds, and the rest goes in the next turn of the reactor. A batch that the kernel cut short does not
 say why it stopped, so the packet at which it stopped is sent alone and its error decides. A kernel without memory
@@ -45,6 +50,7 @@ Tried and given up:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import socket
@@ -75,7 +81,7 @@ from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.sockets import max_sendable, peer_credentials, unread_bytes
+from sbus.syscalls.sockets import discard_input, make_send_room, max_sendable, peer_credentials, unread_bytes
 
 __all__ = ["PacketTransport"]
 
@@ -85,6 +91,8 @@ _BUNDLES_PER_SEND = 8
 """Bundles sent with one system call at most."""
 _PACKETS_PER_BUNDLING = 2048
 """Packets taken from the queue at a time to be bundled."""
+_DISCARDED_AT_ONCE = 256
+"""Packets of a dismissed peer that are discarded at a time."""
 _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
 _NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM)
@@ -131,10 +139,14 @@ class PacketTransport(Connection):
 
     __slots__ = (
         "_bundle_limit",
+        "_departure",
         "_events",
+        "_farewell",
+        "_farewell_timer",
         "_fd",
         "_flush_scheduled",
         "_half",
+        "_input_limit",
         "_memory_retry",
         "_multiplexer",
         "_pace",
@@ -176,6 +188,11 @@ class PacketTransport(Connection):
         self._memory_retry: IDelayedCall | None = None
         self._producer: IPushProducer | None = None
         self._pace = _Pace.PUSH
+        # Closing
+        self._farewell: list[bytes] | None = None
+        self._farewell_timer: IDelayedCall | None = None
+        self._input_limit = 0
+        self._departure: Failure | None = None
 
     def start(self, protocol: IProtocol) -> None:
         """Connect a protocol and begin to read.
@@ -210,7 +227,7 @@ class PacketTransport(Connection):
 
     def failed(self, failure: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
-        self._abort(failure)
+        self._depart(failure, list, 0.0, _DISCARDED_AT_ONCE)
 
     def lost(self, reason: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
@@ -230,7 +247,7 @@ class PacketTransport(Connection):
         except Exception:
             failure = Failure()
             self._log.failure("Error in {transport}", failure=failure, transport=self)
-            self._abort(failure)
+            self._depart(failure, list, 0.0, _DISCARDED_AT_ONCE)
 
     def _watch(self, events: int) -> None:
         if events != self._events:
@@ -316,6 +333,9 @@ class PacketTransport(Connection):
 
     def _hung_up(self) -> None:
         """Keep in memory what the peer sent before it left, and stop watching the socket."""
+        if self._farewell is not None:
+            self._shut_down()
+            return
         ended = self.read_side in (ReadSide.EOF, ReadSide.PAUSED_EOF, ReadSide.REPORTED)
         kept = self._undelivered or []
         while not ended:
@@ -400,6 +420,8 @@ class PacketTransport(Connection):
         queue = self.queue
         if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
             queue.discard_all()
+            if self._farewell is not None:
+                self._say_farewell()
             return
         wanted = _PACKETS_PER_BUNDLING if self._send_bundle_limit else BATCH
         for _ in _ROUNDS_PER_FLUSH:
@@ -633,6 +655,71 @@ class PacketTransport(Connection):
         """Close soon, and discard what waits."""
         self._abort(Failure(error.ConnectionAborted()))
 
+    def dismiss(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+        """Close soon, so that the peer can still read what was delivered; see `IPacketTransport`."""
+        self._depart(Failure(error.ConnectionAborted()), farewell, patience, input_limit)
+
+    def _depart(self, reason: Failure, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+        if self.life is not Life.OPEN and self.life is not Life.CLOSING:
+            return
+        is_writable = self._is_writable()
+        self.move(Event.ABORT)
+        self._undelivered = None
+        self._watch(0)
+        self._departure = reason
+        self._input_limit = input_limit
+        self._call_soon(self._begin_farewell, farewell if is_writable else None, patience)
+
+    def _begin_farewell(self, farewell: Callable[[], list[bytes]] | None, patience: float) -> None:
+        if self.life is Life.CLOSED:
+            return
+        self._farewell = []
+        try:
+            if farewell is not None:
+                self._farewell = farewell()
+        finally:
+            if self._farewell and patience > 0:
+                self._farewell_timer = self._multiplexer.reactor.callLater(patience, self._guarded, self._shut_down)
+            self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        """Send the last packets; wait until the socket is writable if they do not fit and there is time."""
+        packets = self._farewell or []
+        for _ in range(2 * len(packets)):
+            try:
+                del packets[: send_packets(self._sock, packets)]
+            except OSError:  # the peer reads no more, or the kernel has no memory
+                packets.clear()
+            if not packets or not make_send_room(self._sock):
+                break
+        if packets and self._farewell_timer is not None:
+            self._watch(WRITE)
+        else:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        """Shut the socket down both ways: the peer can read what the kernel holds, and send nothing more."""
+        self._farewell = None
+        if self._farewell_timer is not None:
+            if self._farewell_timer.active():
+                self._farewell_timer.cancel()
+            self._farewell_timer = None
+        self._unwatch()
+        with contextlib.suppress(OSError):  # the peer has left
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._discard_input()
+
+    def _discard_input(self) -> None:
+        """Discard what the peer has sent, a few packets at a time, then close."""
+        if self.life is Life.CLOSED:
+            return
+        limit = min(self._input_limit, _DISCARDED_AT_ONCE)
+        self._input_limit -= limit
+        if limit and discard_input(self._sock, limit) == limit:
+            self._call_soon(self._discard_input)
+        else:
+            self._close(self._departure or Failure(error.ConnectionAborted()))
+
     def _abort(self, reason: Failure) -> None:
         if self.life is not Life.OPEN and self.life is not Life.CLOSING:
             return
@@ -657,6 +744,9 @@ class PacketTransport(Connection):
         if self._read_retry is not None:
             self._read_retry.cancel()
             self._read_retry = None
+        if self._farewell_timer is not None:
+            self._farewell_timer.cancel()
+            self._farewell_timer = None
         if self._producer is not None:
             producer, self._producer = self._producer, None
             self._guarded(producer.stopProducing)

@@ -108,6 +108,16 @@ class Client(Publisher, Receiver, Protocol):
     def notify(self, key: bytes, payload: bytes) -> None:
         """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
 
+    connected_at: float
+    """When it connected, in seconds since the epoch."""
+
+    listener: str
+    """The name of the socket that it came through; empty if that has none."""
+
+    @property
+    def conflated(self) -> int:
+        """Messages for it that newer ones of their keys replaced (``blocking/soft/latest``)."""
+
 
 class ICredentials(Interface):
     """The permissions on one bus.

@@ -38,6 +38,13 @@ A client is read from unless there is a reason not to: a receiver blocks it, too
 for its turn. The three are independent, and the last one to go resumes the transport. A client that has
 been closed handles no packet more, which bounds the time that the server takes to stop.
 
+.. rubric:: The end
+
+A client that the server disconnects is dismissed (`IPacketTransport.dismiss`): its last packets go past the queue, and
+it can still read what the kernel holds for it. The last packets are one receipt for all that waited, if it asked for
+receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the client is in no
+route any more, so the receipt is complete.
+
 .. rubric:: Replies
 
 Replies are never dropped, so a client that asks and does not read could fill the server's memory with them. Past
@@ -46,6 +53,7 @@ Replies are never dropped, so a client that asks and does not read could fill th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -60,6 +68,7 @@ from sbus.flood import ClientSettings, Loss, Outcome, SendQueue
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.protocol.notices import bye
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
@@ -71,7 +80,7 @@ from sbus.server.turns import BUNDLED_COPIES, COPIES, PACKET, REPLY, SUBSCRIPTIO
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
-__all__ = ["FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "BusProtocol"]
+__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "BusProtocol"]
 
 FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
@@ -79,6 +88,12 @@ MIN_READ = 4
 """Packets to read from a publisher in one go at least, however many copies of each are made."""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
+BYE_PATIENCE = 1.0
+"""Seconds for which the last packets of a connection are tried if they do not fit the socket."""
+DISCARDED = 262_144
+"""Packets of clients to discard at most if all are disconnected at once, about: a tenth of a second."""
+MIN_DISCARDED = 64
+"""Packets to discard of each client at least, however many there are."""
 
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
@@ -93,6 +108,8 @@ class BusProtocol:
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
     :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
     :ivar lost: messages that were dropped for the client.
+    :ivar connected_at: when the client connected, in seconds since the epoch.
+    :ivar listener: the name of the socket that it came through; empty if that has none.
     :ivar reason: why the connection is to be closed, or was; else None.
     :ivar is_paused: whether the client is not read from: a receiver blocks it, too many of its replies wait, or it
         waits for its user's turn.
@@ -106,7 +123,9 @@ class BusProtocol:
         "_is_waiting",
         "_registry",
         "_write_closed",
+        "connected_at",
         "is_paused",
+        "listener",
         "lost",
         "number",
         "pattern_bytes",
@@ -131,6 +150,8 @@ class BusProtocol:
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
         self.lost = 0
+        self.connected_at = time.time()
+        self.listener = ""
         self.reason: CloseReason | None = None
         self.is_paused = False
         self._is_blocked = False
@@ -155,15 +176,39 @@ class BusProtocol:
     def connectionMade(self) -> None:
         """Ask the registry to admit the client (`IProtocol`)."""
         self.reason = self._registry.connected(self)
-        if self.reason is not None and self.transport is not None:
-            self.transport.abortConnection()
+        if self.reason is not None:
+            self._dismiss(None)
 
-    def close(self, reason: CloseReason) -> None:
-        """Disconnect this client; the first reason given stands."""
+    def close(self, reason: CloseReason, detail: str = "") -> None:
+        """Disconnect this client; the first reason given stands.
+
+        :param detail: more about the reason, for the client itself.
+        """
+        self.reason = self.reason or reason
+        self._dismiss(reason, detail)
+
+    def _dismiss(self, reason: CloseReason | None, detail: str = "") -> None:
+        """Close the connection; the client can still read what was sent to it.
+
+        :param reason: the reason to give to the client; None to give none.
+        """
         if self.transport is not None:
-            self.reason = self.reason or reason
             self.queue.can_block = False
-            self.transport.abortConnection()
+            patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
+            input_limit = max(MIN_DISCARDED, DISCARDED // (len(self._registry.clients) or 1))
+            self.transport.dismiss(lambda: self._farewell(reason, detail), patience, input_limit)
+
+    def _farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
+        """Stop receiving, drop what waits, and return the last packets for the client."""
+        self._registry.stop_receiving(self)
+        packets = []
+        last = self.queue.last_receipt()
+        if last is not None and self.settings.receipts:
+            packets.append(last)
+        if reason is not None and self.settings.bye:
+            text = f"{reason.value}: {detail}" if detail else reason.value
+            packets.append(bye(reason.name, text, self._registry.limits.max_packet))
+        return packets
 
     def readConnectionLost(self) -> None:
         """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""
@@ -172,7 +217,7 @@ class BusProtocol:
             self.queue.can_block = False
             self._registry.leave(self)
             if len(self.queue):
-                self._drain_timer = self._registry.stall_timer(self._progress, self.transport.abortConnection)
+                self._drain_timer = self._registry.stall_timer(self._progress, lambda: self._dismiss(None))
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
@@ -208,6 +253,8 @@ class BusProtocol:
             "peer": tuple(self.peer),
             "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
             "lost": self.lost,
+            "connected_at": self.connected_at,
+            "listener": self.listener,
             "settings": self.settings.snapshot(),
             "is_write_closed": self._write_closed,
             "reason": None if self.reason is None else self.reason.name,
@@ -325,7 +372,7 @@ class BusProtocol:
                 self._control(key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
-                self.close(CloseReason.VIOLATION)
+                self.close(CloseReason.VIOLATION, violation.reason.value)
         self.user.work_left -= work + self._registry.routing_work()
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
@@ -435,6 +482,11 @@ class BusProtocol:
     def can_block(self) -> bool:
         """See `sbus.server.interfaces.Receiver`."""
         return self.queue.can_block
+
+    @property
+    def conflated(self) -> int:
+        """See `sbus.server.interfaces.Client`."""
+        return self.queue.conflated
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """See `sbus.server.interfaces.Receiver`."""

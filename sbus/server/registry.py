@@ -7,6 +7,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.members`          the connected clients: numbers, limit, sidecars, and when all are gone
 `sbus.server.users`            the users of these clients: connections, patterns, bytes in queues
 `sbus.server.router`           subscriptions, and the receivers of a routing key
+`sbus.server.closed`           the last connections that have ended, with the reasons
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
 `sbus.server.interest`         the keys that clients watch: whether anybody listens
@@ -20,6 +21,7 @@ reaches the router), and notifies observers.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -35,6 +37,7 @@ from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cost import MatchCost
 from sbus.server.backpressure import Backpressure
+from sbus.server.closed import ClosedClient, ClosedClients
 from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
@@ -66,6 +69,7 @@ class SubscriptionRegistry(Service):
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
+    :ivar closed: the last connections that have ended, with the reasons.
     :ivar users: the users of the connected clients.
     :ivar turns: the clients whose users have no work left for now.
     :ivar interest: the keys that clients watch.
@@ -97,6 +101,7 @@ class SubscriptionRegistry(Service):
         self.ignore_violations = ignore_violations
         self.controls = controls or FloodControls()
         self.counters = Counters()
+        self.closed = ClosedClients()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator)
         self.turns = Turns(clock)
         self._clock = clock
@@ -227,6 +232,19 @@ class SubscriptionRegistry(Service):
         self.leave(client)
         self.interest.unwatch_all(client)
         fired = self._members.remove(client)
+        self.closed.add(
+            ClosedClient(
+                client.number,
+                client.peer,
+                client.user.uid,
+                client.connected_at,
+                time.time(),
+                reason,
+                client.lost,
+                client.conflated,
+                client.listener,
+            )
+        )
         for notify in self._events.closed:
             notify(client, reason)
         for deferred in fired:

@@ -16,8 +16,10 @@ __all__ = [
     "LARGEST_SEND_BUFFER",
     "OVERHEAD",
     "disable_fd_passing",
+    "discard_input",
     "grow_send_buffer",
     "is_seqpacket",
+    "make_send_room",
     "max_sendable",
     "overflow_ids",
     "peer_credentials",
@@ -29,6 +31,9 @@ LARGEST_SEND_BUFFER = 1 << 20
 
 OVERHEAD = 32
 """Bytes by which the longest packet is shorter than the send buffer (``unix_dgram_sendmsg``, Linux)."""
+
+_SMALL_PACKET = 4096
+"""Bytes that the kernel charges for a packet of some hundred bytes, at most."""
 
 _SO_SNDBUFFORCE = 32
 _SO_PASSRIGHTS = 83
@@ -82,6 +87,41 @@ def unread_bytes(sock: socket.socket) -> int:
         return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     except OSError:
         return 0
+
+
+def make_send_room(sock: socket.socket) -> bool:
+    """Raise a full send buffer above what it holds, so that one more small packet fits.
+
+    :returns: whether it fits now. It does not if the buffer would exceed `LARGEST_SEND_BUFFER` or the kernel's limit
+        (``net.core.wmem_max``), or if the kernel does not say what the buffer holds.
+    """
+    held = unread_bytes(sock)
+    wanted = held + _SMALL_PACKET
+    if not held or wanted > LARGEST_SEND_BUFFER:
+        return False
+    for option in (socket.SO_SNDBUF, _SO_SNDBUFFORCE):
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > held:
+            break
+        with contextlib.suppress(OSError):  # the second needs CAP_NET_ADMIN
+            sock.setsockopt(socket.SOL_SOCKET, option, wanted // 2 + 1)  # the kernel doubles it (socket(7))
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > held
+
+
+def discard_input(sock: socket.socket, limit: int) -> int:
+    """Read and discard what waits in a non-blocking socket that is shut down for reading.
+
+    :param limit: packets to discard at most.
+    :returns: the packets discarded; less than the limit if nothing is left.
+    """
+    for count in range(limit):
+        try:
+            if not sock.recv(1):  # the rest of a packet goes with it
+                return count
+        except ConnectionResetError:  # reported once, before the packets that still wait
+            continue
+        except OSError:
+            return count
+    return limit
 
 
 def disable_fd_passing(sock: socket.socket) -> None:

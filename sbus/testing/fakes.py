@@ -245,6 +245,21 @@ class FakePacketTransport(Connection):
         """Close soon, and discard the queue."""
         self._abort(Failure(error.ConnectionAborted()))
 
+    def dismiss(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+        """Close soon; the last packets always fit."""
+        if self.life in (Life.OPEN, Life.CLOSING):
+            is_writable = self._is_writable()
+            self.is_aborted = True
+            self.move(Event.ABORT)
+            self._call_soon(self._depart, farewell if is_writable else list)
+
+    def _depart(self, farewell: Callable[[], list[bytes]]) -> None:
+        if self.life is not Life.CLOSED:
+            try:
+                self.written += farewell()
+            finally:
+                self._close(Failure(error.ConnectionAborted()))
+
     def getHost(self) -> PacketAddress:
         """Some address."""
         return PacketAddress(b"\0host")

@@ -95,6 +95,8 @@ def test_connection_snapshot():
         "peer": (9, 7, 8),
         "patterns": {b"a": 2, b"!/cred////x": 1},
         "lost": 0,
+        "connected_at": client.protocol.connected_at,
+        "listener": "",
         "settings": ClientSettings().snapshot(),
         "is_write_closed": False,
         "reason": None,
