@@ -96,6 +96,7 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
         self.failures: list[BaseException] = []
         self.ends: list[Exception] = []
         self.attempts: list[Running] = []
+        self.core.connected(1 << 20)
         self._flush()
 
     # the server
@@ -157,6 +158,7 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
         if isinstance(answer, Exception):
             raise answer
         self.connected = True
+        self.core.connected(1 << 20)
         self.sent = []
         if answer is not None:
             answer()
