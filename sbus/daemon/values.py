@@ -11,8 +11,9 @@ from typing import overload
 
 from sbus.errors import UsageError
 
-__all__ = ["amount", "choice", "duration", "mode"]
+__all__ = ["amount", "choice", "duration", "mode", "parse_size"]
 
+_SIZE_BITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -66,6 +67,18 @@ def amount(option: str, unit: str, kind: type[float] = int) -> Callable[[str], f
         return number
 
     return parse
+
+
+def parse_size(text: str) -> int:
+    """Parse a number of bytes, such as ``4096``, ``64K``, ``16M`` or ``2G``; K, M and G are powers of 1,024.
+
+    :raises ValueError: if it is not such a number above 0.
+    """
+    match = re.fullmatch(r"([0-9]{1,15})([KMG]?)", text.upper())
+    size = int(match[1]) << _SIZE_BITS[match[2]] if match else 0
+    if size < 1:
+        raise ValueError(f"{text!r} is no size: give bytes above 0, such as 4096, 64K, 16M or 2G")
+    return size
 
 
 def duration(option: str, minimum: float = 0.0) -> Callable[[str], float]:

@@ -115,6 +115,7 @@ class SendQueue:
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
+    :ivar owner: the object whose callbacks are called.
     :ivar settings: the receiver's choices; change them with `configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
@@ -127,11 +128,11 @@ class SendQueue:
         "_cause",
         "_conflated",
         "_is_arranged",
+        "_is_held",
         "_keys",
         "_limits",
         "_losses",
         "_oversized",
-        "_owner",
         "_reply_pending",
         "_stamped",
         "_substitute",
@@ -143,6 +144,7 @@ class SendQueue:
         "is_congested",
         "lost",
         "messages",
+        "owner",
         "pending",
         "replies",
         "settings",
@@ -159,7 +161,7 @@ class SendQueue:
         self.replies = 0
         self.settings: ClientSettings = DEFAULT_SETTINGS
         self.watch: Callable[[list[bytes]], None] | None = None
-        self._owner = owner
+        self.owner = owner
         self._limits = limits
         self._user = user
         self._backlog: FifoBacklog | PriorityBacklog | None = None
@@ -178,10 +180,38 @@ class SendQueue:
         self.conflated = 0
         self._conflated = 0  # since the last outcome
         self._keys: KeyIndex | None = None
+        self._is_held = False
 
     def __len__(self) -> int:
         waiting = len(self._backlog) if self._backlog is not None else 0
         return len(self.pending) + waiting + (self.head is not None)
+
+    def hold(self, before: SendQueue) -> None:
+        """Count as congested until `release`: nothing leaves this queue, which is new (`sbus.flood.snapshot`).
+
+        :param before: the queue in front of this one; this one continues its counts of losses.
+        """
+        self.lost, self.conflated = before.lost, before.conflated
+        before.lost = before.conflated = 0
+        self._is_held = True
+        self._backlog = self._new_backlog(iter(()))
+        self.is_congested = True
+        self._user.add_queue()
+
+    def release(self, before: SendQueue) -> None:
+        """End a `hold`: all packets in front of this queue are gone.
+
+        :param before: as for `hold`; what it has lost since then becomes this one's.
+        """
+        self._is_held = False
+        self.lost += before.lost
+        self.conflated += before.conflated
+        if before.head is not None:
+            self._untold += before.head.messages
+            self._put_first(before.head)
+            before.head = None
+        if not self.messages and not self.replies:
+            self._relax()
 
     def configure(self, settings: ClientSettings) -> None:
         """Replace the settings.
@@ -349,7 +379,7 @@ class SendQueue:
             block = None
             if self._backlog is not None:  # nothing was kept, and a strategy has dropped the rest
                 self._relax()
-                self._owner.on_drained(True, True)
+                self.owner.on_drained(True, True)
         losses = self._take_losses()
         conflated, self._conflated = self._conflated, 0
         if not losses:
@@ -595,7 +625,7 @@ class SendQueue:
         else:
             self._oversized = (*self._oversized, packet)
             self.lost += 1
-        self._owner.on_lost((Loss(LossReason.TOO_LARGE, 1, size),))
+        self.owner.on_lost((Loss(LossReason.TOO_LARGE, 1, size),))
         return True
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:
@@ -605,7 +635,7 @@ class SendQueue:
         """
         self._discard(taken)
         if losses := self._take_losses():
-            self._owner.on_lost(losses)
+            self.owner.on_lost(losses)
 
     def _discard(self, taken: Sequence[bytes]) -> None:
         messages, size = self.messages, self.size
@@ -651,9 +681,12 @@ class SendQueue:
         has_room = self.messages <= limits.messages // _LOW_WATER and self.size <= limits.bytes // _LOW_WATER
         if is_empty:
             self._relax()
-        self._owner.on_drained(has_room, is_empty)
+        self.owner.on_drained(has_room, is_empty)
 
     def _relax(self) -> None:
+        if self._is_held:
+            self._backlog = self._new_backlog(iter(()))
+            return
         self._backlog = None
         self.is_congested = False
         self._user.remove_queue()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sbus.server.counters import Counters
     from sbus.server.credentials import AccessSettings, KernelCredentials, KernelPolicy, OwnUserPolicy
     from sbus.server.interfaces import Publisher, Receiver
+    from sbus.server.last_values import LastValueRule
     from sbus.server.limits import Limits
     from sbus.server.observers import Observer
     from sbus.server.registry import SubscriptionRegistry
@@ -39,6 +40,7 @@ __all__ = [
     "FloodControls",
     "KernelCredentials",
     "KernelPolicy",
+    "LastValueRule",
     "Limits",
     "Observer",
     "OwnUserPolicy",
@@ -56,6 +58,7 @@ __getattr__ = lazy_names(
         "FloodControls": ".components",
         "KernelCredentials": ".credentials",
         "KernelPolicy": ".credentials",
+        "LastValueRule": ".last_values",
         "Limits": ".limits",
         "Observer": ".observers",
         "OwnUserPolicy": ".credentials",

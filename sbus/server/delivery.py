@@ -42,6 +42,7 @@ from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.backpressure import Backpressure
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
+from sbus.server.last_values import LastValues
 from sbus.server.observers import Events
 
 __all__ = ["Delivery"]
@@ -63,6 +64,7 @@ class Delivery:
         "_credentials",
         "_events",
         "_flushing",
+        "_keeper",
         "_publisher",
         "_through_queues",
         "_touched",
@@ -79,7 +81,12 @@ class Delivery:
         self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
         self._flushing = False
+        self._keeper: LastValues | None = None
         self._through_queues = bool(events.delivered)
+
+    def set_keeper(self, keeper: LastValues) -> None:
+        """Keep last values: a route that contains the keeper is one of keys that are kept."""
+        self._keeper = keeper
 
     def deliver(
         self,
@@ -222,6 +229,10 @@ class Delivery:
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""
+        if receiver is self._keeper:
+            self._keeper.keep(packets, publisher)
+            self._counters.routed -= len(packets)
+            return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
             if outcome is not None:

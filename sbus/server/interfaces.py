@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, Protocol
 
 from zope.interface import Attribute, Interface
@@ -27,6 +28,9 @@ class Publisher(Protocol):
 
     peer: PeerCredentials
     """The publisher's credentials, from the kernel."""
+
+    user: User
+    """The publisher's user."""
 
     @property
     def is_paused(self) -> bool:
@@ -117,6 +121,14 @@ class Client(Publisher, Receiver, Protocol):
     @property
     def conflated(self) -> int:
         """Messages for it that newer ones of their keys replaced (``blocking/soft/latest``)."""
+
+    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+        """Send packets behind those that wait, and before everything that comes from now on.
+
+        Nothing more of the client is handled until the last one has been queued.
+
+        :param packets: as for `sbus.flood.Snapshot`.
+        """
 
 
 class ICredentials(Interface):

@@ -54,7 +54,7 @@ Replies are never dropped, so a client that asks and does not read could fill th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +64,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import ClientSettings, Loss, Outcome, SendQueue
+from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Loss, Outcome, SendQueue, Snapshot
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
@@ -120,8 +120,10 @@ class BusProtocol:
         "_fast_path",
         "_has_turn",
         "_is_blocked",
+        "_is_loading",
         "_is_waiting",
         "_registry",
+        "_snapshot",
         "_write_closed",
         "connected_at",
         "is_paused",
@@ -155,10 +157,12 @@ class BusProtocol:
         self.reason: CloseReason | None = None
         self.is_paused = False
         self._is_blocked = False
+        self._is_loading = False
         self._is_waiting = False
         self._has_turn = False
         self._fast_path = registry.fast_path
         self._drain_timer: StallTimer | None = None
+        self._snapshot: Snapshot | None = None
         self._write_closed = False
 
     # --- the connection ----------------------------------------------------------------------
@@ -348,7 +352,9 @@ class BusProtocol:
             self.transport.pauseProducing()
 
     def _maybe_resume(self) -> None:
-        if self.is_paused and not self._is_blocked and not self._is_waiting and self.queue.replies <= MAX_REPLIES:
+        if self._is_blocked or self._is_waiting or self._is_loading:
+            return
+        if self.is_paused and self.queue.replies <= MAX_REPLIES:
             self.is_paused = False
             if self.transport is not None:
                 self.transport.resumeProducing()
@@ -452,8 +458,38 @@ class BusProtocol:
 
     def _apply(self, settings: ClientSettings) -> None:
         self.settings = settings
-        self.queue.configure(settings)
+        self._configure_queue()
         self._fast_path = settings.echo and self._registry.fast_path
+
+    def _configure_queue(self) -> None:
+        """Tell the queue what the client has chosen; behind a snapshot, each message is kept if there is room."""
+        settings = self.settings
+        self.queue.configure(settings if self._snapshot is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
+
+    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        registry, transport = self._registry, self.transport
+        if transport is None or self._write_closed:
+            return
+        registry.flush()
+        front, self.queue = self.queue, registry.new_queue(self, self, self.user)
+        self._is_loading = True
+        self._pause()
+        transport.queue = self._snapshot = Snapshot(front, packets, self.queue, self, self._snapshot_over)
+        self._configure_queue()
+        registry.strategies_changed(self)
+        registry.touch(self)
+
+    def _snapshot_over(self) -> None:
+        self._snapshot = None
+        self._is_loading = False
+        if self.transport is not None:
+            self.transport.queue = self.queue
+        self._configure_queue()
+        self._registry.strategies_changed(self)
+        if not self.queue.is_congested:
+            self._registry.drained(self, True, True)
+        self._maybe_resume()
 
     def reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.interfaces.Client`."""

@@ -11,6 +11,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
 `sbus.server.interest`         the keys that clients watch: whether anybody listens
+`sbus.server.last_values`      the last message of each key that the operator has listed
 `sbus.server.requests`         the questions of clients that come with a payload
 =============================  =============================================================================
 
@@ -43,6 +44,7 @@ from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
 from sbus.server.interest import Interest
 from sbus.server.interfaces import Client, ICredentials, Receiver
+from sbus.server.last_values import LastValueRule, LastValues
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
@@ -67,12 +69,14 @@ class SubscriptionRegistry(Service):
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param observers: `sbus.interfaces.IObserver` s.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
+    :param last_values: the patterns whose last values are kept.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar closed: the last connections that have ended, with the reasons.
     :ivar users: the users of the connected clients.
     :ivar turns: the clients whose users have no work left for now.
     :ivar interest: the keys that clients watch.
+    :ivar last_values: the messages that are kept; None if none are.
     :ivar requests: answers the questions of clients.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar route: see `sbus.server.router.Router.route`.
@@ -94,6 +98,7 @@ class SubscriptionRegistry(Service):
         controls: FloodControls | None = None,
         observers: tuple[Any, ...] = (),
         public_interest: bool = True,
+        last_values: tuple[LastValueRule, ...] = (),
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
@@ -123,7 +128,21 @@ class SubscriptionRegistry(Service):
             flush=self._delivery.flush,
             forget_user=self.users.forget,
         )
-        self.requests = Requests(self.interest, self.limits, dialect, public_interest=public_interest)
+        self.last_values: LastValues | None = None
+        if last_values:
+            self.last_values = LastValues(last_values, dialect, self.turns)
+            self._delivery.set_keeper(self.last_values)
+            self.interest.observers.add(self.last_values)
+            for pattern in self.last_values.listed:
+                self._router.add(self.last_values, pattern, None)
+        self.requests = Requests(
+            self.interest,
+            self.last_values,
+            self.subscribe,
+            self.limits,
+            dialect,
+            public_interest=public_interest,
+        )
         self.clients = self._members.clients
         self.routes = self._router.routes
         self.route = self._router.route

@@ -1,6 +1,6 @@
 """Requests: the questions of clients that come with a payload, and their answers.
 
-Protocol: "Interest".
+Protocol: "Interest", "Last values".
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Callable
 from sbus.errors import Violation, ViolationReason
 from sbus.protocol import controls
 from sbus.protocol.keys import Dialect
+from sbus.protocol.packets import CMSG, build
 from sbus.server.interest import Interest
 from sbus.server.interfaces import Client
+from sbus.server.last_values import LastValues
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.watched_keys import Watch
 
@@ -22,11 +24,24 @@ __all__ = ["Requests", "notify_interest"]
 class Requests:
     """Answers requests.
 
+    :param last_values: None if the bus keeps none.
+    :param subscribe: subscribes a client.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     """
 
-    def __init__(self, interest: Interest, limits: Limits, dialect: Dialect, *, public_interest: bool) -> None:
+    def __init__(
+        self,
+        interest: Interest,
+        last_values: LastValues | None,
+        subscribe: Callable[[Client, bytes], None],
+        limits: Limits,
+        dialect: Dialect,
+        *,
+        public_interest: bool,
+    ) -> None:
         self._interest = interest
+        self._last_values = last_values
+        self._subscribe = subscribe
         self._limits = limits
         self._dialect = dialect
         self._public_interest = public_interest
@@ -34,6 +49,7 @@ class Requests:
             controls.INTEREST_ON: self._watch,
             controls.INTEREST_OFF: self._unwatch,
             controls.PROBE: self._probe,
+            controls.LAST: self._last,
         }
 
     def handle(self, client: Client, key: bytes, payload: bytes | None) -> bool:
@@ -74,6 +90,17 @@ class Requests:
             return False
         count = self._interest.probe(client, key)
         client.reply(controls.PROBE, b"%d %b" % (count if _is_trusted(client) else min(count, 1), key))
+        return True
+
+    def _last(self, client: Client, pattern: bytes | None) -> bool:
+        if pattern is None:
+            return False
+        self._subscribe(client, pattern)
+        if self._last_values is None or self._dialect.is_secret(pattern):
+            client.reply(controls.LAST_DONE, pattern)
+        else:
+            done = build(CMSG, controls.LAST_DONE, pattern)
+            client.send_snapshot(self._last_values.snapshot(client, pattern, done))
         return True
 
     def _may_ask(self, client: Client) -> bool:

@@ -18,6 +18,7 @@ from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
+from sbus.server.last_values import LastValueRule
 from sbus.server.limits import Limits
 from sbus.server.log_observer import LogObserver
 from sbus.server.protocol import BusProtocol
@@ -56,6 +57,8 @@ class BusService(MultiService):
     :param ignore_violations: drop packets that break the protocol, instead of disconnecting.
     :param observers: observers of the bus, besides the log.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
+    :param public_interest: whether all users may ask about interest; else only root and the server's user.
+    :param last_values: the patterns whose last values are kept.
     :param clock: an `IReactorTime`; by default the reactor.
     :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
         ``registry.counters`` and ``registry.clients`` show the state of the bus.
@@ -75,6 +78,8 @@ class BusService(MultiService):
         ignore_violations: bool = False,
         observers: Iterable[Any] = (),
         controls: FloodControls | None = None,
+        public_interest: bool = True,
+        last_values: tuple[LastValueRule, ...] = (),
         clock: IReactorTime | None = None,
     ) -> None:
         super().__init__()
@@ -96,6 +101,8 @@ class BusService(MultiService):
             dialect=dialect,
             ignore_violations=ignore_violations,
             controls=controls,
+            public_interest=public_interest,
+            last_values=last_values,
             observers=(self._log_observer, *observers),
         )
         self.registry.setServiceParent(self)

@@ -17,6 +17,7 @@ from sbus.protocol.keys import CURRENT, EARLY
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.components import FloodControls, credentials_policies, find_policy
 from sbus.server.credentials import AccessSettings
+from sbus.server.last_values import check_rules, parse_rule
 from sbus.server.limits import Limits
 from sbus.server.process import BusProcess
 from sbus.server.recorder_process import RecordedBus, recorder_command, require_recorder, split_options
@@ -172,6 +173,11 @@ class Options(CommandLine):
             None,
             "Let a client block the publishers of other users, too",
         ],
+        [
+            "no-interest",
+            None,
+            "Answer no questions about interest but those of root and the server's user",
+        ],
     ]
 
     compData = usage.Completions(
@@ -183,18 +189,23 @@ class Options(CommandLine):
             "allow-user": usage.CompleteUsernames(),
             "group": usage.CompleteGroups(),
         },
-        multiUse=["allow-user"],
+        multiUse=["allow-user", "last-value"],
     )
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self["allow-user"] = []
+        self["last-value"] = []
 
     def opt_allow_user(self, user: str) -> None:
         """Name or UID of a user who may connect; repeatable [default: all that --mode admits; abstract: only root]"""
         self["allow-user"].append(_uid(user))
 
     opt_u = opt_allow_user
+
+    def opt_last_value(self, rule: str) -> None:
+        """PATTERN[,keys=N][,bytes=SIZE]: keep their last values; repeatable [default: none; keys=10000,bytes=16M]"""
+        self["last-value"].append(parse_rule(rule))
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the help, with the installed components."""
@@ -216,6 +227,7 @@ class Options(CommandLine):
         self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
         self.policy = find_policy(self["credentials"])
         self.controls = FloodControls()
+        check_rules(self["last-value"], _DIALECTS[self["dialect"]])
         self.endpoint = _endpoint(self)
         if self["record-options"] is not None and not self["record"]:
             raise UsageError("--record-options is for the recorder: give --record=DIRECTORY too")
@@ -289,6 +301,8 @@ def makeService(options: Options) -> IService:
         options.limits,
         dialect=_DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
+        public_interest=not options["no-interest"],
+        last_values=tuple(options["last-value"]),
         controls=options.controls,
     )
     parent = MultiService()
