@@ -12,6 +12,7 @@ import click
 
 from sbus.cli.deadline import time_limit, wait_readable
 from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.output import Nothing, escape
 from sbus.cli.types import BYTES, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, ViolationReason
@@ -32,6 +33,7 @@ Examples:
   df | sbus pub reports/disk -
   tail -F /var/log/syslog | sbus pub --lines logs/syslog
   sbus pub --repeat 100 --rate 10 test/ticks tick
+  sbus pub --wait --timeout 30 jobs/start now
 """,
 )
 @click.argument("key", type=BYTES)
@@ -45,6 +47,8 @@ Examples:
     help="Publish the message N times; 0: until interrupted.  [default: 1]",
 )
 @click.option("--rate", type=SECONDS, metavar="N", help="Publish at most N messages per second.")
+@click.option("--if-subscribed", is_flag=True, help="Publish nothing if nobody subscribes to KEY, and exit with 3.")
+@click.option("--wait", is_flag=True, help="Wait until somebody subscribes to KEY.")
 @click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Give up after SECONDS, with status 124.")
 @click.option("--no-wait", is_flag=True, help="Exit without waiting for the server to handle the messages.")
 @connection_options
@@ -57,6 +61,8 @@ def pub(
     lines: bool,
     repeat: int | None,
     rate: float | None,
+    if_subscribed: bool,
+    wait: bool,
     timeout: float | None,
     no_wait: bool,
 ) -> None:
@@ -71,13 +77,25 @@ def pub(
         raise click.UsageError("--lines reads payloads from standard input or --file: leave out PAYLOAD.")
     if lines and repeat is not None:
         raise click.UsageError("--lines and --repeat exclude each other.")
+    if if_subscribed and wait:
+        raise click.UsageError("--if-subscribed and --wait exclude each other.")
     with time_limit(timeout, "publishing"), target.connect() as bus:
+        if if_subscribed and not bus.has_subscribers(key, None):
+            raise Nothing(f"nothing was published: nobody subscribes to {escape(key)}")
+        if wait:
+            _wait_for_subscriber(bus, key)
         limiter = _RateLimiter(bus, rate)
         for batch in _batches(payload, file, lines, 1 if repeat is None else repeat, rate, target.max_packet):
             limiter.wait()
             bus.publish_many([(key, each) for each in batch])
         if not no_wait:
             bus.fence()
+
+
+def _wait_for_subscriber(bus: Bus, key: bytes) -> None:
+    with bus.watch_subscribers(key) as watch:
+        while not watch.get():
+            pass
 
 
 def _batches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sbus.protocol import controls
-from sbus.protocol.controls import BYE_ON, INTEREST_ON, LAST, WHOAMI
+from sbus.protocol.controls import BYE_ON, INTEREST_ON, LAST, ORDER, WHOAMI
 from sbus.protocol.packets import CMSG, SUB, build
 
 __all__ = ["Choices", "last_packets"]
@@ -31,6 +31,11 @@ class Choices:
     watched: tuple[bytes, ...] = ()
     patterns: tuple[tuple[bytes, int], ...] = ()
     last: tuple[bytes, ...] = ()
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the server sends what waits in the order in which it came."""
+        return all(controls.group_of(key) != ORDER or key == ORDER + b"/queue" for key in self.controls)
 
     def with_control(self, key: bytes) -> Choices:
         """Return these choices with a control message put in force.

@@ -120,7 +120,7 @@ class ClientCore:
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
         self._dispatcher = Dispatcher(dialect, self._receive_control)
-        self.extensions = Extensions(on_lost, self._set_intercept)
+        self.extensions = Extensions(on_lost, self._set_intercept, self._dispatcher.sinks_for)
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
         self.sinks_for = self._dispatcher.sinks_for
@@ -170,7 +170,7 @@ class ClientCore:
         sink.pattern = pattern
         is_first = self._dispatcher.add(sink, secret)
         if last:
-            return self.extensions.subscribe_last(sink, is_first=is_first)
+            return self.extensions.subscribe_last(sink, is_first=is_first, choices=self._choices)
         return [build(SUB, pattern)] if is_first else []
 
     def unsubscribe(self, sink: Sink) -> list[bytes]:

@@ -14,7 +14,7 @@ client's choices (`sbus.client.choices`). `Extensions.restart` expects the answe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sbus.client.choices import Choices, last_packets
 from sbus.client.dispatch import Sink, Waiter
@@ -48,6 +48,7 @@ class Extensions:
     :param on_lost: called with each loss that the server reports, in its place among the messages; None if the
         application does not ask for receipts.
     :param intercept: see `Snapshots`.
+    :param route: see `Snapshots`.
     :ivar answered: the names of the extensions that the server has answered for on this connection: ``bye``,
         ``receipts``, ``interest``, ``probe``, ``last`` and others.
     :ivar questions: the replies expected.
@@ -57,11 +58,12 @@ class Extensions:
         self,
         on_lost: Callable[[Lost], object] | None,
         intercept: Callable[[Callable[[bytes], bool] | None], object],
+        route: Callable[[bytes], Iterable[Sink]],
     ) -> None:
         self.answered: set[str] = set()
         self.questions = Questions()
         self.watches = Watches()
-        self.snapshots = Snapshots(intercept)
+        self.snapshots = Snapshots(intercept, route)
         self._on_lost = on_lost
         self._farewell: bytes | None = None  # the payload of the server's ``bye``
         self._had_connection = self._has_gap = False
@@ -110,13 +112,14 @@ class Extensions:
 
         self.questions.ask(INTEREST, key, CallingWaiter(on_error=fail), ignored=NO_INTEREST)
 
-    def subscribe_last(self, sink: Sink, *, is_first: bool) -> list[bytes]:
+    def subscribe_last(self, sink: Sink, *, is_first: bool, choices: Choices) -> list[bytes]:
         """Subscribe with a snapshot.
 
         :param is_first: whether the pattern has no other subscription.
+        :param choices: the settings in force.
         """
         self.snapshots.add(sink)
-        self.snapshots.request(self.questions, sink.pattern, sink)
+        self.snapshots.request(self.questions, sink.pattern, sink, exclusive=choices.keeps_order)
         return last_packets(sink.pattern, is_first=is_first)
 
     def unsubscribe(self, sink: Sink, *, is_last: bool) -> list[bytes]:
@@ -137,7 +140,7 @@ class Extensions:
         for key in choices.watched:
             self._ask_interest(key)
         for pattern in choices.last:
-            self.snapshots.request(self.questions, pattern)
+            self.snapshots.request(self.questions, pattern, exclusive=choices.keeps_order)
 
     def connected(self, *, has_subscriptions: bool) -> None:
         """Note a new connection.

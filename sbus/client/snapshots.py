@@ -15,6 +15,9 @@ to ``whoami`` ends one that a server without last values cannot end.
 ``SUB`` follows ``last`` for the sake of such servers. Identical subscriptions are counted, so the client ends each of
 them: one ``UNSUB`` for the ``SUB``, and one for every ``last``.
 
+Under another order than ``order/queue`` the answer to ``bye/on`` overtakes messages that waited. One of them may be
+taken for a part of the snapshot then. So that nobody loses it, the other subscriptions get the snapshot too, unmarked.
+
 After a reconnect the snapshot is asked for again: it has what changed in the meantime.
 """
 
@@ -49,11 +52,20 @@ class LastValue(Message):
 
 
 class _Snapshot:
-    """One snapshot: its pattern, and the subscriptions that it is for."""
+    """One snapshot.
 
-    def __init__(self, pattern: bytes, sinks: Iterable[Sink]) -> None:
+    :param sinks: the subscriptions that it is for.
+    :param route: returns all subscriptions with a key.
+    :param exclusive: whether no other subscription gets it.
+    """
+
+    def __init__(
+        self, pattern: bytes, sinks: Iterable[Sink], route: Callable[[bytes], Iterable[Sink]], exclusive: bool
+    ) -> None:
         self.pattern = pattern
         self._sinks = sorted(sinks, key=lambda sink: sink.callback is not None)
+        self._route = route
+        self._exclusive = exclusive
 
     def take(self, packet: bytes) -> bool:
         """Deliver a message of this snapshot; return False for any other packet."""
@@ -66,6 +78,10 @@ class _Snapshot:
         value.pattern = self.pattern
         for sink in self._sinks:
             sink.deliver([value])
+        if not self._exclusive:
+            for sink in self._route(key):
+                if sink not in self._sinks:
+                    sink.deliver([Message(key, payload)])
         return True
 
 
@@ -74,10 +90,16 @@ class Snapshots:
 
     :param intercept: called with the function that sees each packet first while a snapshot comes, and with None at its
         end.
+    :param route: returns all subscriptions with a key.
     """
 
-    def __init__(self, intercept: Callable[[Callable[[bytes], bool] | None], object]) -> None:
+    def __init__(
+        self,
+        intercept: Callable[[Callable[[bytes], bool] | None], object],
+        route: Callable[[bytes], Iterable[Sink]],
+    ) -> None:
         self._intercept = intercept
+        self._route = route
         self._sinks: dict[bytes, list[Sink]] = {}
         self._requests: Counter[bytes] = Counter()
         self._current: _Snapshot | None = None
@@ -98,12 +120,15 @@ class Snapshots:
         """Return the patterns with subscriptions that get snapshots."""
         return tuple(self._sinks)
 
-    def request(self, questions: Questions, pattern: bytes, sink: Sink | None = None) -> None:
+    def request(
+        self, questions: Questions, pattern: bytes, sink: Sink | None = None, *, exclusive: bool = True
+    ) -> None:
         """Expect a snapshot, asked for with `sbus.client.choices.last_packets`.
 
+        :param exclusive: whether the server's queue for this client is in ``order/queue``.
         :param sink: the subscription that it is for; None: all with this pattern.
         """
-        snapshot = _Snapshot(pattern, self._sinks[pattern] if sink is None else [sink])
+        snapshot = _Snapshot(pattern, self._sinks[pattern] if sink is None else [sink], self._route, exclusive)
         self._requests[pattern] += 1
         questions.ask(BYE_ON, b"", CallingWaiter(lambda _: self._begin(snapshot)))
         questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._end(snapshot)))

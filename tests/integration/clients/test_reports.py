@@ -121,6 +121,28 @@ async def test_server_without_interest(backend: Backend, bus: StartBus) -> None:
     assert losses == []
 
 
+async def test_last_values(backend: Backend, bus: StartBus) -> None:
+    """A client that comes late gets the last value of each key, marked, and then what is published, once."""
+    server = bus("--last-value=state/")
+    writer, reader = await backend.connect(server.address), await backend.connect(server.address)
+    for number in range(3):
+        await writer.publish_many([(f"state/{key}", b"%d" % number) for key in range(100)])
+    await writer.publish_many([("state/0", b""), ("other", b"x")])
+    await writer.fence()
+    wide = await reader.subscribe("")
+    sub = await reader.subscribe("state/*", last=True)
+    await reader.fence()
+    await writer.publish("state/1", b"live")
+    got = [await sub.get() for _ in range(100)]
+    assert [(m.key, m.payload) for m in got[:99]] == [(b"state/%d" % key, b"2") for key in range(1, 100)]
+    assert [m.is_last_value for m in got] == [True] * 99 + [False]
+    assert (await wide.get()).payload == b"live"
+    assert "last" in reader.raw.extensions
+    await sub.close()
+    await wide.close()
+    assert await reader.has_subscribers("state/1") is False
+
+
 async def test_newest_of_each_key(backend: Backend, shared: Bus) -> None:
     """With ``soft="latest"`` a slow reader gets the newest message of each key, and no loss is reported."""
     losses: list[Lost] = []
