@@ -19,11 +19,18 @@ from sbus.version import __version__
 if TYPE_CHECKING:
     from sbus.client.blocking import Bus, connect
     from sbus.client.core import Message
+    from sbus.client.losses import Lost
 
-__all__ = ["Bus", "Message", "__version__", "connect"]
+__all__ = ["Bus", "Lost", "Message", "__version__", "connect"]
 
 __getattr__ = lazy_names(
-    __name__, {"Bus": ".client.blocking", "Message": ".client.core", "connect": ".client.blocking"}
+    __name__,
+    {
+        "Bus": ".client.blocking",
+        "Lost": ".client.losses",
+        "Message": ".client.core",
+        "connect": ".client.blocking",
+    },
 )
 
 

@@ -97,7 +97,8 @@ def inbox_key(me: bytes, name: bytes | str) -> bytes:
 def _fail_if_none(count: bytes, key: bytes | str, waiter: Waiter) -> None:
     """Fail a request that nobody has got."""
     if int(count) == 0:
-        waiter.set_exception(NobodyListens(f"nobody subscribes to {as_bytes(key)!r}: start the program that answers"))
+        name = as_bytes(key).decode(errors="backslashreplace")
+        waiter.set_exception(NobodyListens(f"nobody subscribes to '{name}': start the program that answers"))
 
 
 class ClientApi(ABC, Generic[Sub]):

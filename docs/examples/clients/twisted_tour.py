@@ -11,7 +11,7 @@ from twisted.internet.task import react
 from zope.interface import implementer
 
 from sbus.client.tx import Bus, connect
-from sbus.errors import InvalidKey, RequestFailed, TimedOut
+from sbus.errors import InvalidKey, NobodyListens, RequestFailed
 
 
 async def first_steps(reactor: Any, address: str) -> None:
@@ -103,6 +103,18 @@ async def who_and_when(bus: Bus) -> None:
     print((await inbox.subscription.get()).payload)
 
 
+async def who_listens(bus: Bus) -> None:
+    print(await bus.has_subscribers("lamp/set"))
+    with bus.watch_subscribers("lamp/set") as watch:
+        print(await watch.get())  # the state now
+        bus.subscribe("lamp/set")
+        print(await watch.get())  # and then each change
+    try:
+        await bus.request("lamp/ask")
+    except NobodyListens as error:
+        print(error)
+
+
 def answer_requests(bus: Bus) -> None:
     bus.respond("calculator/double", lambda request: b"%d" % (2 * int(request.payload)))
 
@@ -116,8 +128,8 @@ async def ask(bus: Bus) -> None:
     except RequestFailed as error:
         print(error)
     try:
-        await bus.request("calculator/square", b"3", timeout=0.05)
-    except TimedOut as error:
+        await bus.request("calculator/square", b"3")
+    except NobodyListens as error:
         print(error)
 
 
@@ -132,7 +144,7 @@ async def refused_at_once(bus: Bus) -> None:
 async def main(reactor: Any, address: str) -> None:
     await first_steps(reactor, address)
     await with_deferreds(reactor, address)
-    for topic in [several_subscriptions, a_producer, who_and_when, refused_at_once]:
+    for topic in [several_subscriptions, a_producer, who_and_when, who_listens, refused_at_once]:
         bus = await connect(reactor, address)
         await topic(bus)
         await bus.close()

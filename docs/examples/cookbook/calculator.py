@@ -11,7 +11,7 @@ import sys
 
 import sbus
 from sbus.client.api import Request
-from sbus.errors import RequestFailed, TimedOut
+from sbus.errors import NobodyListens, RequestFailed, TimedOut
 
 
 def calculate(request: Request) -> bytes:
@@ -35,7 +35,7 @@ def ask(address: str, operation: str, *numbers: str) -> None:
             print(bus.request(f"calculator/{operation}", " ".join(numbers).encode(), timeout=2).decode())
         except RequestFailed as error:
             sys.exit(f"the calculator says: {error}")
-        except TimedOut:
+        except (NobodyListens, TimedOut):
             sys.exit("no calculator is there, or it does not answer")
 
 

@@ -291,7 +291,7 @@ async def test_request_fails_at_once_where_nobody_listens(backend: Backend, dire
         await answer_name(peer)
         await peer.receive_until(b"CMSG probe\0k")
         peer.send(b"CMSG probe\x000 k")
-        with pytest.raises(NobodyListens, match="nobody subscribes to b'k'"):
+        with pytest.raises(NobodyListens, match="nobody subscribes to 'k'"):
             await requesting
         requesting = asyncio.ensure_future(client.request("k", b"x", timeout=TIMEOUT))
         packets = await peer.receive_until(b"CMSG probe\0k")
