@@ -28,7 +28,7 @@ from sbus.client.dispatch import Message
 from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, build
 
-__all__ = ["GAP", "LossKeeper", "LossMark", "Lost", "MessageQueue", "parse_lost", "place_loss"]
+__all__ = ["GAP", "LossKeeper", "LossMark", "Lost", "MessageQueue", "format_lost", "parse_lost", "place_loss"]
 
 GAP = build(CMSG, LOST, b"? ? ? reconnect")
 """The receipt for the time without a connection. The library puts it before the first packets of the next one."""
@@ -145,6 +145,12 @@ def place_loss(lost: Lost, keepers: Iterable[LossKeeper], on_lost: Callable[[Los
     mark = LossMark.of(lost)
     for keeper in keepers:
         keeper.keep(mark)
+
+
+def format_lost(lost: Lost) -> bytes:
+    """Return the payload of a receipt; the inverse of `parse_lost`."""
+    numbers = ("?" if number is None else str(number) for number in lost[:3])
+    return " ".join((*numbers, lost.why)).encode()
 
 
 def parse_lost(payload: bytes) -> Lost | None:
