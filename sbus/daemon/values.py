@@ -11,15 +11,16 @@ from typing import overload
 
 from sbus.errors import UsageError
 
-__all__ = ["amount", "choice", "duration", "mode", "parse_size"]
+__all__ = ["amount", "choice", "duration", "mode", "size"]
 
-_SIZE_BITS = {"": 0, "K": 10, "M": 20, "G": 30}
+_BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def mode(text: str) -> int:
+def mode(text: str, option: str = "--mode") -> int:
     """Parse file permissions: the value of ``--mode``, in octal.
 
+    :param option: what the text was given as, for the error.
     :raises UsageError: if it is not an octal number from 0 to 0777.
     """
     try:
@@ -27,7 +28,7 @@ def mode(text: str) -> int:
     except ValueError:
         bits = -1
     if not 0 <= bits <= 0o777:
-        raise UsageError(f"--mode={text}: give three octal digits, such as 0770")
+        raise UsageError(f"{option}={text}: give three octal digits, such as 0770")
     return bits
 
 
@@ -69,16 +70,20 @@ def amount(option: str, unit: str, kind: type[float] = int) -> Callable[[str], f
     return parse
 
 
-def parse_size(text: str) -> int:
-    """Parse a number of bytes, such as ``4096``, ``64K``, ``16M`` or ``2G``; K, M and G are powers of 1,024.
+def size(option: str) -> Callable[[str], int]:
+    """Return a parser that converts a size such as ``65536``, ``64M`` or ``64MiB`` to bytes; 1K is 1024 bytes.
 
-    :raises ValueError: if it is not such a number above 0.
+    :param option: the option's name, without dashes, for the text of the error.
     """
-    match = re.fullmatch(r"([0-9]{1,15})([KMG]?)", text.upper())
-    size = int(match[1]) << _SIZE_BITS[match[2]] if match else 0
-    if size < 1:
-        raise ValueError(f"{text!r} is no size: give bytes above 0, such as 4096, 64K, 16M or 2G")
-    return size
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"([0-9]{1,18})(?:([KMGT])(?:iB)?)?", text, re.ASCII | re.IGNORECASE)
+        number = int(match[1]) * _BYTES_PER_UNIT[(match[2] or "").upper()] if match else 0
+        if not number:
+            raise UsageError(f"--{option}={text}: give a number of bytes above 0, such as 65536, 512K, 64M or 2G")
+        return number
+
+    return parse
 
 
 def duration(option: str, minimum: float = 0.0) -> Callable[[str], float]:

@@ -48,7 +48,7 @@ class Receipt:
     :ivar stamped: the messages in the packet that was made last.
     """
 
-    __slots__ = ("_stamped_size", "messages", "replies", "size", "stamped", "why")
+    __slots__ = ("_packet", "_stamped_size", "_total", "messages", "replies", "size", "stamped", "why")
 
     def __init__(self, messages: int, size: int, why: LossReason) -> None:
         self.messages = messages
@@ -57,6 +57,8 @@ class Receipt:
         self.replies = 0
         self.stamped = 0
         self._stamped_size = 0
+        self._total = 0
+        self._packet = b""
 
     def add(self, messages: int, size: int, why: LossReason) -> None:
         """Take up further losses."""
@@ -70,8 +72,10 @@ class Receipt:
 
         :param total: messages that were dropped since the connection began, those of this receipt included.
         """
-        self.stamped, self._stamped_size = self.messages, self.size
-        return lost(self.messages, self.size, total, self.why)
+        if self.stamped != self.messages or total != self._total:
+            self.stamped, self._stamped_size, self._total = self.messages, self.size, total
+            self._packet = lost(self.messages, self.size, total, self.why)
+        return self._packet
 
     def rest(self) -> Receipt | None:
         """Return the losses that came after the packet was made, if there are any."""

@@ -586,10 +586,12 @@ class SendQueue:
         """
         stamped, self._stamped = self._stamped, []
         substitute, self._substitute = self._substitute, None
-        gone, left, removed = taken[:sent], taken[sent:], sent
+        has_backlog = self._backlog is not None  # which still has what was not sent
+        gone, left, removed = taken[:sent], [] if has_backlog else taken[sent:], sent
         for at, receipt in reversed(stamped):
             if at >= sent:
-                del left[at - sent]
+                if not has_backlog:
+                    del left[at - sent]
                 if receipt is substitute:  # its message has left the backlog
                     removed += 1
                     self._put_first(receipt)
@@ -684,10 +686,11 @@ class SendQueue:
         self.owner.on_drained(has_room, is_empty)
 
     def _relax(self) -> None:
+        self._collect()
         if self._is_held:
-            self._backlog = self._new_backlog(iter(()))
+            self._backlog, self._keys = self._new_backlog(iter(())), None
             return
-        self._backlog = None
+        self._backlog = self._keys = None
         self.is_congested = False
         self._user.remove_queue()
 

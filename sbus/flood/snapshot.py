@@ -17,6 +17,8 @@ from any other queue.
 .. rubric:: Invariants
 
 * The order on the wire is front, snapshot, live. It holds under every order of a queue and every strategy.
+* `take` returns fewer packets than it is asked for only if there are no more, or if the generator pauses: a transport
+  that gets fewer does not ask again by itself.
 * A packet of the snapshot is sent once, unless the connection ends or the socket can never take it. It is no message:
   flood control neither counts nor drops it.
 
@@ -35,9 +37,6 @@ from sbus.flood.send_queue import QueueOwner, SendQueue
 from sbus.protocol.notices import LossReason
 
 __all__ = ["Snapshot"]
-
-_PULL = 256
-"""Packets that are pulled at a time at most; a transport that makes bundles asks for more."""
 
 
 @implementer(IPacketQueue)
@@ -83,7 +82,7 @@ class Snapshot:
         taken = self._front.take(count) if len(self._front) else []
         first = len(taken)
         if first < count:
-            self._pull(min(count - first, _PULL))
+            self._pull(count - first)
             taken = taken + self._pulled[: count - first]
         second = len(taken) - first
         if len(taken) < count and self._packets is None:
@@ -98,6 +97,8 @@ class Snapshot:
         behind = first + second
         if first:
             self._front.ack(taken[:first], min(sent, first))
+            if self._front.pending and self._front.is_congested:
+                self._front.settle(False)  # it was not flushed before the snapshot began
         gone = min(max(sent - first, 0), second)
         if gone:
             if self._live.watch is not None:

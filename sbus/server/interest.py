@@ -53,6 +53,7 @@ from sbus.protocol.keys import Dialect
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.limits import pattern_cost
 from sbus.server.lingering import LINGER, Lingering
+from sbus.server.router import SubscriptionListener
 from sbus.server.turns import Turns
 from sbus.server.users import User
 from sbus.server.watched_keys import Watch, WatchedKeys
@@ -77,8 +78,7 @@ _EXPIRE_AT_ONCE = 256
 class Subscriptions(Protocol):
     """All subscriptions: the part of `sbus.server.router.Router` that is needed here."""
 
-    on_added: Callable[[Receiver, bytes], None] | None
-    on_removed: Callable[[Receiver, bytes], None] | None
+    listeners: tuple[SubscriptionListener, ...]
 
     def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]: ...
     def is_muted(self, receiver: Receiver) -> bool: ...
@@ -155,7 +155,7 @@ class Interest:
         if len(key) > LONGEST_WATCHED or len(mine) >= MAX_WATCHED:
             raise Violation(ViolationReason.TOO_MANY_WATCHED_KEYS)
         if not self._watches:
-            self._subscriptions.on_added, self._subscriptions.on_removed = self.added, self.removed
+            self._listen(True)
         self._watches[client] = mine
         watch = mine[key] = Watch(client, key, is_open)
         cost = pattern_cost(key, self._separator)
@@ -422,4 +422,8 @@ class Interest:
         if client in self._watches and not self._watches[client]:
             del self._watches[client]
         if not self._watches and not self._ended:
-            self._subscriptions.on_added = self._subscriptions.on_removed = None
+            self._listen(False)
+
+    def _listen(self, on: bool) -> None:
+        others = tuple(listener for listener in self._subscriptions.listeners if listener is not self)
+        self._subscriptions.listeners = (*others, self) if on else others

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from zope.interface import Attribute, Interface
@@ -103,15 +103,6 @@ class Client(Publisher, Receiver, Protocol):
     number: int
     """Counts connections, from 1; 0 before the client was admitted."""
 
-    settings: ClientSettings
-    """The client's choices."""
-
-    def reply(self, key: bytes, payload: bytes) -> None:
-        """Send the client a reply; flood control never drops it."""
-
-    def notify(self, key: bytes, payload: bytes) -> None:
-        """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
-
     connected_at: float
     """When it connected, in seconds since the epoch."""
 
@@ -121,6 +112,18 @@ class Client(Publisher, Receiver, Protocol):
     @property
     def conflated(self) -> int:
         """Messages for it that newer ones of their keys replaced (``blocking/soft/latest``)."""
+
+    settings: ClientSettings
+    """The client's choices."""
+
+    on_room: tuple[Callable[[], None], ...]
+    """Called when packets have left its queue, after it was congested."""
+
+    def reply(self, key: bytes, payload: bytes) -> None:
+        """Send the client a reply; flood control never drops it."""
+
+    def notify(self, key: bytes, payload: bytes) -> None:
+        """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
 
     def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
         """Send packets behind those that wait, and before everything that comes from now on.

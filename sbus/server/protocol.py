@@ -130,6 +130,7 @@ class BusProtocol:
         "listener",
         "lost",
         "number",
+        "on_room",
         "pattern_bytes",
         "patterns",
         "peer",
@@ -148,6 +149,7 @@ class BusProtocol:
         self._registry = registry
         self.transport: IPacketTransport | None = None
         self.number = 0
+        self.on_room: tuple[Callable[[], None], ...] = ()
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
@@ -206,6 +208,8 @@ class BusProtocol:
         """Stop receiving, drop what waits, and return the last packets for the client."""
         self._registry.stop_receiving(self)
         packets = []
+        if self._snapshot is not None:
+            self._snapshot.discard_all()
         last = self.queue.last_receipt()
         if last is not None and self.settings.receipts:
             packets.append(last)
@@ -452,7 +456,7 @@ class BusProtocol:
 
     def _choose_observer(self, key: bytes) -> bool:
         self._apply(replace(self.settings, observer=key == controls.OBSERVER_ON))
-        self._registry.interest.observe(self, self.settings.observer)
+        self._registry.observe(self, self.settings.observer)
         self.reply(key, b"")
         return True
 
@@ -489,7 +493,8 @@ class BusProtocol:
         self._registry.strategies_changed(self)
         if not self.queue.is_congested:
             self._registry.drained(self, True, True)
-        self._maybe_resume()
+        if self.reason is None:
+            self._maybe_resume()
 
     def reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.interfaces.Client`."""
@@ -544,6 +549,8 @@ class BusProtocol:
         self._registry.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
+        for hook in self.on_room:
+            hook()
 
     def on_lost(self, losses: tuple[Loss, ...]) -> None:
         """See `sbus.flood.QueueOwner`."""

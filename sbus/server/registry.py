@@ -43,12 +43,14 @@ from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
 from sbus.server.interest import Interest
+from sbus.server.interest_notices import InterestNotices
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.last_values import LastValueRule, LastValues
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.members import Members
 from sbus.server.observers import Events, redact
-from sbus.server.requests import Requests, notify_interest
+from sbus.server.pattern_lists import PatternLists
+from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
 from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
@@ -115,16 +117,18 @@ class SubscriptionRegistry(Service):
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
+        self.clients = self._members.clients
         self._router = Router(dialect)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
+        self._notices = InterestNotices(clock, self._delivery.flush)
         self.interest = Interest(
             self._router,
             dialect,
             credentials,
             clock,
             self.turns,
-            notify=notify_interest,
+            notify=self._notices.notify,
             flush=self._delivery.flush,
             forget_user=self.users.forget,
         )
@@ -135,15 +139,18 @@ class SubscriptionRegistry(Service):
             self.interest.observers.add(self.last_values)
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)
+        self._pattern_lists = PatternLists(
+            self._router, self.clients, self.interest.observers, clock, self.turns, self._delivery.flush
+        )
         self.requests = Requests(
             self.interest,
+            self._pattern_lists,
             self.last_values,
             self.subscribe,
             self.limits,
             dialect,
             public_interest=public_interest,
         )
-        self.clients = self._members.clients
         self.routes = self._router.routes
         self.route = self._router.route
         self.deliver = self._delivery.deliver
@@ -239,8 +246,13 @@ class SubscriptionRegistry(Service):
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
-        self.interest.unwatch_all(client)
+        self._stop_asking(client)
         self._delivery.forget(client)
+
+    def _stop_asking(self, client: Receiver) -> None:
+        self.interest.unwatch_all(client)
+        self._notices.forget(client)
+        self._pattern_lists.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
@@ -249,7 +261,7 @@ class SubscriptionRegistry(Service):
         if client not in self._members:
             return
         self.leave(client)
-        self.interest.unwatch_all(client)
+        self._stop_asking(client)
         fired = self._members.remove(client)
         self.closed.add(
             ClosedClient(
@@ -316,6 +328,12 @@ class SubscriptionRegistry(Service):
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
+
+    def observe(self, client: Client, is_observer: bool) -> None:
+        """Have a client's subscriptions count no more as interest, or count again."""
+        if is_observer is not (client in self.interest.observers):
+            self._pattern_lists.observed(client, is_observer)
+            self.interest.observe(client, is_observer)
 
     def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
         """Take one subscription back; an unknown one is ignored and counted."""

@@ -16,9 +16,9 @@ from sbus.server.interest import Interest
 from sbus.server.interfaces import Client
 from sbus.server.last_values import LastValues
 from sbus.server.limits import Limits, pattern_cost
-from sbus.server.watched_keys import Watch
+from sbus.server.pattern_lists import PatternLists
 
-__all__ = ["Requests", "notify_interest"]
+__all__ = ["Requests"]
 
 
 class Requests:
@@ -32,6 +32,7 @@ class Requests:
     def __init__(
         self,
         interest: Interest,
+        pattern_lists: PatternLists,
         last_values: LastValues | None,
         subscribe: Callable[[Client, bytes], None],
         limits: Limits,
@@ -40,6 +41,7 @@ class Requests:
         public_interest: bool,
     ) -> None:
         self._interest = interest
+        self._pattern_lists = pattern_lists
         self._last_values = last_values
         self._subscribe = subscribe
         self._limits = limits
@@ -50,6 +52,7 @@ class Requests:
             controls.INTEREST_OFF: self._unwatch,
             controls.PROBE: self._probe,
             controls.LAST: self._last,
+            controls.INTEREST_PATTERNS: self._list_patterns,
         }
 
     def handle(self, client: Client, key: bytes, payload: bytes | None) -> bool:
@@ -72,6 +75,7 @@ class Requests:
             if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
         watch = self._interest.watch(client, key)
+        watch.sent = watch.value
         client.reply(controls.INTEREST, b"%d %b" % (watch.value, key))
         return True
 
@@ -92,6 +96,12 @@ class Requests:
         client.reply(controls.PROBE, b"%d %b" % (count if _is_trusted(client) else min(count, 1), key))
         return True
 
+    def _list_patterns(self, client: Client, payload: bytes | None) -> bool:
+        if not _is_trusted(client):
+            return False
+        self._pattern_lists.start(client)
+        return True
+
     def _last(self, client: Client, pattern: bytes | None) -> bool:
         if pattern is None:
             return False
@@ -105,11 +115,6 @@ class Requests:
 
     def _may_ask(self, client: Client) -> bool:
         return self._public_interest or _is_trusted(client)
-
-
-def notify_interest(watch: Watch) -> None:
-    """Send the changed answer of a watched key."""
-    watch.client.notify(controls.INTEREST, b"%d %b" % (watch.value, watch.key))
 
 
 def _is_trusted(client: Client) -> bool:

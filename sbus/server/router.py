@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from sbus.protocol.keys import Dialect, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
 
-__all__ = ["Router"]
+__all__ = ["Router", "SubscriptionListener"]
+
+
+class SubscriptionListener(Protocol):
+    """Wants to know of open subscriptions."""
+
+    def added(self, receiver: Receiver, pattern: bytes) -> None:
+        """A receiver has subscribed to an open pattern."""
+
+    def removed(self, receiver: Receiver, pattern: bytes) -> None:
+        """A receiver's subscription to an open pattern has ended."""
 
 
 class Router:
@@ -17,8 +27,7 @@ class Router:
 
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
-    :ivar on_added: called with a receiver and an open pattern that it has subscribed to; None if nobody wants to know.
-    :ivar on_removed: the same, for a subscription that has ended.
+    :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar steps: the steps of all look-ups, and the routes that the cache has forgotten, since the counter was last set
         to 0: the work to charge.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
@@ -28,8 +37,7 @@ class Router:
         self._dialect = dialect
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect)
-        self.on_added: Callable[[Receiver, bytes], None] | None = None
-        self.on_removed: Callable[[Receiver, bytes], None] | None = None
+        self.listeners: tuple[SubscriptionListener, ...] = ()
         self.steps = 0
         self._muted: set[Receiver] = set()
         self.routes = self._cache.routes
@@ -56,8 +64,9 @@ class Router:
         """
         self._index.subscribe(receiver, pattern, secret, receiver.peer)
         self.steps += self._cache.forget(pattern, secret, receiver.peer)
-        if self.on_added is not None and not secret:
-            self.on_added(receiver, pattern)
+        if self.listeners and not secret:
+            for listener in self.listeners:
+                listener.added(receiver, pattern)
 
     def mute(self, receiver: Receiver) -> None:
         """Route nothing to a receiver any more, before its subscriptions are removed."""
@@ -73,8 +82,9 @@ class Router:
         """Take an `add` back."""
         self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
         self.steps += self._cache.forget(pattern, secret, receiver.peer)
-        if self.on_removed is not None and not secret:
-            self.on_removed(receiver, pattern)
+        if self.listeners and not secret:
+            for listener in self.listeners:
+                listener.removed(receiver, pattern)
 
     def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]:
         """Return the subscribers of an open key in one table for each pattern, and the steps that finding them took.

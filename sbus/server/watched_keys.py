@@ -21,10 +21,10 @@ class Watch:
     :ivar value: the latest answer, 0 or 1, sent or about to be sent.
     :ivar is_open: whether the answer depends on subscriptions; else it is always 1.
     :ivar is_over: whether the client has stopped watching.
-    :ivar notice: the latest notice of this watch, for `sbus.flood.SendQueue.revise`.
+    :ivar sent: the answer that was sent last.
     """
 
-    __slots__ = ("client", "is_open", "is_over", "key", "notice", "value")
+    __slots__ = ("client", "is_open", "is_over", "key", "sent", "value")
 
     def __init__(self, client: Client, key: bytes, is_open: bool) -> None:
         self.client = client
@@ -32,7 +32,7 @@ class Watch:
         self.is_open = is_open
         self.is_over = False
         self.value = 1
-        self.notice: object = None
+        self.sent = -1
 
 
 class _Node:

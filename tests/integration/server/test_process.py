@@ -136,7 +136,7 @@ class TestWrongOptions:
             ("--dialect=late", "current or early"),
             ("--credentials=", "kernel"),
             ("--last-value=a,keys=0", "above 0"),
-            ("--last-value=a,bytes=16T", "above 0"),
+            ("--last-value=a,bytes=16X", "above 0"),
             ("--last-value=!/cred////x", "leave it out"),
             ("--last-value=!/x", "give another pattern"),
         ],

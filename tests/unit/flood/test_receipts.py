@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
+from sbus.errors import CloseReason
+from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES, SharedBudget
 from sbus.flood.receipts import MERGE
+from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import LossReason
 from sbus.server.limits import Limits
 from sbus.server.protocol import BusProtocol
+from sbus.syscalls.sockets import max_sendable
 from sbus.testing import FakePacketTransport
 from tests.support.buses import Bus, Peer
+from tests.support.costs import calls
+from tests.support.reactors import Recorder, received
+from tests.support.transports import World, flood_controlled
+from tests.unit.flood.test_send_queue import BATCH, ORDER, SOFT, Connection, DropOldest
 
 LONGEST = 60
 """Bytes that the sockets of the tests take at most."""
@@ -129,7 +139,8 @@ class Reader:
             assert place <= gap < place + MERGE
 
 
-choices = st.tuples(
+most = st.just(("queue", "discard", "queue"))
+choices = most | st.tuples(
     *(
         st.sampled_from([each.selector.rpartition(b"/")[2].decode() for each in kind])
         for kind in (SOFT_STRATEGIES, HARD_STRATEGIES, ORDERS)
@@ -203,6 +214,18 @@ class ReceiptMachine(RuleBasedStateMachine):
         transport.capacity = 0
         self.readers[who].peer.drain(packets)
 
+    @rule(who=st.integers(0, 2), packets=st.sampled_from((1, 5, 100)))
+    def make_room(self, who, packets):
+        """The reader reads, and the server has not noticed yet."""
+        transport = self.readers[who].peer.transport
+        transport.capacity = (transport.capacity or 0) + packets
+
+    @rule(who=st.integers(0, 2), control=st.sampled_from([b"soft/discard", b"soft/queue", b"hard/discard"]))
+    def choose(self, who, control):
+        """Choose another strategy, except that a reader with latest keeps it."""
+        if self.readers[who].peer.is_connected and not self.readers[who].is_latest:
+            self.readers[who].peer.send(b"CMSG blocking/" + control)
+
     @rule(who=st.integers(0, 2))
     def ask(self, who):
         if self.asked[who] < 60 and self.readers[who].peer.is_connected:
@@ -231,3 +254,280 @@ class ReceiptMachine(RuleBasedStateMachine):
 
 TestReceipts = ReceiptMachine.TestCase
 TestReceipts.settings = settings(max_examples=150, stateful_step_count=25)
+
+
+# --- one thing at a time -------------------------------------------------------------------------
+
+
+def connection(**choices: Any) -> Connection:
+    """Return a receiver with receipts."""
+    made = Connection(**choices)
+    made.queue.configure(replace(made.queue.settings, receipts=True))
+    return made
+
+
+def drop(receiver: Connection, *packets: bytes) -> None:
+    """Have messages dropped behind everything that waits."""
+    soft = receiver.queue.settings.soft
+    receiver.set_strategies(soft=SOFT["discard"])
+    receiver.stall(*packets)
+    receiver.set_strategies(soft=soft)
+
+
+def lost(messages: int, size: int, total: int, why: str) -> bytes:
+    return b"CMSG lost\0%d %d %d %b" % (messages, size, total, why.encode())
+
+
+M = [b"MSG k\0%04d" % i for i in range(300)]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("room", [0, 10, 1000])
+def test_the_64th_message_ends_a_receipt(is_first, room):
+    """A receipt takes up losses while 63 messages stand behind it, and not when 64 do."""
+    receiver = connection()
+    before = [] if is_first else M[:1]
+    if before:
+        receiver.stall(*before)
+    drop(receiver, b"xx")
+    receiver.stall(*M[1:64])
+    drop(receiver, b"yyy", b"z")
+    receiver.stall(M[64])
+    drop(receiver, b"v")
+    receiver.stall(M[65])
+    drop(receiver, b"w")
+    receiver.flush(room)
+    told = [lost(3, 6, 3, "discard"), *M[1:65], lost(2, 2, 5, "discard"), M[65]]
+    receiver.drain()
+    assert receiver.delivered == before + told
+    assert receiver.lost == [5, 8]
+    assert len(receiver.queue) == 0
+
+
+def test_a_receipt_alone_is_no_congestion():
+    """Under discard each flush offers the receipt, then what has come, exactly as without receipts."""
+    receiver = connection(soft="discard")
+    receiver.publish(M[0], M[1], M[2])
+    assert receiver.flush(1) == [M[0]]
+    assert not receiver.queue.is_congested
+    assert len(receiver.queue) == 1
+    assert receiver.flush(0) == []
+    receiver.publish(M[3])
+    assert receiver.flush(1) == [lost(2, 20, 2, "discard")]
+    receiver.publish(M[4])
+    assert receiver.flush(2) == [lost(1, 10, 3, "discard"), M[4]]
+    assert receiver.moves == [(True, True)] * 2
+    assert len(receiver.queue) == 0
+
+
+@pytest.mark.parametrize("order", ["stack", "random"])
+def test_other_orders_have_sums(order):
+    """Where there is no place, one receipt with the sum of all losses goes before everything else."""
+    receiver = connection(order=order, messages=3)
+    receiver.stall(*M[:3])
+    receiver.queue.write(b"reply")
+    receiver.publish(M[3])
+    drop(receiver, b"x")
+    assert receiver.drain()[:2] == [lost(2, 11, 2, "several"), b"reply"]
+
+
+def test_a_new_order_sums_up():
+    """Receipts that lose their places with a new order go first, as one."""
+    receiver = connection()
+    receiver.stall(M[0])
+    drop(receiver, b"x")
+    receiver.stall(*M[1:70])
+    drop(receiver, b"y")
+    receiver.set_order(ORDER["stack"])
+    assert receiver.drain() == [lost(2, 2, 2, "discard"), *reversed(M[:70])]
+
+
+def test_what_a_strategy_drops():
+    """A receipt for what a strategy drops at the front goes first."""
+
+    receiver = connection(messages=3)
+    receiver.set_strategies(hard=DropOldest(30))
+    receiver.stall(*M[:5])
+    assert receiver.drain() == [lost(2, 20, 2, "queue-full"), *M[2:5]]
+
+
+def test_causes():
+    """Each limit is a cause of its own, and different ones together are several."""
+    budget = SharedBudget(50)  # 25 for each user
+    other = connection(budget=budget, user="other")
+    other.stall(*M[:3])
+    receiver = connection(messages=3, budget=budget, user="one")
+    receiver.stall(*M[:4])
+    receiver.drain()
+    assert receiver.delivered[-1] == lost(2, 20, 2, "share")
+    other.drain()
+    receiver.stall(*M[:4])
+    drop(receiver, b"x")
+    assert receiver.drain()[-1] == lost(2, 11, 4, "several")
+
+
+@pytest.mark.parametrize("is_congested", [True, False])
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 4, 9])
+def test_oversized(is_congested, room):
+    """The receipt of a message that no socket takes stands in its place, however much is sent at once."""
+    receiver = connection()
+    big = bytes(100)
+    receiver.publish(M[0], big, M[1], big, M[2])
+    receiver.queue.write(b"reply")
+    if is_congested:
+        receiver.flush(0)
+    for capacity in (room, 99):
+        while taken := receiver.queue.take(BATCH):
+            sent = 0
+            while sent < len(taken):
+                if taken[sent] is big:
+                    assert receiver.queue.reject_oversized(taken, sent)
+                    continue
+                if not capacity:
+                    break
+                receiver.delivered.append(taken[sent])
+                sent += 1
+                capacity -= 1
+            receiver.ack(taken, sent)
+            if sent < len(taken):
+                break
+    assert receiver.delivered == [
+        M[0], lost(1, 100, 1, "too-large"), M[1], lost(1, 100, 2, "too-large"), M[2], b"reply"
+    ]  # fmt: skip
+    assert receiver.lost == [2, 200]
+    assert (len(receiver.queue), receiver.budget.bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("limit", [0, 4000])
+def test_oversized_on_a_real_socket(limit):
+    """Also among packets in one system call, or in bundles, the receipt comes where the message would have."""
+    world = World()
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, _ = flood_controlled(recorder.transport, SOFT["queue"])
+    queue.configure(replace(queue.settings, receipts=True))
+    if limit:
+        recorder.transport.start_bundling(limit)
+        recorder.transport.flush()
+    recorder.transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4000)
+    big = bytes(max_sendable(recorder.transport.getHandle()) + 1)
+    queue.pending += [*M[:100], big, *M[100:200], big, *M[200:]]
+    recorder.transport.flush()
+    got = []
+    for _ in range(100):
+        world.turn()
+        got += received(peer)
+    one = [lost(1, len(big), total, "too-large") for total in (1, 2)]
+    assert unbundle(got) == [*M[:100], one[0], *M[100:200], one[1], *M[200:]]
+    assert len(queue) == 0
+    world.close()
+
+
+def test_last_receipt():
+    """The last receipt has all that waits and all that was not told, in any state of the queue."""
+    receiver = connection(messages=4)
+    receiver.publish(*M[:3])
+    assert receiver.queue.last_receipt() == lost(3, 30, 3, "disconnect")
+    assert receiver.queue.last_receipt() is None
+    receiver.stall(*M[:6])
+    receiver.flush(1)
+    assert receiver.queue.last_receipt() == lost(5, 50, 8, "disconnect")
+    assert receiver.lost == [8, 80]
+    assert len(receiver.queue) == 0
+
+
+def test_nothing_goes_past_a_receipt():
+    """A message that could go straight to the socket waits for the receipt before it."""
+    bus = Bus()
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/soft/discard", b"CMSG receipts/on")
+    reader.take()
+    reader.stall()
+    publisher.send(*M[:2])
+    reader.transport.capacity = 10  # it has read, and the server has not noticed yet
+    publisher.send(M[2])
+    assert reader.take() == [lost(2, 20, 2, "discard"), M[2]]
+    publisher.send(M[3])
+    assert reader.take() == [M[3]]
+    assert bus.registry.counters.dropped_by[LossReason.DISCARD] == 2
+
+
+# --- latest --------------------------------------------------------------------------------------
+
+
+def key(name: str, value: object) -> bytes:
+    return f"MSG {name}\0{value}".encode()
+
+
+def test_latest_replaces_in_place():
+    """A message takes the place of the waiting one of its key; it counts as conflated, not as lost."""
+    receiver = connection(soft="latest", messages=3)
+    receiver.stall(key("a", 1), key("b", 1), key("a", 2))
+    receiver.queue.write(b"reply")
+    receiver.publish(key("c", 1), key("b", 22), key("a", 3), key("d", 1))
+    assert receiver.queue.conflated == 3
+    assert receiver.lost == [1, len(key("d", 1))]
+    assert receiver.flush(1) == [key("a", 3)]
+    receiver.publish(key("a", 4))
+    assert receiver.drain() == [
+        key("b", 22), b"reply", key("c", 1), lost(1, 7, 1, "queue-full"), key("a", 4)
+    ]  # fmt: skip
+    assert receiver.budget.bytes == 0
+
+
+@pytest.mark.parametrize("hard", ["discard", "block", "error"])
+def test_latest_without_room_for_the_difference(hard):
+    """If the difference in bytes does not fit, the hard strategy decides about the new one, and the old one stays."""
+    receiver = connection(soft="latest", hard=hard, size=20)
+    receiver.stall(key("a", 1), key("b", 1))
+    receiver.publish(key("a", "x" * 10))
+    if hard == "error":
+        assert receiver.closed is CloseReason.QUEUE_FULL
+        return
+    receiver.publish(key("b", 2))
+    got = receiver.drain()
+    assert got[:2] == [key("a", 1), key("b", 2)]
+    assert receiver.blocks == [False] * (hard == "block")
+    assert got[2:] == ([key("a", "x" * 10)] if hard == "block" else [lost(1, 16, 1, "queue-full")])
+
+
+@pytest.mark.parametrize("order", ["stack", "random"])
+def test_latest_with_another_order(order):
+    """Another order than the queue's makes it act as queue; back in order, messages are replaced again."""
+    receiver = connection(soft="latest", order=order)
+    receiver.stall(key("a", 1), key("a", 2))
+    assert receiver.queue.messages == 2
+    receiver.set_order(ORDER["queue"])
+    receiver.flush(0)
+    receiver.publish(key("a", 3))
+    assert receiver.drain() == [key("a", 1), key("a", 3)]
+
+
+def test_latest_is_bounded_by_the_number_of_keys():
+    """A reader that never reads costs one message and one place in the index for each key, however many come."""
+    receiver = connection(soft="latest")
+    for value in range(50):
+        receiver.stall(*[key(f"k{number}", value) for number in range(100)])
+    assert (receiver.queue.messages, receiver.queue.conflated) == (100, 4900)
+    for number in range(1000):  # keys that come and go
+        receiver.publish(key(f"other{number}", 0))
+        receiver.flush(1)
+    assert receiver.queue._keys is not None
+    assert len(receiver.queue._keys._places) < 500
+    assert len(receiver.drain()) == 100
+
+
+def test_choosing_again_and_again_reads_each_message_once():
+    """A receiver that flips between its strategies cannot have the server read its backlog again and again."""
+    receiver = connection()
+    receiver.stall(*[key(f"k{number}", 0) for number in range(1000)])
+
+    def flip() -> None:
+        for _ in range(20):
+            receiver.set_strategies(soft=SOFT["queue"])
+            receiver.set_strategies(soft=SOFT["latest"])
+            receiver.publish(key("k0", 1))
+
+    flip()
+    assert calls(flip) < 2000
+    assert receiver.queue.conflated == 40

@@ -105,7 +105,7 @@ def test_the_end_of_watching():
     one.send(b"UNSUB *")
     settle(bus)
     assert watcher.take() == []
-    assert bus.registry._router.on_added is None
+    assert bus.registry._router.listeners == ()
     user = watcher.protocol.user
     assert (user.patterns, user.pattern_bytes, watcher.protocol.pattern_bytes) == (0, 0, 0)
 
@@ -298,7 +298,7 @@ class World(RuleBasedStateMachine):
         settle(self.bus)
         registry = self.bus.registry
         assert len(registry.users) == 0
-        assert registry._router.on_added is None
+        assert registry._router.listeners == ()
         assert not registry.interest._by_key
         assert not registry.interest._lingering
         assert not registry.interest.observers
@@ -367,7 +367,7 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), setting=st.sampled_from((b"echo/on", b"echo/off", b"observer/on", b"observer/off")))
-    def choose(self, data, setting: bytes) -> None:
+    def configure(self, data, setting: bytes) -> None:
         data.draw(st.sampled_from(self.peers)).send(b"CMSG " + setting)
         self.note()
 
@@ -459,3 +459,32 @@ def test_churn_of_everything_costs_others_little():
     assert notices(watcher) == []
     assert spent > 0
     assert watcher.protocol.user.work_left > TURN_BUDGET // 2
+
+
+def test_one_notice_of_each_key_waits():
+    """For a watcher that does not read, at most one notice of a key waits; what is taken back is not sent."""
+    bus = Bus()
+    watcher, one = bus.connect(), bus.connect(uid=OTHER)
+    for start in range(0, 200, 50):
+        watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(start, start + 50)))
+    watcher.take()
+    watcher.stall()
+    for _ in range(10):
+        one.send(b"SUB *")
+        one.send(b"UNSUB *")
+        settle(bus)
+    queue = watcher.protocol.queue
+    assert len(queue) <= 200
+    one.send(b"SUB *")
+    settle(bus)
+    assert len(queue) <= 200
+    for _ in range(20):
+        watcher.drain(20)
+        bus.settle()
+    watcher.drain()
+    settle(bus)
+    got = notices(watcher)
+    assert dict(got) == {b"%d" % n: 1 for n in range(200)}
+    assert len(got) <= 400
+    assert watcher.protocol.on_room == ()
+    assert not watcher.protocol.is_paused

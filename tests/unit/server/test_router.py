@@ -19,6 +19,19 @@ class Named:
         self.peer = PEERS[number]
 
 
+class Listener:
+    """Keeps what the router reports."""
+
+    def __init__(self, events: list[tuple[str, Any, bytes]]) -> None:
+        self.events = events
+
+    def added(self, receiver: Any, pattern: bytes) -> None:
+        self.events.append(("added", receiver, pattern))
+
+    def removed(self, receiver: Any, pattern: bytes) -> None:
+        self.events.append(("removed", receiver, pattern))
+
+
 @given(
     st.lists(patterns(), min_size=1, max_size=4, unique=True),
     st.lists(keys(), min_size=1, max_size=3),
@@ -28,8 +41,7 @@ def test_routes_and_events(some_patterns, some_keys, steps):
     """After any subscriptions a key reaches those that match it, and each change of an open pattern is reported."""
     events: list[tuple[str, Any, bytes]] = []
     router = Router(CURRENT)
-    router.on_added = lambda receiver, pattern: events.append(("added", receiver, pattern))
-    router.on_removed = lambda receiver, pattern: events.append(("removed", receiver, pattern))
+    router.listeners = (Listener(events),)
     receivers: list[Any] = [Named(number) for number in range(len(PEERS))]
     subscribed: dict[bytes, set[Any]] = {pattern: set() for pattern in some_patterns}
     for number, which in steps:

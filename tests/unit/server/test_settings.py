@@ -78,6 +78,7 @@ NOT_STATE = {
     "_registry", "transport", "queue", "user",  # other objects
     "_drain_timer",  # a time left
     "_fast_path", "pattern_bytes",  # follow from the rest
+    "_is_loading", "_snapshot", "on_room",  # a client asks again
     "_has_turn", "_is_blocked", "_is_waiting", "is_paused",  # found out again by the next message
 }  # fmt: skip
 
