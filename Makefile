@@ -8,6 +8,7 @@
 # make bench-micro   time single steps, and report which have become slower
 # make bench-attacks   attack the bus as one user and measure another user's clients, about 15 minutes, as root
 # make docs    build the documentation into docs/_build/html
+# make dist    build wheels, the source archive and a Debian package into dist/, and try them
 # make setup   only create .venv and install sbus into it
 # make clean   remove everything that the other targets created
 #
@@ -26,7 +27,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test coverage lint format bench bench-clients bench-micro bench-attacks docs setup clean
+.PHONY: help run test coverage lint format bench bench-clients bench-micro bench-attacks docs dist setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -68,6 +69,7 @@ lint: $(ready)-test $(ready)-lint
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	tools/check-examples
 	.venv/bin/lint-imports --no-cache --no-logo
 	.venv/bin/python tools/rename.py --check
 	.venv/bin/towncrier build --draft --version next >/dev/null
@@ -97,6 +99,13 @@ bench-attacks: $(ready)-bench
 # The reference imports every module, so it needs what they import.
 docs: $(ready)-test $(ready)-docs
 	.venv/bin/sphinx-build -W --keep-going -n -b html docs docs/_build/html
+
+dist: $(ready)-test $(ready)-docs $(ready)-dist
+	rm -rf build/man
+	.venv/bin/sphinx-build -W --keep-going -q -b man -t man docs build/man
+	.venv/bin/python -m pytest -q -p no:cacheprovider tests/integration/docs/test_man.py
+	.venv/bin/python tools/make_dist.py
+	tools/try-dist
 
 clean:
 	rm -rf .venv .run build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage*

@@ -12,6 +12,8 @@ sys.path[:0] = [str(here / "_ext"), str(here.parent)]
 # The reference shows the plain twins of compiled modules, whether or not these were built.
 os.environ["SBUS_PURE"] = "1"
 
+import manpages  # noqa: E402
+
 import sbus  # noqa: E402
 
 project = "sbus"
@@ -19,11 +21,25 @@ author = "the sbus developers"
 copyright = "2026, the sbus developers"
 release = version = sbus.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sbusdocs"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "manpages", "sbusdocs"]
 exclude_patterns = ["_build"]
+if tags.has("man"):  # type: ignore[name-defined] # noqa: F821
+    # The manual pages are built apart, from these pages alone: sphinx-build -b man -t man.
+    include_patterns = ["man/**", "protocol.rst"]
+    root_doc = "protocol"
+    suppress_warnings = ["ref.doc", "ref.ref"]
+else:
+    exclude_patterns.append("man")
 # Docstrings put names between single backticks.
 default_role = "code"
 highlight_language = "text"
+
+man_pages = [
+    *manpages.man_pages(author),
+    ("man/sbusd", "sbusd", "the daemon of the sbus message bus", author, 8),
+    ("protocol", "sbus-protocol", "the protocol of the sbus message bus", author, 7),
+]
+man_show_urls = True
 
 html_theme = "furo"
 html_title = f"sbus {release}"

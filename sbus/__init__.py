@@ -3,7 +3,8 @@
 Clients publish under routing keys, and subscribe with wildcards or to secret keys.
 
 `connect` connects the blocking client. The client for asyncio is in `sbus.client.aio`, the one for Twisted in
-`sbus.client.tx`. Names are imported on first use, so ``import sbus`` alone is cheap.
+`sbus.client.tx`; the other names here serve all three. Names are imported on first use, so ``import sbus`` alone is
+cheap.
 """
 
 from __future__ import annotations
@@ -17,33 +18,77 @@ from sbus.lazy import lazy_names
 from sbus.version import __version__
 
 if TYPE_CHECKING:
-    from sbus.client.blocking import Bus, connect
-    from sbus.client.core import Message
+    from sbus.client.api import Inbox
+    from sbus.client.blocking import Bus, Subscription, connect
+    from sbus.client.connecting import Backoff
+    from sbus.client.dispatch import Message
     from sbus.client.losses import Lost
+    from sbus.client.responding import Request
+    from sbus.errors import (
+        Closed,
+        ConnectError,
+        ConnectionLost,
+        Disconnected,
+        InvalidKey,
+        NobodyListens,
+        PacketTooLong,
+        RequestFailed,
+        SbusError,
+        TimedOut,
+        UsageError,
+    )
 
-__all__ = ["Bus", "Lost", "Message", "__version__", "connect"]
+__all__ = [
+    "Backoff",
+    "Bus",
+    "Closed",
+    "ConnectError",
+    "ConnectionLost",
+    "Disconnected",
+    "Inbox",
+    "InvalidKey",
+    "Lost",
+    "Message",
+    "NobodyListens",
+    "PacketTooLong",
+    "Request",
+    "RequestFailed",
+    "SbusError",
+    "Subscription",
+    "TimedOut",
+    "UsageError",
+    "__version__",
+    "connect",
+]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "Bus": ".client.blocking",
-        "Lost": ".client.losses",
-        "Message": ".client.core",
-        "connect": ".client.blocking",
-    },
-)
+_HOMES = {
+    "Backoff": ".client.connecting",
+    "Bus": ".client.blocking",
+    "Inbox": ".client.api",
+    "Lost": ".client.losses",
+    "Message": ".client.dispatch",
+    "Request": ".client.responding",
+    "Subscription": ".client.blocking",
+    "connect": ".client.blocking",
+}
+__getattr__ = lazy_names(__name__, {name: _HOMES.get(name, ".errors") for name in __all__})
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def _leave_out_current_directory() -> None:
-    """Let ``python -m sbus.cli`` import nothing from the current directory, as ``python -P`` does not.
+    """Let ``python -m sbus`` import nothing from the current directory, as ``python -P`` does not.
 
     The interpreter puts that directory in front of everything else, and the next import would run a ``click.py`` that
     lies there. It stays if this package itself comes from it, and for every other program.
     """
     words = sys.orig_argv[1:]
     is_ours = any(
-        word.startswith("-msbus.") or (word == "-m" and following.startswith("sbus."))
+        f"{word.removeprefix('-m') or following}.".startswith("sbus.")
         for word, following in pairwise([*words, ""])
+        if word.startswith("-m")
     )
     if sys.argv[:1] != ["-m"] or not is_ours or sys.flags.safe_path or not sys.path:
         return

@@ -74,6 +74,13 @@ class ViolationReason(enum.Enum):
         "the wildcards of this user's patterns together make look-ups too slow; use fewer of them, or raise "
         "--max-match-steps"
     )
+    TOO_MANY_USER_PATTERNS = "more patterns than the limit for all clients of one user (--user-patterns)"
+    USER_MEMORY = "the clients of this user hold as much memory as one user may (--user-memory)"
+
+    @property
+    def is_user_limit(self) -> bool:
+        """Whether the limit is on all clients of a user together, so that others may have used it up."""
+        return self in (ViolationReason.TOO_MANY_USER_PATTERNS, ViolationReason.USER_MEMORY)
 
 
 class CloseReason(enum.Enum):
@@ -82,8 +89,15 @@ class CloseReason(enum.Enum):
     PEER_CLOSED = "the client closed the connection"
     PEER_RESET = "the connection broke"
     NOT_ALLOWED = "the client's user is not allowed on this bus"
-    TOO_MANY_CLIENTS = "the bus has reached its limit of clients"
+    TOO_MANY_CLIENTS = "the bus, or the socket of this client, has reached its limit of clients"
+    TOO_MANY_USER_CLIENTS = "its user has as many clients as one user may have (--user-clients)"
+    TOO_MANY_USER_CONNECTS = "its user connects more often than one user may (--user-accepts)"
+    KEPT_FOR_OTHERS = (
+        "its user has a client, and the last places are kept for users without one (--max-clients, ulimit -n)"
+    )
     VIOLATION = "the client broke the protocol"
+    USER_LIMIT = "the clients of its user together went beyond a limit for one user"
+    OUT_OF_MEMORY = "the bus has reached its limit of memory (--max-memory), and the client's user held most"
     SOCKET_FULL = "its socket was full, and it had chosen blocking/soft/error"
     QUEUE_FULL = "its queue was full, and it had chosen blocking/hard/error"
     BLOCKED_TOO_LONG = "it blocked publishers and received nothing for the whole block time-out"

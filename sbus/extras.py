@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sbus.distribution import DISTRIBUTION
 from sbus.errors import UsageError
 
 __all__ = ["needs"]
@@ -25,4 +26,6 @@ def needs(extra: str) -> Iterator[None]:
         library = (e.name or "").partition(".")[0]
         if library not in _LIBRARIES:
             raise
-        raise UsageError(f"this needs {library}, which is not installed: pip install 'sbus[{extra}]'") from None
+        raise UsageError(
+            f"this needs {library}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'"
+        ) from None

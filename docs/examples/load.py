@@ -7,8 +7,7 @@ from twisted.application.service import Application
 from twisted.internet import reactor
 
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.server.limits import Limits
-from sbus.server.service import BusService
+from sbus.server import BusService, Limits
 
 bus = BusService(
     SeqpacketServerEndpoint(reactor, "load.sock", mode=0o770, reuse=True),

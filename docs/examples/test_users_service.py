@@ -6,7 +6,6 @@ from cookbook.dashboard import Dashboard, Page
 from twisted.internet import reactor
 from twisted.internet.protocol import Protocol
 from twisted.trial.unittest import TestCase
-from twisted.web.test.requesthelper import DummyRequest
 
 from sbus.testing import BusMixin, FakePacketTransport
 
@@ -27,7 +26,7 @@ class DashboardTests(BusMixin, TestCase):
         await sensor.publish("telemetry/kitchen/load", b"0.7")
         await sensor.fence()  # the server has handled both messages,
         await (await self.dashboard.bus.whenConnected()).fence()  # and the service has received them
-        self.assertEqual(Page(self.dashboard.values).render_GET(DummyRequest([])), b"telemetry/kitchen/load: 0.7\n")
+        self.assertEqual(Page(self.dashboard.values).text(), b"telemetry/kitchen/load: 0.7\n")
 
     async def test_leaves_with_the_service(self) -> None:
         await self.start()

@@ -14,8 +14,7 @@ from twisted.internet.task import react
 
 from sbus.errors import CloseReason
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.server.observers import Observer
-from sbus.server.service import BusService
+from sbus.server import BusService, Observer
 
 
 class Window(Observer):

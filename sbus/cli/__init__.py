@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
+
+from sbus.distribution import check_installation
+from sbus.errors import UsageError
 
 __all__ = ["run"]
 
@@ -13,6 +17,10 @@ def run() -> None:
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        check_installation()
+    except UsageError as e:
+        sys.exit(f"sbus: {e}")
     from sbus.cli.main import main
 
     if is_default:

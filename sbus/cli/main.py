@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -65,8 +66,7 @@ class _Main(LazyGroup):
         except SbusError as e:
             raise _Failure(str(e), 1) from None
         except OSError as e:
-            _discard_output()
-            raise _Failure(f"{f'{e.filename}: ' if e.filename else ''}{e.strerror}", 1) from None
+            raise _output_failed(e) from None
 
 
 def _end_by(number: int) -> NoReturn:
@@ -76,11 +76,15 @@ def _end_by(number: int) -> NoReturn:
     raise AssertionError("the process survived a signal with its default action")
 
 
-def _discard_output() -> None:
-    """Keep the interpreter from retrying, when it exits, a write that has failed."""
+def _output_failed(error: OSError) -> _Failure:
+    """Return the failure for an error of the operating system, usually one of the output."""
+    # Keep the interpreter from retrying, when it exits, a write that has failed.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+    if error.errno == errno.EBADF:
+        return _Failure("standard output is closed", 1)
+    return _Failure(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}", 1)
 
 
 @click.group(
@@ -94,8 +98,8 @@ Examples:
   sbus pub sensors/kitchen/temperature 21.5
 
 \b
-Without --socket the bus is at $SBUS_SOCKET, else at $XDG_RUNTIME_DIR/sbus.sock
-if that exists, else at /run/sbus.sock.
+Without --socket the bus is at $SBUS_SOCKET, else at the first that exists of
+$XDG_RUNTIME_DIR/sbus.sock, /run/sbus.sock and /run/sbus.socket.
 
 \b
 Exit status:
@@ -120,9 +124,26 @@ def cli() -> None:
     """Publish to, subscribe to and inspect a local message bus."""
 
 
+def _open_standard_streams() -> None:
+    """Open standard streams that the caller has closed.
+
+    What is written to a closed standard output must fail, as it does for other programs. What is written to standard
+    error is lost.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def main() -> None:
     """Run the command ``sbus``."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the caller closed it
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-    cli.main(prog_name="sbus")
+    _open_standard_streams()
+    try:
+        cli.main(prog_name="sbus")
+    except OSError as e:  # the help is printed before `_Main.invoke`
+        failure = _output_failed(e)
+        failure.show()
+        sys.exit(failure.exit_code)

@@ -11,6 +11,7 @@ from typing import BinaryIO
 import click
 
 from sbus.cli.deadline import time_limit, wait_readable
+from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Nothing, escape
 from sbus.cli.types import BYTES, SECONDS
@@ -24,11 +25,13 @@ _BATCH_MESSAGES = 64
 
 
 @click.command(
+    cls=CommandWithNumbers,
     short_help="Publish messages.",
     epilog="""\
 \b
 Examples:
   sbus pub sensors/kitchen/temperature 21.5
+  sbus pub sensors/garden/temperature -3.5
   sbus pub --file picture.jpeg camera/picture
   df | sbus pub reports/disk -
   tail -F /var/log/syslog | sbus pub --lines logs/syslog

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import BinaryIO
 
 import click
 
-from sbus.cli.deadline import Deadline, wait_readable
+from sbus.cli.deadline import Deadline, time_limit, wait_readable
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, message_options
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape
 from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.blocking import Bus
-from sbus.errors import SbusError, TimedOut
+from sbus.errors import Disconnected, SbusError, TimedOut
 from sbus.journal import clock
-from sbus.protocol.controls import choices
+from sbus.protocol.controls import HardChoice, OrderChoice, SoftChoice, choices
 
 __all__ = ["sub"]
 
@@ -68,9 +69,9 @@ def sub(
     message_format: MessageFormat,
     count: int | None,
     timeout: float | None,
-    soft: str | None,
-    hard: str | None,
-    order: str | None,
+    soft: SoftChoice | None,
+    hard: HardChoice | None,
+    order: OrderChoice | None,
     last: bool,
     receipts: bool,
     reconnect: bool,
@@ -90,18 +91,31 @@ def sub(
     def on_gap(error: Exception) -> None:
         click.echo(f"sbus: connected again; messages may have been missed: {error}", err=True)
 
-    with target.connect(
-        reconnect=reconnect, on_gap=on_gap, on_lost=message_format.show_lost if receipts else None
-    ) as bus:
-        bus.flood_control(soft=soft, hard=hard, order=order)
-        for pattern in patterns:
-            bus.subscribe(pattern, last=last)
-        if verbose:
-            bus.fence(deadline.left)
-            click.echo(f"sbus: subscribed to {' '.join(map(escape, patterns))} at {target.address}", err=True)
+    on_lost = message_format.show_lost if receipts else None
+    with contextlib.ExitStack() as connection:
+        # A server that accepts and closes would otherwise keep the first packets waiting without end.
+        with time_limit(timeout, "subscribing"):
+            bus = connection.enter_context(target.connect(reconnect=reconnect, on_gap=on_gap, on_lost=on_lost))
+            bus.flood_control(soft=soft, hard=hard, order=order)
+            for pattern in patterns:
+                bus.subscribe(pattern, last=last)
+            if verbose:
+                _fence(bus, reconnect)
+                click.echo(f"sbus: subscribed to {' '.join(map(escape, patterns))} at {target.address}", err=True)
         printed = _follow(bus, show, sys.stdout.buffer, count, deadline)
     if count is None or printed < count:
         raise TimedOut(f"timed out: {printed} messages came within {timeout:g} seconds")
+
+
+def _fence(bus: Bus, reconnect: bool) -> None:
+    """Wait until the subscriptions are in force, on the next connection if this one is lost."""
+    while True:
+        try:
+            bus.fence()
+            return
+        except Disconnected:
+            if not reconnect:
+                raise
 
 
 def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadline: Deadline) -> int:

@@ -7,6 +7,7 @@ import click
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape
 from sbus.cli.types import SECONDS
+from sbus.client.identity import explain_name
 
 __all__ = ["whoami"]
 
@@ -31,4 +32,7 @@ def whoami(target: Target, timeout: float) -> None:
     server sees for your other programs too.
     """
     with target.connect(timeout=timeout) as bus:
-        click.echo(escape(bus.whoami(timeout)))
+        me = bus.whoami(timeout)
+    click.echo(escape(me))
+    if (explanation := explain_name(me)) is not None:
+        click.echo(f"sbus: this name is not yours alone, so secret keys are refused: {explanation}", err=True)

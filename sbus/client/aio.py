@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import select
 import socket
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from sbus.client.api import Inbox
 from sbus.client.connecting import BACKLOG_RETRY, SERVER_CLOSED, backlog_full, connect_once, describe_loss
@@ -94,7 +95,7 @@ class Watch(QueuedWatch):
         return await self._get()
 
 
-async def connect(address: str | None = None, **options: Unpack[Keywords]) -> Bus:
+async def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
     :param address: path or abstract address of the bus; by default the result of
@@ -118,7 +119,7 @@ class Bus(Session[Subscription]):
 
     _callback_errors = (Exception, asyncio.CancelledError)
 
-    def __init__(self, address: str | None, options: ConnectOptions) -> None:
+    def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
         self._reader = PacketReader(options.buffer_size)
@@ -127,6 +128,7 @@ class Bus(Session[Subscription]):
         self._writing = False
         self._write_failed = False
         self._task: asyncio.Task[None] | None = None
+        self._handlers: set[asyncio.Task[None]] = set()
         self._end_future: asyncio.Future[None] = self._loop.create_future()
 
     # --- what users call (documented in `ClientApi`) -----------------------------------------
@@ -221,6 +223,12 @@ class Bus(Session[Subscription]):
     def callback_failed(self, error: BaseException) -> None:
         """See `sbus.client.session.Session`."""
         self._loop.call_exception_handler({"message": "an sbus callback failed", "exception": error})
+
+    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a handler as a task, which the end of the connection cancels."""
+        task = self._loop.create_task(handler)
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
 
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
@@ -361,6 +369,10 @@ class Bus(Session[Subscription]):
         self._task = self._loop.create_task(self._reconnect_loop())
 
     def _on_end(self, error: Exception) -> None:
+        current = asyncio.current_task(self._loop)  # a handler may close the connection itself
+        for task in self._handlers:
+            if task is not current:
+                task.cancel()
         if isinstance(error, Closed):
             self._end_future.set_result(None)
         else:

@@ -42,27 +42,37 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
+from sbus.client.identity import check_name
 from sbus.client.losses import Lost
 from sbus.client.questions import CallingWaiter
+from sbus.client.responding import Handler, Request, Responder
 from sbus.client.watches import Watch
-from sbus.errors import NobodyListens, RequestFailed, Violation
-from sbus.protocol.controls import ECHO_OFF, ECHO_ON, HARD, ORDER, SOFT
+from sbus.errors import NobodyListens, RequestFailed, UsageError, Violation
+from sbus.protocol.controls import (
+    ECHO_OFF,
+    ECHO_ON,
+    HARD,
+    ORDER,
+    SOFT,
+    HardChoice,
+    OrderChoice,
+    SoftChoice,
+    choices,
+)
 
-__all__ = ["ClientApi", "Inbox", "Request", "inbox_key"]
+__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
 T = TypeVar("T")
-Soft: TypeAlias = Literal["queue", "discard", "block", "error", "latest"]
-Hard: TypeAlias = Literal["discard", "block", "error"]
-Order: TypeAlias = Literal["queue", "stack", "random"]
-"""The names of the strategies and orders that every server has."""
 Result: TypeAlias = T | Awaitable[T]
 """What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
+LOGGER = "sbus.client"
+"""The name of the logger (`logging`) of the blocking and the asyncio client."""
 _REPLY = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
 _MAX_ERROR = 1000
@@ -80,13 +90,6 @@ class Inbox(NamedTuple, Generic[Sub]):
 
     key: bytes
     subscription: Sub
-
-
-class Request(NamedTuple):
-    """A received request: its key, and its payload without the reply key."""
-
-    key: bytes
-    payload: bytes
 
 
 def inbox_key(me: bytes, name: bytes | str) -> bytes:
@@ -160,7 +163,8 @@ class ClientApi(ABC, Generic[Sub]):
     def whoami(self, timeout: float | None = None) -> Result[bytes]:
         """Return this client's name at the server, the prefix of its secret keys.
 
-        It looks like ``!/cred/<gid>/<uid>/<pid>``.
+        It looks like ``!/cred/<gid>/<uid>/<pid>``. Across containers it may end in ``/0``: then many processes have
+        this name, and none of them gets secret messages (:doc:`/containers`).
 
         :raises sbus.errors.TimedOut: if the server has not replied within `timeout` seconds.
         """
@@ -196,7 +200,10 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def inbox(self, name: bytes | str) -> Result[Inbox[Sub]]:
-        """Subscribe to a secret key that only this process can read."""
+        """Subscribe to a secret key that only this process can read.
+
+        :raises sbus.errors.InvalidKey: if the server cannot tell this process from others, as across containers.
+        """
 
     @abstractmethod
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> Result[bytes]:
@@ -205,6 +212,7 @@ class ClientApi(ABC, Generic[Sub]):
         :raises sbus.errors.TimedOut: if there is no reply within `timeout` seconds.
         :raises sbus.errors.NobodyListens: if nobody subscribes to the key, and the server says so.
         :raises sbus.errors.RequestFailed: if the reply is an error; the text is the responder's.
+        :raises sbus.errors.InvalidKey: if the server cannot tell this process from others, as across containers.
         """
 
     @abstractmethod
@@ -239,7 +247,7 @@ class ClientApi(ABC, Generic[Sub]):
         self.send([self.core.control(key, payload)])
 
     def flood_control(
-        self, *, soft: Soft | str | None = None, hard: Hard | str | None = None, order: Order | str | None = None
+        self, *, soft: SoftChoice | None = None, hard: HardChoice | None = None, order: OrderChoice | None = None
     ) -> None:
         """Choose what the server does when this client falls behind.
 
@@ -248,10 +256,20 @@ class ClientApi(ABC, Generic[Sub]):
         :param soft: when its socket is full: ``queue``, ``discard``, ``block``, ``error`` or ``latest``.
         :param hard: when its queue at the server is full: ``discard``, ``block`` or ``error``.
         :param order: the order in which its queue is sent: ``queue``, ``stack`` or ``random``.
+        :raises sbus.errors.UsageError: for any other word; nothing is sent then. `control` chooses a plugin's.
         """
-        for group, choice in ((SOFT, soft), (HARD, hard), (ORDER, order)):
-            if choice is not None:
-                self.control(b"%b/%b" % (group, as_bytes(choice)))
+        wanted = [
+            (group, choice) for group, choice in ((SOFT, soft), (HARD, hard), (ORDER, order)) if choice is not None
+        ]
+        for group, choice in wanted:
+            if choice not in choices(group):
+                key = f"{group.decode()}/{choice}"
+                raise UsageError(
+                    f"there is no {key}: use {', '.join(map(repr, choices(group)))}; "
+                    f"for a strategy or an order of a plugin, call control({key!r})"
+                )
+        for group, choice in wanted:
+            self.control(b"%b/%b" % (group, choice.encode()))
 
     def echo(self, on: bool) -> None:
         """Choose whether the server sends this client's own messages back (default: yes)."""
@@ -274,13 +292,22 @@ class ClientApi(ABC, Generic[Sub]):
         self.send(self.core.probe(key, waiter))
         return int(await waiter) > 0
 
+    async def _own_name(self) -> bytes:
+        """Return this client's name, which secret keys can begin with.
+
+        :raises sbus.errors.InvalidKey: if the server will refuse them, as it does across PID namespaces.
+        """
+        me = await self._whoami()
+        check_name(me)
+        return me
+
     async def _inbox(self, name: bytes | str) -> Inbox[Sub]:
-        key = inbox_key(await self._whoami(), name)
+        key = inbox_key(await self._own_name(), name)
         return Inbox(key, self.subscribe(key))
 
     async def _request(self, key: bytes | str, payload: bytes) -> bytes:
         if self._me is None:
-            self._me = await self._whoami()
+            self._me = await self._own_name()
         if self._replies is None:
             self._replies = self.subscribe(self._me + _REPLY + b"*", self._reply_received)
         token = os.urandom(16).hex().encode()
@@ -328,25 +355,32 @@ class ClientApi(ABC, Generic[Sub]):
         except Violation:
             return False
 
-    def respond(self, pattern: bytes | str, handler: Callable[[Request], bytes]) -> Sub:
+    def respond(self, pattern: bytes | str, handler: Handler) -> Sub:
         """Answer every request that matches a pattern with the handler's result.
 
-        If the handler raises, the requester gets the error. For replies that take time, subscribe instead, and call
-        `answer` or `fail` later.
+        The handler may be a coroutine function, except with the blocking client. If it returns None, it has answered
+        itself, or will: `Request.answer`, `Request.fail`. If it raises `sbus.errors.RequestFailed`, the requester gets
+        that text. Any other exception is logged here, and the requester gets its name.
 
         :returns: the subscription; close it to stop.
         """
+        return self.subscribe(pattern, Responder(self, handler))
 
-        def respond(message: Message) -> None:
-            try:
-                self.answer(message, handler(Request(message.key, message.payload.partition(b"\0")[2])))
-            except Exception as e:
-                self.fail(message, f"{type(e).__name__}: {e}")
+    def handler_failed(self, error: Exception) -> None:
+        """Log an exception that a handler of `respond` has raised."""
+        from logging import getLogger  # a command that logs nothing does not wait for its import
 
-        return self.subscribe(pattern, respond)
+        getLogger(LOGGER).error("a handler of requests failed", exc_info=error)
+
+    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a handler that is a coroutine.
+
+        :raises sbus.errors.UsageError: in the blocking client, which has no event loop.
+        """
+        raise UsageError("the blocking client has no event loop for an async handler: use the asyncio client")
 
     async def _answer_proofs(self) -> Sub:
-        return self.respond(await self._whoami() + _PROOF, lambda request: request.payload)
+        return self.respond(await self._own_name() + _PROOF, lambda request: request.payload)
 
     async def _verify(self, peer: bytes | str) -> bool:
         key, nonce = as_bytes(peer) + _PROOF, os.urandom(32)

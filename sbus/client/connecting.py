@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-*Where.* An explicit address wins, then ``$SBUS_SOCKET``, then ``$XDG_RUNTIME_DIR/sbus.sock`` if it exists, then
-``/run/sbus.sock``. The file is looked for only in the third step: an address that the user gave must fail loudly rather
-than fall through to another bus.
+*Where.* An explicit address wins, then ``$SBUS_SOCKET``, then the first that exists of the default addresses: those of
+``twistd sbus`` (for a user, for root) and of ``sbusd``. Files are looked for only in the third step: an address that
+the user gave must fail loudly rather than fall through to another bus. An error lists where the client looked.
 
 *Connecting never blocks in the kernel.* A ``connect`` on a Unix socket waits while the server's backlog is full, for as
 long as the server does not accept. `connect_once` therefore uses a non-blocking socket. EAGAIN means "the server is
@@ -35,7 +35,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sbus.errors import ConnectError
+from sbus.errors import AddressError, ConnectError
 from sbus.syscalls import addresses
 from sbus.syscalls.sockets import grow_send_buffer
 
@@ -57,21 +57,36 @@ BACKLOG_RETRY = 0.01
 """Seconds between attempts to connect to a server whose backlog is full."""
 
 
-def find_address(address: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+def _default_addresses(environ: Mapping[str, str] = os.environ) -> list[str]:
+    directory = environ.get("XDG_RUNTIME_DIR")
+    return [*([os.path.join(directory, "sbus.sock")] if directory else []), "/run/sbus.sock", "/run/sbus.socket"]
+
+
+def find_address(address: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return the address of the bus.
 
-    It is the given one, else ``$SBUS_SOCKET``, else ``$XDG_RUNTIME_DIR/sbus.sock`` if that exists, else
-    ``/run/sbus.sock``.
+    It is the given one, else ``$SBUS_SOCKET``, else the first that exists of ``$XDG_RUNTIME_DIR/sbus.sock``,
+    ``/run/sbus.sock`` (where ``twistd sbus`` listens as root) and ``/run/sbus.socket`` (where ``sbusd`` listens). If
+    none exists, it is ``/run/sbus.sock``.
+
+    :raises sbus.errors.AddressError: if the given one is neither text nor a path.
     """
+    if address is not None and not isinstance(address, (str, os.PathLike)):
+        raise AddressError(f"an address is str or a path, not {type(address).__name__}")
     if address:
-        return address
+        return os.fsdecode(address)
     if environ.get("SBUS_SOCKET"):
         return environ["SBUS_SOCKET"]
-    if directory := environ.get("XDG_RUNTIME_DIR"):
-        path = os.path.join(directory, "sbus.sock")
-        if os.path.exists(path):
-            return path
-    return "/run/sbus.sock"
+    return next((path for path in _default_addresses(environ) if os.path.exists(path)), "/run/sbus.sock")
+
+
+def _others_missing(address: str) -> str:
+    """Return the other default addresses, worded to follow a missing one, if `address` is a default and none exists."""
+    others = _default_addresses()
+    if address not in others or any(map(os.path.exists, others)):
+        return ""
+    others.remove(address)
+    return f", nor at {' or '.join(others)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +176,5 @@ def describe_connect_error(address: str, error: Exception) -> str:
         errno.ENOTSOCK: f"that is not a socket; {where}",
     }
     why = os.strerror(number) if number else str(error) or type(error).__name__
-    return f"no bus at {address}: {why}: {remedies.get(number, where)}"
+    others = _others_missing(address) if number == errno.ENOENT else ""
+    return f"no bus at {address}{others}: {why}: {remedies.get(number, where)}"

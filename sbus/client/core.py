@@ -64,9 +64,33 @@ _OWN_CONTROLS = {
 """Control messages that the client sends itself, and what the application does instead."""
 
 
-def as_bytes(text: bytes | str) -> bytes:
-    """Return bytes unchanged and text as UTF-8."""
-    return text.encode() if isinstance(text, str) else bytes(memoryview(text))
+def as_bytes(text: bytes | str, what: str = "key") -> bytes:
+    """Return bytes unchanged and text as UTF-8.
+
+    :param what: what the text is, for the error.
+    :raises InvalidKey: if it is neither, or text that UTF-8 cannot encode.
+    """
+    try:
+        return text.encode() if isinstance(text, str) else bytes(memoryview(text))
+    except TypeError:
+        raise InvalidKey(f"a {what} is str or bytes, not {type(text).__name__}") from None
+    except UnicodeEncodeError:
+        raise InvalidKey(f"the {what} {text!r} is text that UTF-8 cannot encode: give bytes (os.fsencode)") from None
+
+
+def _quoted(key: bytes) -> str:
+    """Return a key in quotes, for readers who have not written it as Python's bytes."""
+    return repr(key.decode("utf-8", "backslashreplace"))
+
+
+def _check_payload(payload: object) -> None:
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        try:
+            memoryview(payload)  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(
+                f"a payload is bytes, not {type(payload).__name__}: encode it, for example text.encode() or as JSON"
+            ) from None
 
 
 def find_dialect(name: str) -> Dialect:
@@ -132,10 +156,12 @@ class ClientCore:
 
         :raises InvalidKey: if the protocol does not allow the key.
         :raises PacketTooLong: if the packet exceeds `max_packet`.
+        :raises UsageError: if the payload is not bytes.
         """
         if packets := build_messages([(key, payload)], 0, self.max_packet):
             return packets[0]
-        key = as_bytes(key)
+        key = as_bytes(key, "routing key")
+        _check_payload(payload)
         if b"!" in key or b"\0" in key:
             self._check(key, "routing key")
         return self._sized(b"MSG %b\0%b" % (key, payload))
@@ -148,7 +174,11 @@ class ClientCore:
         messages = list(messages)
         packets = build_messages(messages, 0, self.max_packet)
         while len(packets) < len(messages):
-            key, payload = messages[len(packets)]
+            message = messages[len(packets)]
+            try:
+                key, payload = message
+            except (TypeError, ValueError):
+                raise UsageError(f"a message to publish is a pair (key, payload), not {message!r:.60}") from None
             packets.append(self.publish(key, payload))
             packets += build_messages(messages, len(packets), self.max_packet)
         return packets
@@ -162,7 +192,7 @@ class ClientCore:
         :raises PacketTooLong: if the pattern does not fit a packet.
         :raises UsageError: for `last`, in a dialect without control messages.
         """
-        pattern = as_bytes(pattern)
+        pattern = as_bytes(pattern, "pattern")
         secret = self._check(pattern, "pattern")
         self._sized(build(UNSUB, pattern))  # longer than SUB by two bytes
         if last:
@@ -202,7 +232,7 @@ class ClientCore:
         if not self.dialect.control:
             raise UsageError("the early dialect has no control messages: settings and whoami need a current server")
         if b"\0" in key:
-            raise InvalidKey(f"the control message {key!r} contains a NUL, which ends a key")
+            raise InvalidKey(f"the control message {_quoted(key)} contains a NUL, which ends a key")
         return self._sized(build(CMSG, key, payload))
 
     def whoami(self, waiter: Waiter) -> list[bytes]:
@@ -324,11 +354,11 @@ class ClientCore:
 
     def _check(self, key: bytes, what: str) -> SecretKey | None:
         if b"\0" in key:
-            raise InvalidKey(f"the {what} {key!r} contains a NUL, which ends a key")
+            raise InvalidKey(f"the {what} {_quoted(key)} contains a NUL, which ends a key")
         try:
             return self.dialect.check(key)
         except Violation as violation:
-            raise InvalidKey(f"the {what} {key!r} is not allowed: {violation}", violation.reason) from None
+            raise InvalidKey(f"the {what} {_quoted(key)} is not allowed: {violation}", violation.reason) from None
 
     def _sized(self, packet: bytes) -> bytes:
         if len(packet) > self.max_packet:

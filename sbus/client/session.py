@@ -33,6 +33,7 @@ nothing is in force yet.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
@@ -62,7 +63,7 @@ class Session(ClientApi[Sub]):
     _callback_errors: tuple[type[BaseException], ...] = (Exception,)
     """Exceptions of callbacks that are logged and do not end the connection."""
 
-    def __init__(self, address: str | None, options: ConnectOptions) -> None:
+    def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__()
         self.address = find_address(address)
         self.core = options.new_core(self._control_received, self._loss_received)

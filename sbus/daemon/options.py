@@ -10,20 +10,45 @@ from collections.abc import Sequence
 
 from twisted.python import usage
 
-from sbus.daemon.values import amount, choice, duration, mode
+from sbus.daemon.log_budget import LogBudget
+from sbus.daemon.logs import LogSettings, configure
+from sbus.daemon.values import amount, choice, duration, mode, size
+from sbus.distribution import check_installation
 from sbus.errors import UsageError
 from sbus.version import __version__
 
-__all__ = ["CommandLine", "amount", "choice", "duration", "mode"]
+__all__ = ["CommandLine", "amount", "choice", "duration", "mode", "size"]
+
+_LOG = LogSettings()
 
 
 class CommandLine(usage.Options):
     """The command line of a service.
 
     :cvar command: the service's name on the command line of ``twistd``.
+    :ivar log_budget: the bytes that the log may grow by.
     """
 
     command: str
+    log_budget: LogBudget
+
+    optParameters: list[list[object]] = [
+        [
+            "log-rate",
+            None,
+            _LOG.rate,
+            "Bytes per second that the log may grow by; further events are logged in sums",
+            amount("log-rate", "bytes per second"),
+        ],
+        [
+            "log-file-bytes",
+            None,
+            _LOG.file_bytes,
+            "Size of a log file in bytes, at which a new one is begun (twistd --logfile)",
+            amount("log-file-bytes", "bytes"),
+        ],
+        ["log-files", None, _LOG.files, "Log files that are kept, with the current one", amount("log-files", "files")],
+    ]
 
     def opt_version(self) -> None:
         """Print the version of sbus and exit."""
@@ -36,6 +61,9 @@ class CommandLine(usage.Options):
         :raises SystemExit: with one line if it is wrong. Twisted itself would print all of the help around that line.
         """
         try:
+            check_installation()
             super().parseOptions(options)  # type: ignore[no-untyped-call]
+            settings = LogSettings(rate=self["log-rate"], file_bytes=self["log-file-bytes"], files=self["log-files"])
+            self.log_budget = configure({} if self.parent is None else self.parent, settings)
         except (usage.UsageError, UsageError) as e:
             raise SystemExit(f"{self.command}: {e} (see twistd {self.command} --help)") from None

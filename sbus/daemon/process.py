@@ -8,11 +8,12 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from twisted.internet.error import ReactorNotRunning
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.logger import Logger
 
 from sbus.daemon.notify import Notifier
 from sbus.daemon.service import Service
@@ -44,12 +45,20 @@ def _keep_memory() -> None:
 class Process(Service):
     """What belongs to the process rather than to the service that it runs.
 
+    SIGHUP means two things. From a terminal that closes, it ends the processes in its foreground; so the service stops
+    in good order. From an operator or a script, it asks a daemon to go on with new settings or log files; ending it
+    would be wrong, and Python's default would even leave the socket and the pid file behind. The signal itself does not
+    tell which, but /dev/tty does: a terminal that has closed cannot be opened any more (tty(4)).
+
     :param signals: the signals that stop the reactor, so that the process exits with status 0.
     """
+
+    _log = Logger(namespace="sbus.daemon")
 
     def __init__(self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
         self._signals = tuple(signals)
         self._handles_signals = False
+        self._had_terminal = False
         self._notifier: Notifier | None = None
 
     def startService(self) -> None:
@@ -69,19 +78,34 @@ class Process(Service):
             self._notifier.stopService()
         if self._handles_signals:
             # A second signal must not interrupt an orderly stop, and the interpreter drops handlers when it exits.
-            for number in self._signals:
+            for number in {*self._signals, signal.SIGHUP}:
                 signal.signal(number, signal.SIG_IGN)
 
     def _handle_signals(self) -> None:
         self._handles_signals = True
         for number in self._signals:
             signal.signal(number, lambda *_: self.stop())
+        if signal.SIGHUP not in self._signals and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._had_terminal = _has_terminal()
+            signal.signal(signal.SIGHUP, lambda *_: self._call(self._hung_up))
+
+    def _hung_up(self) -> None:
+        if self._had_terminal and not _has_terminal():
+            self._log.info("SIGHUP: the terminal was closed, so this process stops")
+            self._stop_reactor()
+        else:
+            self._log.info(
+                "SIGHUP: there is nothing to reload; SIGTERM stops this process, SIGUSR1 rotates twistd's log"
+            )
+
+    def _call(self, call: Callable[[], object]) -> None:
+        from twisted.internet import reactor
+
+        IReactorFromThreads(reactor).callFromThread(call)
 
     def stop(self) -> None:
         """Stop the reactor in its next turn; signal handlers and threads may call this."""
-        from twisted.internet import reactor
-
-        IReactorFromThreads(reactor).callFromThread(self._stop_reactor)
+        self._call(self._stop_reactor)
 
     def fail(self) -> None:
         """Stop, and exit with status 1."""
@@ -95,6 +119,15 @@ class Process(Service):
             # It may be stopping already: signals repeat, and the last client leaves when the bus stops.
             with contextlib.suppress(ReactorNotRunning):
                 reactor.stop()
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 def _exit_with_failure() -> None:

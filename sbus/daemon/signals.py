@@ -18,13 +18,16 @@ __all__ = ["DeferredSignals"]
 class DeferredSignals:
     """Remember a signal that comes before the reactor runs, and stop the reactor then.
 
-    A second signal has its usual effect, for an operator who does not want to wait.
+    A second signal has its usual effect, for an operator who does not want to wait. SIGHUP is ignored until
+    `sbus.daemon.process.Process` handles it.
 
     :param numbers: the signals that stop the process in good order.
     """
 
     def __init__(self, numbers: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
         self._received = False
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, lambda *_: None)
         self._before = {number: signal.signal(number, self._remember) for number in numbers}
 
     def _remember(self, *_: object) -> None:

@@ -12,7 +12,7 @@ This package does no I/O. A queue says what it decided with an `Outcome`, and ca
 
 from __future__ import annotations
 
-from sbus.flood.budget import QueueLimits, SharedBudget, UserShare
+from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
 from sbus.flood.orders import ORDERS, Order, Reply
 from sbus.flood.send_queue import QueueOwner, SendQueue
@@ -25,8 +25,10 @@ __all__ = [
     "HARD_STRATEGIES",
     "ORDERS",
     "SOFT_STRATEGIES",
+    "UNLIMITED",
     "ClientSettings",
     "Loss",
+    "MemoryAccount",
     "Order",
     "Outcome",
     "QueueLimits",

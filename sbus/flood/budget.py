@@ -1,16 +1,41 @@
-"""The limits of queues: of one receiver, and of all receivers together.
+"""The limits of queues and of memory: of one receiver, of one user, and of all together.
 
-All queues share one limit in bytes (`SharedBudget`), so that slow receivers cannot take all of the server's memory. At
-that limit a receiver keeps new messages only up to its *fair share*: the limit, divided by the number of users that
-have a queue, then by the number of queues of the receiver's user. Shares go by user first, because a user can open
-as many connections as it likes: with shares by connection, ten connections would get ten times the memory.
+.. rubric:: Queues, in bytes of packets
+
+All queues share one limit (`SharedBudget`), so that slow receivers cannot take all of the server's memory. An eighth of
+it is kept for users who have nothing in a queue yet: when the other seven eighths are taken, a receiver keeps new
+messages only up to its *fair share* of them, that is, these seven eighths divided by the number of users that have a
+queue, then by the number of queues of the receiver's user. Shares go by user first, because a user can open as many
+connections as it likes: with shares by connection, ten connections would get ten times the memory. When the eighth is
+taken too, what is left for a user is its *minimum*, the smaller of 4 MiB and the fair share.
+
+.. rubric:: Memory, in bytes of memory
+
+A small packet takes more memory than it has bytes: a message of 100 bytes takes 190 under ``order/queue`` and 350 under
+``order/random``. `MemoryAccount` counts what packets, patterns and connections really weigh, at fixed prices that are
+upper bounds within a factor of two (docs/server.rst has the measurements). The two accounts are separate, since
+``--queue-bytes`` and ``--total-queue-bytes`` have always meant bytes of packets.
+
+A message that waits in several queues is one object, but each queue is charged for all of it. The alternative, to
+charge each its part, would have to change the parts of all other queues whenever one of them drops the message.
+
+What has passed the queues of receivers that are not congested is charged to nobody, so memory costs the fast path
+nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["QueueLimits", "SharedBudget", "UserShare"]
+__all__ = ["MINIMUM", "UNLIMITED", "MemoryAccount", "QueueLimits", "SharedBudget", "UserShare"]
+
+MINIMUM = 4 << 20
+"""Bytes of memory, and of packets in queues, that a user may have in any case, if the fair share is not less."""
+UNLIMITED = 1 << 62
+"""A limit, in bytes, that is never reached."""
+_RESERVED = 8
+"""The fraction (one over it) of all queues that is kept for users without a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +50,91 @@ class QueueLimits:
     bytes: int = 64 << 20
 
 
+class MemoryAccount:
+    """The memory that all clients make the server hold, in its own process and in the kernel.
+
+    :ivar limit: bytes.
+    :ivar user_limit: bytes of one user.
+    :ivar held: bytes that are charged now.
+    :ivar users: the number of users with something to charge.
+    :ivar on_full: called whenever the limit is found to be reached; it must change nothing before it returns.
+    """
+
+    __slots__ = ("held", "limit", "on_full", "user_limit", "users")
+
+    def __init__(self, limit: int = UNLIMITED, user_limit: int = UNLIMITED) -> None:
+        self.limit = limit
+        self.user_limit = user_limit
+        self.held = 0
+        self.users = 0
+        self.on_full: Callable[[], None] | None = None
+
+    def minimum(self) -> int:
+        """Return the bytes that a user may have even if the account is full."""
+        return min(MINIMUM, self.limit // max(self.users, 1))
+
+    def full(self) -> None:
+        """Report that the limit is reached."""
+        if self.on_full is not None:
+            self.on_full()
+
+
 class SharedBudget:
     """The limit of all queues together.
 
     :ivar limit: bytes of packets.
     :ivar bytes: bytes of packets in all queues now.
     :ivar users: the number of users that have a queue now.
+    :ivar unreserved: the part of the limit, in bytes, that users who have a queue may take.
+    :ivar memory: the account of memory.
     """
 
-    __slots__ = ("bytes", "limit", "users")
+    __slots__ = ("bytes", "limit", "memory", "unreserved", "users")
 
-    def __init__(self, limit: int = 256 << 20) -> None:
+    def __init__(self, limit: int = 256 << 20, memory: MemoryAccount | None = None) -> None:
         self.limit = limit
+        self.unreserved = limit - limit // _RESERVED
         self.bytes = 0
         self.users = 0
+        self.memory = memory or MemoryAccount()
+
+
+class CopyBalance:
+    """The copies that may be made for one user's receivers now, as work in units of about 1 µs.
+
+    :ivar work_left: the balance; below 0 it is a debt.
+    """
+
+    __slots__ = ("work_left",)
+
+    def __init__(self) -> None:
+        self.work_left = 0
 
 
 class UserShare:
-    """One user's part in a `SharedBudget`.
+    """One user's part in a `SharedBudget`, and in its `MemoryAccount`.
 
     The queues of all the user's receivers count in it.
 
     :ivar budget: the budget that all users share.
+    :ivar copies: the balance of copies, which the server keeps.
     :ivar queues: the number of this user's queues that hold something now.
     :ivar queued_bytes: bytes of packets in these queues.
+    :ivar memory: bytes of memory that are charged to this user.
+    :ivar memory_limit: the limit of these; `UNLIMITED` for a user that is exempt.
+    :ivar buffers: bytes that the send buffers of this user's connections could hold, full.
     """
 
-    __slots__ = ("budget", "queued_bytes", "queues")
+    __slots__ = ("budget", "buffers", "copies", "memory", "memory_limit", "queued_bytes", "queues")
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
+        self.copies = CopyBalance()
         self.queues = 0
         self.queued_bytes = 0
+        self.buffers = 0
+        self.memory = 0
+        self.memory_limit = budget.memory.user_limit
 
     def add_queue(self) -> None:
         """Count one more queue of this user."""
@@ -70,6 +148,39 @@ class UserShare:
         if not self.queues:
             self.budget.users -= 1
 
-    def fair_share(self) -> int:
-        """Return the bytes that one queue of this user may hold if the budget is spent."""
-        return self.budget.limit // (max(self.budget.users, 1) * max(self.queues, 1))
+    def fair_share(self, size: int = 0) -> int:
+        """Return the bytes that one queue of this user may hold when the part for all users is taken.
+
+        :param size: bytes that are about to be added; beyond the limit of all queues only the user's minimum is left.
+        """
+        budget = self.budget
+        share = budget.unreserved // max(budget.users, 1)
+        if budget.bytes + size > budget.limit:
+            share = min(share, MINIMUM)
+        return share // max(self.queues, 1)
+
+    def hold(self, size: int) -> None:
+        """Charge memory to this user, or give it back.
+
+        :param size: bytes; below 0 what is given back.
+        """
+        account = self.budget.memory
+        self.memory += size
+        account.held += size
+        if account.held > account.limit:
+            account.full()
+
+    def may_hold(self, size: int) -> bool:
+        """Return whether `size` bytes of memory more are within the limit of this user."""
+        return self.memory + size <= self.memory_limit
+
+    def has_memory(self, size: int) -> bool:
+        """Return whether this user may take `size` bytes of memory more: also if all users together have no more."""
+        account = self.budget.memory
+        after = self.memory + size
+        if after > self.memory_limit:
+            return False
+        if account.held + size <= account.limit:
+            return True
+        account.full()
+        return after <= account.minimum()

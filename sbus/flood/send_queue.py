@@ -30,7 +30,8 @@ place of the one that waits.
 
 * A message was delivered, is counted as dropped or as conflated, or is in the queue. Never two of these.
 * A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
-* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it.
+* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it. Behind a late
+  queue that may be a while: the messages in `pending` are behind those in the backlog.
 * An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
 
 .. rubric:: Costs
@@ -111,11 +112,15 @@ class SendQueue:
     :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
         it directly while the queue is not congested.
     :ivar is_congested: whether a flush has left something; new messages go through `enqueue` then.
+    :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
+    :ivar late_bytes: the bytes of these messages.
+    :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
     :ivar owner: the object whose callbacks are called.
+    :ivar memory: bytes of memory that the backlog takes, replies included; charged to the user.
     :ivar settings: the receiver's choices; change them with `configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
@@ -140,9 +145,13 @@ class SendQueue:
         "_user",
         "can_block",
         "conflated",
+        "copies",
         "head",
         "is_congested",
+        "is_late",
+        "late_bytes",
         "lost",
+        "memory",
         "messages",
         "owner",
         "pending",
@@ -155,15 +164,19 @@ class SendQueue:
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         self.pending: list[bytes] = []
         self.is_congested = False
+        self.is_late = False
+        self.late_bytes = 0
         self.can_block = False
         self.messages = 0
         self.size = 0
         self.replies = 0
+        self.memory = 0
         self.settings: ClientSettings = DEFAULT_SETTINGS
         self.watch: Callable[[list[bytes]], None] | None = None
         self.owner = owner
         self._limits = limits
         self._user = user
+        self.copies = user.copies
         self._backlog: FifoBacklog | PriorityBacklog | None = None
         self._is_arranged = True
         self._reply_pending = False
@@ -247,7 +260,7 @@ class SendQueue:
             self.pending.append(reply)
             self._reply_pending = True
         else:
-            self._push_reply(self._backlog, reply)
+            self._keep_reply(self._backlog, reply)
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """Take messages for a congested receiver; keep those that flood control admits.
@@ -261,16 +274,24 @@ class SendQueue:
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
         if not self._reply_pending:
-            soft, size = self.settings.soft.always, total_size(packets)
+            soft, hard, size = self.settings.soft.always, self.settings.hard.always, total_size(packets)
             if soft is Verdict.REPLACE and not self.settings.order.arrival:
                 soft = Verdict.KEEP
             blocks = may_block and soft is Verdict.BLOCK
+            if not may_block:  # without a publisher to block
+                if soft is Verdict.BLOCK:
+                    soft, hard = Verdict.KEEP, Verdict.DROP
+                if hard is Verdict.BLOCK:
+                    hard = Verdict.DROP
             if blocks or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK if blocks else None
             if soft is Verdict.DROP:
                 self._lose(len(packets), size, LossReason.DISCARD)
+                return self._outcome(None, None)
+            if soft is Verdict.KEEP and hard is Verdict.DROP and self._is_full(packets):
+                self._lose(len(packets), size, self._lacks_room(1, min(map(len, packets))) or LossReason.QUEUE_FULL)
                 return self._outcome(None, None)
         return self._enqueue_each(packets, may_block)
 
@@ -293,7 +314,8 @@ class SendQueue:
             self.settings.soft.always in (Verdict.KEEP, Verdict.REPLACE)
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
-            and budget.bytes + copies <= budget.limit
+            and budget.bytes + copies <= budget.unreserved
+            and self._user.has_memory(size + messages * self._price())
         )
 
     def drop_next(self) -> bool:
@@ -323,7 +345,7 @@ class SendQueue:
                         if lost:
                             self._lose(lost, lost_size, why)
                             lost = lost_size = 0
-                        self._push_reply(self._backlog, packet)
+                        self._keep_reply(self._backlog, packet)
                     continue
                 if replaces and self._replace(packet):
                     continue
@@ -419,21 +441,19 @@ class SendQueue:
         """Return the limit that these messages would exceed, as the cause of a loss."""
         if self.messages + messages > self._limits.messages:
             return LossReason.QUEUE_FULL
-        return self._lacks_bytes(size)
+        return self._lacks_bytes(size, messages * self._price())
 
-    def _lacks_bytes(self, size: int) -> LossReason | None:
+    def _lacks_bytes(self, size: int, price: int = 0) -> LossReason | None:
         budget = self._user.budget
         if self.size + size > self._limits.bytes:
             return LossReason.QUEUE_FULL
-        if budget.bytes + size > budget.limit and self.size + size > self._user.fair_share():
+        if budget.bytes + size > budget.unreserved and self.size + size > self._user.fair_share(size):
             return LossReason.SHARE
-        return None
+        return None if self._user.has_memory(size + price) else LossReason.SHARE
 
-    def _push_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: Reply) -> None:
-        self.replies += 1
-        backlog.push([reply])
-        if backlog.marks and isinstance(backlog, FifoBacklog):
-            backlog[backlog.marks[-1]].replies += 1
+    def _is_full(self, packets: list[bytes]) -> bool:
+        """Return whether there is room for none of these messages."""
+        return self.messages >= self._limits.messages or self._lacks_room(1, min(map(len, packets))) is not None
 
     def _count(self, messages: int, size: int) -> None:
         user = self._user
@@ -441,6 +461,22 @@ class SendQueue:
         self.size += size
         user.queued_bytes += size
         user.budget.bytes += size
+        self._charge(size + messages * self._price())
+
+    def _charge(self, memory: int) -> None:
+        """Charge memory of the backlog to the user, or give it back."""
+        self.memory += memory
+        self._user.hold(memory)
+
+    def _price(self) -> int:
+        return 0 if self._backlog is None else self._backlog.PRICE
+
+    def _keep_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: bytes) -> None:
+        self.replies += 1
+        backlog.push([reply])
+        self._charge(len(reply) + backlog.PRICE)
+        if backlog.marks and isinstance(backlog, FifoBacklog):
+            backlog[backlog.marks[-1]].replies += 1
 
     # --- losses ------------------------------------------------------------------------------
 
@@ -554,12 +590,7 @@ class SendQueue:
 
         If this leaves packets in a queue that was not congested, `settle` must follow.
         """
-        if self.watch is not None and sent:
-            rejected = set(map(id, self._oversized))
-            packets = [p for p in taken[:sent] if id(p) not in rejected] if rejected else taken[:sent]
-            if packets:
-                self.watch(packets)
-        self._oversized = ()
+        rejected, self._oversized = self._oversized, ()
         if self._stamped:
             gone, left, removed = self._ack_receipts(taken, sent)
         elif sent < len(taken):
@@ -578,6 +609,11 @@ class SendQueue:
             self._user.add_queue()
         elif not self.pending:
             self._reply_pending = False
+        if self.watch is not None and sent:
+            # Last: an observer may publish, and the queue must be as if these packets had never been in it.
+            ids = set(map(id, rejected))
+            if packets := [packet for packet in taken[:sent] if id(packet) not in ids]:
+                self.watch(packets)
 
     def _ack_receipts(self, taken: list[bytes], sent: int) -> tuple[list[bytes], list[bytes], int]:
         """Settle the receipts among the packets taken.
@@ -676,7 +712,9 @@ class SendQueue:
             replies = [p for p in packets if type(p) is Reply]
             self.replies -= len(replies)
             messages -= len(replies)
-            size -= sum(map(len, replies))
+            reply_bytes = sum(map(len, replies))
+            size -= reply_bytes
+            self._charge(-reply_bytes - len(replies) * self._price())
         self._count(-messages, -size)
         is_empty = not self.messages and not self.replies
         limits = self._limits
@@ -686,6 +724,7 @@ class SendQueue:
         self.owner.on_drained(has_room, is_empty)
 
     def _relax(self) -> None:
+        self._charge(-self.memory)  # also for replies that were discarded
         self._collect()
         if self._is_held:
             self._backlog, self._keys = self._new_backlog(iter(())), None
@@ -699,7 +738,9 @@ class SendQueue:
             self._is_arranged = True
             self._collect()
             self._keys = None
+            before = backlog.PRICE
             backlog = self._backlog = self._new_backlog(iter(backlog))
+            self._charge((backlog.PRICE - before) * len(backlog))
         return backlog
 
     def _new_backlog(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 __all__ = [
     "BUNDLE",
@@ -44,11 +45,22 @@ __all__ = [
     "WHOAMI",
     "Answer",
     "Control",
+    "HardChoice",
+    "OrderChoice",
     "Request",
+    "SoftChoice",
     "choices",
     "find",
     "group_of",
 ]
+
+
+SoftChoice: TypeAlias = Literal["queue", "discard", "block", "error", "latest"]
+"""The soft strategies of this package, for annotations; a test compares them with the table."""
+HardChoice: TypeAlias = Literal["discard", "block", "error"]
+"""The hard strategies of this package."""
+OrderChoice: TypeAlias = Literal["queue", "stack", "random"]
+"""The orders of this package."""
 
 
 class Answer(enum.Enum):

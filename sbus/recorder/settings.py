@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sbus.client.core import find_dialect
 from sbus.errors import InvalidKey, UsageError, Violation
+from sbus.protocol.controls import HardChoice, OrderChoice, SoftChoice
 from sbus.protocol.keys import Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
@@ -45,9 +46,9 @@ class Settings:
     patterns: tuple[bytes, ...] = (b"",)
     dialect: str = "current"
     max_packet: int = DEFAULT_MAX_PACKET
-    soft: str | None = None
-    hard: str | None = "error"
-    order: str | None = None
+    soft: SoftChoice | None = None
+    hard: HardChoice | None = "error"
+    order: OrderChoice | None = None
     batch_rows: int = 16_384
     batch_bytes: int = 4 << 20
     batch_time: float = 0.1

@@ -14,7 +14,7 @@ from twisted.python import usage
 
 from sbus.client.connecting import find_address
 from sbus.daemon.clock import use_monotonic_clock
-from sbus.daemon.options import CommandLine, amount, choice, duration, mode
+from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
@@ -66,7 +66,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.max_packet,
             "Longest packet in bytes, as set on the bus",
-            amount("max-packet", "bytes"),
+            size("max-packet"),
         ],
         [
             "soft",
@@ -102,7 +102,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.batch_bytes,
             "Bytes of keys and payloads that complete a batch",
-            amount("batch-bytes", "bytes"),
+            size("batch-bytes"),
         ],
         [
             "batch-time",
@@ -123,14 +123,14 @@ class Options(CommandLine):
             None,
             _DEFAULTS.buffer_bytes,
             "Bytes of memory for unwritten messages; at this limit the recorder stops reading",
-            amount("buffer-bytes", "bytes"),
+            size("buffer-bytes"),
         ],
         [
             "segment-bytes",
             None,
             _DEFAULTS.segment_bytes,
             "Size in bytes at which the recorder begins a new segment",
-            amount("segment-bytes", "bytes"),
+            size("segment-bytes"),
         ],
         [
             "segment-age",
@@ -144,7 +144,7 @@ class Options(CommandLine):
             None,
             None,
             "Size of the journal in bytes above which the oldest segments are deleted [default: no limit]",
-            amount("keep-bytes", "bytes"),
+            size("keep-bytes"),
         ],
         [
             "keep-days",

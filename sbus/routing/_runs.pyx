@@ -8,11 +8,19 @@ from cpython.unicode cimport PyUnicode_Check
 from libc.string cimport memchr, memcmp, memcpy
 
 cdef extern from "Python.h":
-    ctypedef struct PyTypeObject:
-        object (*tp_new)(PyTypeObject *, object, PyObject *)
-    PyTypeObject PyTuple_Type
+    ctypedef struct PyTypeObject
     void PyObject_GC_UnTrack(void *)
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
+
+cdef extern from *:
+    """
+    #ifdef Py_LIMITED_API
+    #define NEW_TUPLE(type, args) ((newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new))(type, args, NULL)
+    #else
+    #define NEW_TUPLE(type, args) PyTuple_Type.tp_new(type, args, NULL)
+    #endif
+    """
+    object NEW_TUPLE(PyTypeObject *, object)
 
 
 def next_run(list packets not None, Py_ssize_t start, Py_ssize_t end, dict routes not None):
@@ -88,7 +96,7 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
         if not messages:
             message = tuple.__new__(kind, message)  # checks that `kind` can be constructed this way
         else:
-            message = PyTuple_Type.tp_new(<PyTypeObject *>kind, (message,), NULL)  # the same without that check
+            message = NEW_TUPLE(<PyTypeObject *>kind, (message,))  # the same without that check
         PyObject_GC_UnTrack(<void *>message)  # bytes cannot be part of a cycle
         messages.append(message)
     return receivers, messages
@@ -111,12 +119,15 @@ def build_messages(list messages not None, Py_ssize_t start, Py_ssize_t longest)
         payload = (<tuple>messages[at])[1]
         if not PyBytes_Check(payload):
             break
-        if key is not last:
+        if data == NULL or key is not last:
             if PyBytes_Check(key):
                 data = PyBytes_AS_STRING(key)
                 length = PyBytes_GET_SIZE(key)
             elif PyUnicode_Check(key):
-                data = PyUnicode_AsUTF8AndSize(key, &length)
+                try:
+                    data = PyUnicode_AsUTF8AndSize(key, &length)
+                except UnicodeEncodeError:
+                    break
             else:
                 break
             if memchr(data, 33, <size_t>length) != NULL or memchr(data, 0, <size_t>length) != NULL:

@@ -8,13 +8,13 @@ the common case costs one dictionary look-up instead of a walk through the trie.
 
 Invariants:
 
-* A cached route is what the trie would return now. Every change of a subscription passes through `forget` before the
-  next look-up.
+* A cached route is what the trie would return now. Every change of a subscription passes through `affected` or
+  `forget` before the next look-up.
 * Equal routes are one tuple object (`remember` shares them and counts their uses). That is what makes two keys with the
   same receivers recognisable as one run (`sbus.routing.runs`), by comparing pointers.
-* The size is bounded twice: in keys (16,384) and in receivers summed over all routes (2^20). At either limit the cache
-  is emptied; the keys in use are back after one look-up each, which costs no more than the look-ups that filled it.
-  Keys of more than 1,024 bytes are never cached, so a bound on keys is a bound on memory.
+* The size is bounded three times: in keys (16,384), in receivers summed over all routes (2^20), and in bytes of memory.
+  At any of these limits the cache is emptied; the keys in use are back after one look-up each, which costs no more than
+  the look-ups that filled it. Keys of more than 1,024 bytes are never cached, so a bound on keys is a bound on memory.
 
 Invalidation is the interesting part. A change of one subscription must forget the routes that it touches and few
 others, and its cost must not depend on the number of routes that it leaves alone. Keys are therefore grouped by their
@@ -28,6 +28,11 @@ first two segments (a secret key by its IDs), and
 
 To forget a group costs what filling it cost, once.
 
+The server forgets only if a change touches many routes. Few of them are looked up again at once (`affected`,
+`replace`), so that a user who subscribes and leaves all day, even to everything, keeps other users' routes in the cache
+and pays for keeping them right. Wildcards in the first segment are compared with the first segments of the cached keys
+for that, and ``*`` touches only keys of one segment.
+
 Rejected: forgetting everything at each change. It would be correct, but one client that subscribes and leaves all day
 would keep the cache cold for all others. With groups, 5,000 changes of subscriptions a second leave the routes of other
 clients in place (``docs/performance.rst``, "Growth").
@@ -35,6 +40,8 @@ clients in place (``docs/performance.rst``, "Growth").
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
@@ -45,6 +52,13 @@ S = TypeVar("S")
 
 LONGEST_KEY = 1024
 """Size limit of a cached key, in bytes; longer keys are looked up each time."""
+
+_FIRSTS = 4
+"""First segments that are compared with a wildcard, for each key that may be affected."""
+
+
+_ROUTE = 640
+"""Bytes of memory that a route takes, beside its key and 8 for each receiver: table entries, a group of its own."""
 
 
 class _Shared(Generic[S]):
@@ -61,16 +75,27 @@ class RouteCache(Generic[S]):
     """A bounded table from keys to routes.
 
     :ivar routes: the table itself, for hot loops to read; only this class writes it.
+    :ivar overflown: the routes forgotten because the cache was full, since the counter was last set to 0.
     :param max_keys: the limit for keys.
     :param max_receivers: the limit for receivers, summed over all routes.
+    :param max_bytes: the limit for memory, in bytes.
     """
 
-    def __init__(self, dialect: Dialect = CURRENT, max_keys: int = 16_384, max_receivers: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        dialect: Dialect = CURRENT,
+        max_keys: int = 16_384,
+        max_receivers: int = 1 << 20,
+        max_bytes: int = 64 << 20,
+    ) -> None:
         self.routes: dict[bytes, tuple[S, ...]] = {}
         self._dialect = dialect
         self._max_keys = max_keys
         self._max_receivers = max_receivers
+        self._max_bytes = max_bytes
         self._receivers = 0
+        self._key_bytes = 0
+        self.overflown = 0
         self._groups: dict[bytes, dict[bytes, dict[bytes, None]]] = {}
         self._shared: dict[tuple[S, ...], _Shared[S]] = {}
 
@@ -81,14 +106,14 @@ class RouteCache(Generic[S]):
         """
         if len(key) > LONGEST_KEY:
             return receivers
-        if len(self.routes) >= self._max_keys or self._receivers + len(receivers) > self._max_receivers:
+        if (
+            len(self.routes) >= self._max_keys
+            or self._receivers + len(receivers) > self._max_receivers
+            or self.memory() + _ROUTE + len(key) + 8 * len(receivers) > self._max_bytes
+        ):
+            self.overflown += len(self.routes)
             self.clear()
-        shared = self._shared.get(receivers)
-        if shared is None:
-            shared = self._shared[receivers] = _Shared(receivers)
-        shared.uses += 1
-        receivers = self.routes[key] = shared.receivers
-        self._receivers += len(receivers)
+        receivers = self._hold(key, receivers)
         if secret:
             first, second = b"!", secret.ids
         else:
@@ -96,6 +121,65 @@ class RouteCache(Generic[S]):
             second = rest.partition(self._dialect.separator)[0]
         self._groups.setdefault(first, {}).setdefault(second, {})[key] = None
         return receivers
+
+    def memory(self) -> int:
+        """Return an upper bound of the memory that the routes take, in bytes: equal routes are counted each."""
+        return _ROUTE * len(self.routes) + self._key_bytes + 8 * self._receivers
+
+    def affected(
+        self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials, limit: int
+    ) -> list[bytes] | None:
+        """Return the cached keys whose routes a new or ended subscription to this pattern may have changed.
+
+        :returns: None if that are more than `limit` keys, or too many to find out.
+        """
+        keys: list[bytes] = []
+        groups: Iterable[Iterable[bytes]]
+        if secret:
+            if _is_plain(secret.rest, self._dialect.separator):
+                found = (b"!/cred/%b/%b" % (ids, secret.rest) for ids in secret.readers(peer))
+                return [key for key in found if key in self.routes]
+            seconds = self._groups.get(b"!", {})
+            groups = (seconds.get(ids, ()) for ids in secret.readers(peer))
+        elif _is_plain(pattern, self._dialect.separator):
+            return [pattern] if pattern in self.routes else []
+        elif len(self._groups) > _FIRSTS * limit:
+            return None
+        else:
+            groups = self._groups_below(pattern)
+        for group in groups:
+            keys += islice(group, limit + 1)
+            if len(keys) > limit:
+                return None
+        return keys
+
+    def _groups_below(self, pattern: bytes) -> Iterator[Iterable[bytes]]:
+        """Yield groups that contain all cached keys that a pattern with a wildcard matches, and some others."""
+        first, separator, rest = pattern.partition(self._dialect.separator)
+        second, further, _ = rest.partition(self._dialect.separator)
+        prefix, star, _ = first.partition(b"*")
+        if star or not pattern:
+            firsts = [known for known in self._groups if known.startswith(prefix) and known != b"!"]
+        else:
+            firsts = [first] if first in self._groups else []
+        for known in firsts:
+            seconds = self._groups[known]
+            if star and not separator:  # keys of one segment
+                if known in seconds.get(b"", ()):
+                    yield (known,)
+            elif further and b"*" not in second:
+                yield seconds.get(second, ())
+            else:
+                yield from seconds.values()
+
+    def replace(self, key: bytes, receivers: tuple[S, ...]) -> None:
+        """Change the route of a cached key."""
+        if self.routes[key] == receivers:
+            return
+        self._drop(key)
+        self._hold(key, receivers)
+        if self._receivers > self._max_receivers or self.memory() > self._max_bytes:
+            self.clear()
 
     def forget(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> int:
         """Forget the routes that a new or ended subscription to this pattern may have changed.
@@ -134,6 +218,7 @@ class RouteCache(Generic[S]):
         self._groups.clear()
         self._shared.clear()
         self._receivers = 0
+        self._key_bytes = 0
 
     def _forget_key(self, key: bytes, first: bytes, second: bytes) -> None:
         if key in self.routes:
@@ -153,9 +238,20 @@ class RouteCache(Generic[S]):
         if not groups:
             del self._groups[first]
 
+    def _hold(self, key: bytes, receivers: tuple[S, ...]) -> tuple[S, ...]:
+        shared = self._shared.get(receivers)
+        if shared is None:
+            shared = self._shared[receivers] = _Shared(receivers)
+        shared.uses += 1
+        self.routes[key] = shared.receivers
+        self._receivers += len(receivers)
+        self._key_bytes += len(key)
+        return shared.receivers
+
     def _drop(self, key: bytes) -> None:
         receivers = self.routes.pop(key)
         self._receivers -= len(receivers)
+        self._key_bytes -= len(key)
         shared = self._shared[receivers]
         shared.uses -= 1
         if not shared.uses:

@@ -91,7 +91,7 @@ def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longe
     """Build the packets for messages, up to the first that needs a closer look.
 
     That is a message with ``!`` or a NUL in its key, with a packet of more than `longest` bytes, or with anything but
-    a tuple of bytes (or str) and bytes.
+    a tuple of bytes (or str that UTF-8 can encode) and bytes.
 
     :param messages: (key, payload) each.
     :param start: the index of the first message to build.
@@ -104,7 +104,10 @@ def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longe
             break
         key, payload = message
         if isinstance(key, str):
-            key = key.encode()
+            try:
+                key = key.encode()
+            except UnicodeEncodeError:
+                break
         if not isinstance(key, bytes) or not isinstance(payload, bytes) or b"!" in key or b"\0" in key:
             break
         if 5 + len(key) + len(payload) > longest:

@@ -7,12 +7,10 @@ connects. A colon in the address is written ``\\:``; an address with an equals s
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from twisted.internet import defer, error
 from twisted.internet.endpoints import serverFromString
@@ -35,14 +33,14 @@ from sbus.errors import AddressError, ListenError
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.port import PacketPort
+from sbus.seqpacket.stream import StreamTransport
+from sbus.seqpacket.systemd import FIRST_DESCRIPTOR, passed_names
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["ClientParser", "SeqpacketClientEndpoint", "SeqpacketServerEndpoint", "ServerParser"]
 
-_FIRST_SYSTEMD_FD = 3
-"""The first descriptor that systemd passes (sd_listen_fds(3))."""
 _CONNECT_RETRY = 0.01
 """Seconds between two attempts to connect to a server whose backlog is full."""
 
@@ -56,6 +54,7 @@ class SeqpacketServerEndpoint:
     :param group: name or number of the group that the path is given to.
     :param reuse: replace a socket on which no server listens any more.
     :param max_packet: bytes in the longest packet.
+    :param stream: listen on a stream socket, on which each packet has its length in front.
     """
 
     def __init__(
@@ -67,8 +66,10 @@ class SeqpacketServerEndpoint:
         group: str | int | None = None,
         reuse: bool = False,
         max_packet: int = DEFAULT_MAX_PACKET,
+        stream: bool = False,
     ) -> None:
         self.reactor = reactor
+        self.stream = stream
         self._bound = address if isinstance(address, listening.ListeningSocket) else None
         self.address = address.address if isinstance(address, listening.ListeningSocket) else addresses.parse(address)
         self.mode = mode
@@ -86,7 +87,8 @@ class SeqpacketServerEndpoint:
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
         bound, self._bound = self._bound or self.bind(), None
-        port = PacketPort(self.reactor, bound, protocolFactory, self.max_packet)
+        transport = StreamTransport if self.stream else PacketTransport
+        port = PacketPort(self.reactor, bound, protocolFactory, self.max_packet, transport)
         try:
             port.startListening()
         except BaseException as e:
@@ -103,7 +105,9 @@ class SeqpacketServerEndpoint:
         :raises sbus.errors.ListenError: with the reason and the remedy.
         """
         self.resolve()
-        self._bound = listening.listen(self.address, mode=self.mode, group=self.group, reuse=self.reuse)
+        self._bound = listening.listen(
+            self.address, mode=self.mode, group=self.group, reuse=self.reuse, stream=self.stream
+        )
         return self._bound
 
     def resolve(self) -> addresses.Address:
@@ -115,7 +119,7 @@ class SeqpacketServerEndpoint:
         if self.address.systemd is not None:
             self.address = replace(self.address, systemd=None, descriptor=self._from_systemd(self.address.systemd))
         if self.address.descriptor is not None and not self.address.name:
-            self.address = replace(self.address, name=listening.inherited_name(self.address))
+            self.address = replace(self.address, name=listening.inherited_name(self.address, self.stream))
         return self.address
 
     def _from_systemd(self, name: str) -> int:
@@ -129,35 +133,18 @@ class SeqpacketServerEndpoint:
         try:
             return int(serverFromString(self.reactor, f"systemd:domain=UNIX:{by}").fileno)
         except (KeyError, IndexError):
-            if not name and _passed_without_names():
-                return _FIRST_SYSTEMD_FD
+            # systemd-socket-activate passes sockets without names. sd_listen_fds(3) takes these, Twisted does not.
+            if not name and passed_names()[:1] == ("",):
+                return FIRST_DESCRIPTOR
             wanted = f"called {name!r} (FileDescriptorName={name})" if name else "at all"
+            setting = listening.unit_setting(self.stream)
             raise ListenError(
-                f"systemd passed no socket {wanted}: start through a .socket unit with ListenSequentialPacket=, "
-                "or choose another --socket"
+                f"systemd passed no socket {wanted}: start through a .socket unit with {setting}, or choose another "
+                "--socket"
             ) from None
 
     def __repr__(self) -> str:
         return f"<SeqpacketServerEndpoint {self.address.text}>"
-
-
-def _passed_without_names() -> bool:
-    """Return whether this process was passed sockets without names.
-
-    systemd-socket-activate passes such sockets.
-
-    sd_listen_fds(3) takes these. Twisted does not, and has removed the variables from `os.environ` by now.
-    """
-    try:
-        lines = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    environ = dict(line.partition(b"=")[::2] for line in lines)
-    return (
-        environ.get(b"LISTEN_PID") == b"%d" % os.getpid()
-        and environ.get(b"LISTEN_FDS", b"0") != b"0"
-        and b"LISTEN_FDNAMES" not in environ
-    )
 
 
 class _ClientTransport(PacketTransport):

@@ -15,6 +15,7 @@ from sbus.protocol.keys import PeerCredentials
 __all__ = [
     "IPacketReceiver",
     "IPacketTransport",
+    "IPeerGate",
     "Reactor",
 ]
 
@@ -44,6 +45,16 @@ class IPacketReceiver(Interface):
         """
 
 
+class IPeerGate(Interface):
+    """A protocol factory that looks at each peer before a port makes anything for the connection."""
+
+    def admits(peer: PeerCredentials) -> bool:
+        """Return whether to serve a connection that was just accepted.
+
+        If not, the port closes it at once, unread.
+        """
+
+
 class IPacketTransport(Interface):
     """A connection that preserves packet boundaries.
 
@@ -53,6 +64,12 @@ class IPacketTransport(Interface):
     queue: IPacketQueue = Attribute("The queue that is sent from; a protocol can replace it.")
     credentials: PeerCredentials = Attribute("The peer's process, user and group.")
     read_limit: int = Attribute("Packets to read in one go (1 to 64) while other sockets have packets to be read.")
+    may_grow: Callable[[int], bool] | None = Attribute(
+        "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
+    )
+    on_kept: Callable[[list[bytes]], None] | None = Attribute(
+        "Called with all packets that the transport keeps for the protocol, when the peer has left while it was paused."
+    )
 
     def write(packet: bytes) -> None:
         """Send one packet, soon.
@@ -76,6 +93,9 @@ class IPacketTransport(Interface):
 
         It changes whenever the peer reads, long before the socket becomes writable.
         """
+
+    def partial_bytes() -> int:
+        """Return the memory, in bytes, of a packet that has arrived in part; 0 where packets arrive whole."""
 
     def start_bundling(limit: int) -> int:
         """Accept bundles from now on, and send them after the packets that are queued now.

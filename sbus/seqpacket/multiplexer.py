@@ -42,7 +42,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.seqpacket.interfaces import Reactor
-from sbus.seqpacket.pacing import batch_size
+from sbus.seqpacket.pacing import AcceptPacer, batch_size
 from sbus.syscalls.batch import PacketReader
 
 __all__ = ["HANGUP", "READ", "WRITE", "Handler", "Multiplexer"]
@@ -84,6 +84,7 @@ class Multiplexer:
     :ivar has_read: set by a socket that has read something, so that another pass follows.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
     :ivar pass_number: the passes before this one in the same turn of the reactor.
+    :ivar accepting: the share of accepting in the work of the reactor.
     """
 
     _multiplexers: WeakKeyDictionary[Reactor, Multiplexer] = WeakKeyDictionary()
@@ -107,6 +108,7 @@ class Multiplexer:
         self.has_read = False
         self.contended = False
         self.pass_number = 0
+        self.accepting = AcceptPacer()
         self._readers: dict[int, PacketReader] = {}
 
     @property

@@ -55,6 +55,7 @@ import enum
 import errno
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, cast
 
 from twisted.internet import error, main
@@ -76,12 +77,21 @@ from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache, pack, unbundle
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.framing import FrameReader
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
 from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
+from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
-from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.sockets import discard_input, make_send_room, max_sendable, peer_credentials, unread_bytes
+from sbus.syscalls.batch import BATCH, PacketReader, send_packets
+from sbus.syscalls.sockets import (
+    OVERHEAD,
+    discard_input,
+    make_send_room,
+    max_sendable,
+    peer_credentials,
+    unread_bytes,
+)
 
 __all__ = ["PacketTransport"]
 
@@ -128,6 +138,7 @@ class PacketTransport(Connection):
     :param max_packet: bytes in the longest packet to receive. A longer packet is never delivered in part: a protocol
         that takes batches (`IPacketReceiver`) gets the empty packet instead, any other loses the connection with
         `twisted.internet.error.ConnectionAborted`.
+    :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar credentials: the peer's process, user and group.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
     :ivar read_limit: packets to read in one go while other sockets have packets to be read.
@@ -155,16 +166,26 @@ class PacketTransport(Connection):
         "_read_retry",
         "_reader",
         "_receiver",
+        "_send_batch",
+        "_send_buffer",
         "_send_bundle_limit",
         "_sock",
         "_undelivered",
         "credentials",
+        "may_grow",
+        "on_kept",
         "protocol",
         "queue",
         "read_limit",
     )
 
-    def __init__(self, reactor: Reactor, sock: socket.socket, max_packet: int = DEFAULT_MAX_PACKET) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        max_packet: int = DEFAULT_MAX_PACKET,
+        send_buffer: SendBuffer | None = None,
+    ) -> None:
         super().__init__()
         self._multiplexer = Multiplexer.of(reactor)
         self._sock = sock
@@ -175,12 +196,16 @@ class PacketTransport(Connection):
         self._receiver: IPacketReceiver | None = None
         self._half: IHalfCloseableProtocol | None = None
         # Reading
-        self._reader = self._multiplexer.reader(max_packet)
+        self._reader: PacketReader | FrameReader = self._multiplexer.reader(max_packet)
         self._pacer = ReadPacer()
         self.read_limit = BATCH
         self._undelivered: list[bytes] | None = None
         self._read_retry: IDelayedCall | None = None
+        self.on_kept: Callable[[list[bytes]], None] | None = None
         # Writing
+        self._send_buffer = send_buffer
+        self.may_grow: Callable[[int], bool] | None = None
+        self._send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
         self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
@@ -218,6 +243,8 @@ class PacketTransport(Connection):
     def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
         if events & WRITE:
+            if self._send_buffer is not None and self._send_buffer.grow(self.may_grow) and self._send_bundle_limit:
+                self._send_bundle_limit = self._packing_limit()
             self.flush()
         if self.read_side is _READ_OPEN:
             if events & (READ | HANGUP):
@@ -349,6 +376,8 @@ class PacketTransport(Connection):
             if not packets:
                 break
         self._undelivered = None if self.read_side is ReadSide.STOPPED else kept
+        if self._undelivered and self.on_kept is not None:
+            self.on_kept(self._undelivered)
         if ended:
             self._unwatch()
             self._lose_writing()
@@ -443,9 +472,13 @@ class PacketTransport(Connection):
             if len(queue):
                 self._watch_writing(True)  # go on in the next turn
                 return
+        self._queue_sent()
+
+    def _queue_sent(self) -> None:
+        """Go on after all that was queued was sent: let the producer produce, or end as `loseConnection` wanted."""
         self._watch_writing(False)
         if self._bundle_limit:
-            self._send_bundle_limit = self._bundle_limit  # the answer that agrees to it is on its way
+            self._send_bundle_limit = self._packing_limit()  # the answer that agrees to it is on its way
         if self._producer is not None:
             if self._pace is not _Pace.PUSH:
                 if self._pace is _Pace.PAUSED:
@@ -464,7 +497,7 @@ class PacketTransport(Connection):
             return 0
         try:
             if not self._bundle_limit or len(packets) == 1:
-                return send_packets(self._sock, packets)
+                return self._send_batch(packets)
             limit = self._send_bundle_limit
             if not limit:
                 return 0
@@ -472,13 +505,17 @@ class PacketTransport(Connection):
             if limit not in cache:
                 cache[limit] = pack(packets, limit, BATCH)
             bundles, counts = cache[limit]
-            return sum(counts[: send_packets(self._sock, bundles)])
+            return sum(counts[: self._send_batch(bundles)])
         except OSError:
             return 0
 
     def unread_bytes(self) -> int:
         """Return the memory of what the peer has not read; see `IPacketTransport`."""
         return 0 if self.life is Life.CLOSED else unread_bytes(self._sock)
+
+    def partial_bytes(self) -> int:
+        """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""
+        return 0
 
     def start_bundling(self, limit: int) -> int:
         """Accept bundles from now on, and send them once the queue is empty.
@@ -488,8 +525,14 @@ class PacketTransport(Connection):
         :param limit: bytes in the largest bundle to send.
         :returns: the limit in force, which is lower if the socket does not take packets of that length.
         """
-        self._bundle_limit = min(limit, max_sendable(self._sock))
+        buffer = self._send_buffer
+        self._bundle_limit = min(limit, max_sendable(self._sock) if buffer is None else buffer.full_size - OVERHEAD)
         return self._bundle_limit
+
+    def _packing_limit(self) -> int:
+        """Return the bytes in the largest bundle to send now: no bundle makes the send buffer grow."""
+        buffer = self._send_buffer
+        return self._bundle_limit if buffer is None else min(self._bundle_limit, buffer.max_sendable)
 
     def stop_bundling(self) -> None:
         """Accept and send no more bundles."""
@@ -526,7 +569,7 @@ class PacketTransport(Connection):
         batch = items
         while True:
             try:
-                count = send_packets(self._sock, batch)
+                count = self._send_batch(batch)
             except OSError as e:
                 if e.errno == errno.EMSGSIZE:
                     if counts is not None and counts[sent] > 1:
@@ -534,6 +577,8 @@ class PacketTransport(Connection):
                         limit = min(max_sendable(self._sock), len(batch[0]) - 1)
                         self._bundle_limit = self._send_bundle_limit = min(self._bundle_limit, limit)
                         return sent
+                    if self._send_buffer is not None and self._send_buffer.fit(len(batch[0]), self.may_grow):
+                        continue
                     # Longer than this socket's buffer: no fault of the receiver, and the other packets are sent.
                     packets = items if taken is None else taken
                     at = done + (sent if counts is None else sum(counts[:sent]))

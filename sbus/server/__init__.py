@@ -5,11 +5,14 @@
 `SubscriptionRegistry`            the switch within it, from which the program publishes
 `Counters`                        the numbers of events on a bus
 `Limits`                          the limits of a bus
+`Listener`                        a socket of a bus: the label of its clients, and its rules
+`LogBudget`                       the bytes that clients can make the log grow by
 `AccessSettings`                  the access options of a bus
 `KernelPolicy`, `OwnUserPolicy`   the built-in credentials policies
 `KernelCredentials`               the credentials that they make
 `Observer`                        the base class of observers
 `FloodControls`                   the strategies and orders that clients may choose
+`SubordinateIds`                  the owners of the UIDs in ``/etc/subuid``
 `Receiver`, `Publisher`           the interfaces of what takes messages from a bus, and sends them
 ================================  ===================================================================
 
@@ -23,15 +26,18 @@ from typing import TYPE_CHECKING
 from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from sbus.daemon.log_budget import LogBudget
     from sbus.server.components import FloodControls
     from sbus.server.counters import Counters
     from sbus.server.credentials import AccessSettings, KernelCredentials, KernelPolicy, OwnUserPolicy
     from sbus.server.interfaces import Publisher, Receiver
     from sbus.server.last_values import LastValueRule
     from sbus.server.limits import Limits
+    from sbus.server.listeners import Listener
     from sbus.server.observers import Observer
     from sbus.server.registry import SubscriptionRegistry
     from sbus.server.service import BusService
+    from sbus.server.subuid import SubordinateIds
 
 __all__ = [
     "AccessSettings",
@@ -42,10 +48,13 @@ __all__ = [
     "KernelPolicy",
     "LastValueRule",
     "Limits",
+    "Listener",
+    "LogBudget",
     "Observer",
     "OwnUserPolicy",
     "Publisher",
     "Receiver",
+    "SubordinateIds",
     "SubscriptionRegistry",
 ]
 
@@ -60,10 +69,13 @@ __getattr__ = lazy_names(
         "KernelPolicy": ".credentials",
         "LastValueRule": ".last_values",
         "Limits": ".limits",
+        "Listener": ".listeners",
+        "LogBudget": "sbus.daemon.log_budget",
         "Observer": ".observers",
         "OwnUserPolicy": ".credentials",
         "Publisher": ".interfaces",
         "Receiver": ".interfaces",
+        "SubordinateIds": ".subuid",
         "SubscriptionRegistry": ".registry",
     },
 )

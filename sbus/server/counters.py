@@ -15,6 +15,7 @@ class Counters:
 
     :ivar connected: clients that were admitted.
     :ivar refused: connections that were accepted only to be closed.
+    :ivar user_limits: connections and subscriptions that were refused because of a limit for one user.
     :ivar published: messages that clients (or the program around the bus) have published.
     :ivar routed: copies of these that were meant for a receiver.
     :ivar dropped: of those copies, the ones that flood control dropped or that were left for a lost receiver.
@@ -27,6 +28,7 @@ class Counters:
 
     connected: int = 0
     refused: int = 0
+    user_limits: int = 0
     published: int = 0
     routed: int = 0
     dropped: int = 0

@@ -26,6 +26,11 @@ overruns its limit by one message. If each such receiver certainly has room for 
 always so, the run goes as one. Otherwise it is halved until a half has room or is a single message. Asking about each
 message instead made every receiver with ``blocking/hard/block`` cost its publishers one pass for each message.
 
+.. rubric:: What the copies cost
+
+Each copy is deducted from the balance of copies of the receiver's user. If that is spent, the message waits, see
+`sbus.server.late`. `served` and `bundled` say which copies of the last run did not wait; for these the publisher pays.
+
 An exception of a plugged-in strategy or order is the trouble of the client that chose it: that client is disconnected.
 """
 
@@ -35,6 +40,7 @@ from twisted.logger import Logger
 
 from sbus.errors import CloseReason
 from sbus.flood import Loss, Outcome, SendQueue
+from sbus.flood.budget import CopyBalance
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
@@ -43,9 +49,24 @@ from sbus.server.backpressure import Backpressure
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.last_values import LastValues
+from sbus.server.late import FLUSHED_AT_ONCE, Late
 from sbus.server.observers import Events
+from sbus.server.turns import (
+    BUNDLED_COPIES,
+    COPIES,
+    DECIDED,
+    FULL_SOCKET,
+    KEPT,
+    REFUSED,
+    SENDING,
+    TURN_BUDGET,
+    Turns,
+)
 
 __all__ = ["Delivery"]
+
+_CATCHES = 16
+"""Late receivers that one run catches up with because too much waits for them; more, if it has many receivers."""
 
 
 class Delivery:
@@ -53,6 +74,11 @@ class Delivery:
 
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
+    :param turns: the turns of the users.
+    :ivar served: the receivers of the last run that did not have to wait.
+    :ivar bundled: those of them that take bundles, if the run was more than one message.
+    :ivar caught_up: the price of decisions about late receivers that the publisher has caused since it was last set to
+        0.
     """
 
     log = Logger(namespace="sbus.bus")
@@ -60,18 +86,24 @@ class Delivery:
     __slots__ = (
         "_backpressure",
         "_blocking",
+        "_catches_left",
         "_counters",
         "_credentials",
         "_events",
         "_flushing",
         "_keeper",
+        "_late",
         "_publisher",
         "_through_queues",
         "_touched",
+        "_turns",
+        "bundled",
+        "caught_up",
+        "served",
     )
 
     def __init__(
-        self, counters: Counters, events: Events, credentials: ICredentials, backpressure: Backpressure
+        self, counters: Counters, events: Events, credentials: ICredentials, backpressure: Backpressure, turns: Turns
     ) -> None:
         self._counters = counters
         self._events = events
@@ -83,6 +115,10 @@ class Delivery:
         self._flushing = False
         self._keeper: LastValues | None = None
         self._through_queues = bool(events.delivered)
+        self._turns = turns
+        self._late = Late(turns, self._decide)
+        self._catches_left = 0
+        self.served = self.bundled = self.caught_up = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
         """Keep last values: a route that contains the keeper is one of keys that are kept."""
@@ -103,7 +139,7 @@ class Delivery:
         :returns: the number of packets, from the front, that were dealt with. It is less than all if a receiver has
             blocked the publisher.
         """
-        if self._blocking and len(packets) > 1 and not self._has_room(packets, receivers):
+        if self._blocking and len(packets) > 1 and not self._has_room(packets, receivers, publisher):
             # Somewhere in the middle a receiver may block the publisher: find out where.
             half = len(packets) // 2
             done = self.deliver(packets[:half], receivers, publisher)
@@ -115,20 +151,37 @@ class Delivery:
         count = len(packets)
         self._counters.published += count
         self._counters.routed += count * len(receivers)
-        at_once = at_once and not self._through_queues
+        at_once = at_once and not self._through_queues and len(receivers) <= FLUSHED_AT_ONCE
         packed: BundleCache = {}
+        late = bundled = 0
+        self._catches_left = _CATCHES + len(receivers) // 32
+        price, bundled_price = SENDING + count // COPIES, SENDING + count // BUNDLED_COPIES
         for receiver in receivers:
             queue = receiver.queue
             if queue is None:
                 self._offer(receiver, packets, publisher)
-            elif queue.is_congested:
+                continue
+            copies = queue.copies
+            if (queue.is_late or (copies.work_left <= 0 and self._is_spent(copies))) and self._postpone(
+                receiver, queue, packets, publisher
+            ):
+                late += 1
+                continue
+            if queue.is_congested:
+                copies.work_left -= FULL_SOCKET
                 try:
                     outcome = queue.enqueue(packets, queue.can_block and self._may_block(receiver, publisher))
                     if outcome is not None:
                         self._act(receiver, outcome, publisher)
                 except Exception:
                     self._failed(receiver)
-            elif queue.pending:
+                continue
+            if count > 1 and queue.settings.bundles:
+                bundled += 1
+                copies.work_left -= bundled_price
+            else:
+                copies.work_left -= price
+            if queue.pending:
                 queue.pending += packets
             else:
                 transport = receiver.transport
@@ -139,6 +192,8 @@ class Delivery:
                     self._touched.append(receiver)  # not a local list: an observer may have published meanwhile
                     self._publisher = publisher
                     queue.pending += packets[sent:] if sent else packets
+        self.served = len(receivers) - late
+        self.bundled = bundled
         return count
 
     def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
@@ -163,6 +218,8 @@ class Delivery:
         try:
             while self._touched:
                 touched, self._touched = self._touched, []
+                if len(touched) > FLUSHED_AT_ONCE:
+                    touched = self._flush_later(touched)
                 publisher, self._publisher = self._publisher, None
                 for receiver in touched:
                     queue, transport = receiver.queue, receiver.transport
@@ -177,6 +234,12 @@ class Delivery:
                         self._failed(receiver)
         finally:
             self._flushing = False
+
+    def catch_up(self, receiver: Receiver) -> None:
+        """Decide about the messages that wait for a late receiver; its user pays."""
+        queue = receiver.queue
+        if queue is not None and queue.is_late:
+            queue.copies.work_left -= self._late.catch_up(receiver, queue)
 
     def drained(self, receiver: Receiver, has_room: bool, is_empty: bool) -> None:
         """Unblock the publishers that waited for a congested receiver.
@@ -202,6 +265,8 @@ class Delivery:
         """A receiver takes no more messages: unblock its publishers."""
         self._blocking.discard(receiver)
         self._backpressure.release(receiver)
+        if receiver.queue is not None:
+            self._late.forget(receiver, receiver.queue)
 
     def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:
         """Count messages that were dropped for a receiver, by cause."""
@@ -222,10 +287,70 @@ class Delivery:
         while queue.pending and not queue.is_congested:
             transport.flush()  # the socket takes more than a transport sends in one turn
         if queue.pending:
+            queue.copies.work_left -= REFUSED
             outcome = queue.settle(queue.can_block and self._may_block(receiver, publisher))
             self.reconsider(receiver)
             if outcome is not None:
                 self._act(receiver, outcome, publisher)
+
+    def _is_spent(self, copies: CopyBalance) -> bool:
+        """Return whether a user's receivers must wait; while nobody else waits, the balance is topped up."""
+        if self._turns.crowd:
+            return True
+        copies.work_left = TURN_BUDGET
+        return False
+
+    def _postpone(
+        self, receiver: Receiver, queue: SendQueue, packets: list[bytes], publisher: Publisher | None
+    ) -> bool:
+        """Have a run of messages wait for the turn of the receiver's user.
+
+        :returns: whether they do; if not, nothing waits any more.
+        """
+        may_block = queue.can_block and self._may_block(receiver, publisher)
+        beyond = self._catches_left <= 0
+        if not may_block and self._late.postpone(receiver, queue, packets, total_size(packets), beyond):
+            return True
+        if queue.is_late:
+            self._catches_left -= 1
+            self.caught_up += self._late.catch_up(receiver, queue)
+        return False
+
+    def _flush_later(self, touched: list[Receiver]) -> list[Receiver]:
+        """Make most of very many touched receivers late; return those to flush now."""
+        now = touched[:FLUSHED_AT_ONCE]
+        for receiver in touched[FLUSHED_AT_ONCE:]:
+            queue = receiver.queue
+            if queue is None or queue.can_block or not self._late.postpone(receiver, queue, [], 0):
+                now.append(receiver)
+        return now
+
+    def _decide(self, receiver: Receiver, queue: SendQueue) -> int:
+        """Send what a receiver's socket takes, and let flood control decide about the rest.
+
+        The publishers are not known any more, and none of them can be blocked.
+
+        :returns: the price.
+        """
+        waiting, kept, sent = len(queue.pending), queue.messages, 0
+        transport = receiver.transport
+        try:
+            if transport is None:
+                receiver.flush()
+                return FULL_SOCKET
+            if not queue.is_congested:
+                transport.flush()
+                sent = waiting - len(queue.pending)
+            if queue.pending:
+                # The transport may have found the backlog empty meanwhile, and not wait for the socket any more.
+                is_unwatched = len(queue) == len(queue.pending)
+                self._settle(receiver, queue, transport, None)
+                if is_unwatched:
+                    transport.flush()
+        except Exception:
+            self._failed(receiver)
+        copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
+        return FULL_SOCKET + sent // copies + waiting // DECIDED + max(0, queue.messages - kept) // KEPT
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""
@@ -255,9 +380,11 @@ class Delivery:
             self.dropped(receiver, losses or (Loss(LossReason.DISCARD, dropped, size),))
         self._counters.conflated += conflated
 
-    def _has_room(self, packets: list[bytes], receivers: tuple[Receiver, ...]) -> bool:
+    def _has_room(self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None) -> bool:
         """Return whether surely no receiver blocks the publisher for any of these packets."""
-        blocking = self._blocking.intersection(receivers)
+        blocking = [
+            receiver for receiver in self._blocking.intersection(receivers) if self._may_block(receiver, publisher)
+        ]
         if not blocking:
             return True
         messages, size = len(packets), total_size(packets)

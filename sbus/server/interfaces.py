@@ -11,6 +11,8 @@ from sbus.errors import CloseReason, Violation
 from sbus.flood import ClientSettings, Outcome, SendQueue
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.listeners import Listener
+from sbus.server.memory import Holder
 from sbus.server.users import User
 
 __all__ = [
@@ -64,6 +66,9 @@ class Receiver(Protocol):
     pattern_bytes: int
     """The cost of all patterns together, by `sbus.server.limits.pattern_cost`."""
 
+    pattern_memory: int
+    """The memory of these, in bytes, by `sbus.server.memory.pattern_memory`."""
+
     lost: int
     """Messages that were dropped for it."""
 
@@ -97,8 +102,11 @@ class Receiver(Protocol):
         """Disconnect the receiver."""
 
 
-class Client(Publisher, Receiver, Protocol):
-    """A connection to the bus, as the registry sees it: publisher and receiver."""
+class Client(Publisher, Receiver, Holder, Protocol):
+    """A connection to the bus, as the registry sees it: publisher, receiver and holder of memory."""
+
+    user: User
+    """The user that the client belongs to."""
 
     number: int
     """Counts connections, from 1; 0 before the client was admitted."""
@@ -106,8 +114,8 @@ class Client(Publisher, Receiver, Protocol):
     connected_at: float
     """When it connected, in seconds since the epoch."""
 
-    listener: str
-    """The name of the socket that it came through; empty if that has none."""
+    listener: Listener
+    """The socket at which it has connected."""
 
     @property
     def conflated(self) -> int:
@@ -182,7 +190,8 @@ class IObserver(Interface):
 
     Derive from `sbus.server.Observer` and override the events that you need: an event that no observer overrides
     costs nothing. A `client` is the same object from ``connected`` to ``closed``; its ``peer`` is a `PeerCredentials`,
-    and its ``number`` counts connections from 1. A secret key is cut after ``<pid>``, and its payload is withheld.
+    its ``number`` counts connections from 1, and its ``listener`` is the `Listener` of the socket at which it came in,
+    with a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld.
     """
 
     def connected(client: Any) -> None:
@@ -209,8 +218,8 @@ class IObserver(Interface):
         `key` is the key or pattern, or empty if there was none.
         """
 
-    def refused(peer: PeerCredentials, reason: CloseReason) -> None:
-        """The server has accepted a connection only to close it."""
+    def refused(peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
+        """The server has accepted a connection at this socket only to close it."""
 
     def closed(client: Any, reason: CloseReason) -> None:
         """A client has disconnected, or was disconnected."""

@@ -178,7 +178,7 @@ class LastValues:
         self.peer = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
         self.user = User(self.peer.uid, SharedBudget(), dialect.separator)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
-        self.pattern_bytes = 0
+        self.pattern_bytes = self.pattern_memory = 0
         self.lost = 0
         self.queue = None
         self.transport = None

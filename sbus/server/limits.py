@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from sbus.errors import UsageError
-from sbus.flood import QueueLimits
+from sbus.flood import MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.server.memory import cache_memory, default_max_memory
 
 __all__ = ["MAX_REPLIES", "Limits", "pattern_cost"]
 
@@ -35,6 +36,10 @@ class Limits:
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.
+    :ivar user_clients: connections of one user at one time; None for a quarter of `max_clients`, or of the descriptors
+        of the process if these are fewer. Root and the server's own user have none of the limits of one user.
+    :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
+    :ivar user_patterns: patterns of all clients of one user together.
     :ivar max_patterns: different patterns of one client.
     :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
     :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
@@ -42,22 +47,30 @@ class Limits:
     :ivar queue_messages: messages in one client's queue.
     :ivar queue_bytes: bytes of packets in one client's queue.
     :ivar total_queue_bytes: bytes of packets in all queues together.
+    :ivar max_memory: bytes of memory that all clients may make the server hold, in its process and in the kernel; None
+        for `sbus.server.memory.default_max_memory`.
+    :ivar user_memory: bytes of these that one user may hold; None for a quarter.
     :ivar block_timeout: seconds after which a client that blocks publishers and takes no packet is disconnected.
     """
 
     max_packet: int = DEFAULT_MAX_PACKET
     max_clients: int = 16_384
+    user_clients: int | None = None
+    user_accepts: int = 200
+    user_patterns: int = 32_768
     max_patterns: int = 16_384
     max_pattern_bytes: int = 1 << 20
     max_match_steps: int = 1024
     queue_messages: int = 65_536
     queue_bytes: int = 64 << 20
     total_queue_bytes: int = 256 << 20
+    max_memory: int | None = None
+    user_memory: int | None = None
     block_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
+            if getattr(self, field.name) is not None and not getattr(self, field.name) > 0:
                 raise UsageError(f"{field.name} is {getattr(self, field.name)}: it must be more than 0")
         if self.max_packet < 64:
             raise UsageError(f"max_packet is {self.max_packet}: replies of the server take up to 64 bytes")
@@ -65,6 +78,12 @@ class Limits:
             raise UsageError(
                 f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
             )
+
+    def memory_account(self) -> tuple[MemoryAccount, int]:
+        """Return a new account with the limits of memory, and the bytes set aside for the route cache."""
+        limit = default_max_memory() if self.max_memory is None else self.max_memory
+        of_user = max(1, limit // 4) if self.user_memory is None else self.user_memory
+        return MemoryAccount(limit - cache_memory(limit), of_user), cache_memory(limit)
 
     @property
     def queue(self) -> QueueLimits:

@@ -1,6 +1,6 @@
 """The observer that writes Twisted's log: connections, violations and losses.
 
-The lines give the client, the cause and numbers.
+The lines give the client, the cause and numbers. How many of them there are is up to a `LogLimiter`.
 """
 
 from __future__ import annotations
@@ -8,86 +8,113 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.logger import Logger
+from twisted.logger import LogLevel, globalLogPublisher
 
-from sbus.errors import CloseReason, Violation
+from sbus.daemon.log_budget import LogBudget
+from sbus.daemon.log_limiter import INTERVAL, LimitedLogger, LogLimiter
+from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.observers import Observer
 
 __all__ = ["LogObserver"]
 
-_MAX_VIOLATION_LINES = 8
-"""Violations of one client that are logged one by one, before the others are counted."""
+_CONNECTED = "clients connected"
+_DROPPED = "messages dropped"
+_REFUSED = {reason: f"connections refused ({reason.name})" for reason in CloseReason}
+_CLOSED = {reason: f"clients disconnected ({reason.name})" for reason in CloseReason}
+_VIOLATED = {reason: f"violations ({reason.name})" for reason in ViolationReason}
+_ORDINARY = (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.SERVER_STOPPED)
 
 
 class LogObserver(Observer):
     """Writes what an operator needs to know to Twisted's log.
 
-    Where messages are dropped, many are. So the first loss is logged at once, and the others in sums: one
-    line for each client that lost messages within `interval`. A client that is kept in spite of its violations is
-    treated alike; its first eight violations are logged one by one, as they may be of several kinds.
+    Where messages are dropped, many are. So the first loss of each user is logged at once, and the others in one line
+    for each client that lost messages within `interval`. The limiter decides which lines there are, and sums the
+    others up by user.
 
     :param clock: for the interval.
     :param dialect: the revision of the protocol, which says how to show a key.
-    :param interval: seconds between two sums.
+    :param budget: the bytes that the log may grow by; by default one of the observer's own.
+    :param interval: seconds between two lines about the losses of one client.
     """
 
-    log = Logger(namespace="sbus.server")
-
-    def __init__(self, clock: IReactorTime, dialect: Dialect = CURRENT, interval: float = 10.0) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        dialect: Dialect = CURRENT,
+        budget: LogBudget | None = None,
+        interval: float = INTERVAL,
+    ) -> None:
         self._clock = clock
         self._dialect = dialect
         self._interval = interval
+        self._limiter = LogLimiter(clock, globalLogPublisher, budget or LogBudget(clock.seconds))
+        self._log = LimitedLogger("sbus.server", self._limiter)
         self._lost: dict[Any, list[int]] = {}
+        self._losers: set[int] = set()
         self._loss_timer: IDelayedCall | None = None
-        self._violations: dict[Any, int] = {}
-        self._violation_timer: IDelayedCall | None = None
 
     def connected(self, client: Any) -> None:
-        self.log.debug("client {number} connected: {peer}", number=client.number, **_peer_fields(client.peer))
+        if self._limiter.wants(client.peer.uid, _CONNECTED, LogLevel.debug):
+            self._log.debug(
+                "client {number} connected: {peer}",
+                number=client.number,
+                kind=_CONNECTED,
+                **_peer_fields(client.peer, client.listener),
+            )
 
-    def refused(self, peer: PeerCredentials, reason: CloseReason) -> None:
-        self.log.warn(
-            "refused a connection from {peer}: {why}", reason=reason.name, why=reason.value, **_peer_fields(peer)
-        )
+    def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
+        if self._limiter.wants(peer.uid, _REFUSED[reason], LogLevel.warn):
+            self._log.warn(
+                "refused a connection from {peer}: {why}",
+                reason=reason.name,
+                why=reason.value,
+                kind=_REFUSED[reason],
+                **_peer_fields(peer, listener),
+            )
 
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
-        count = self._violations[client] = self._violations.get(client, 0) + 1
-        if count > _MAX_VIOLATION_LINES:
-            return
-        if self._violation_timer is None:
-            self._violation_timer = self._clock.callLater(self._interval, self._log_violation_sums)
-        self.log.warn(
-            "violation by client {number}, {peer}: {why} (key {key!r})",
-            number=client.number,
-            reason=violation.reason.name,
-            why=violation.reason.value,
-            key=self._dialect.shown(key),
-            **_peer_fields(client.peer),
-        )
+        reason = violation.reason
+        if self._limiter.wants(client.peer.uid, _VIOLATED[reason], LogLevel.warn):
+            self._log.warn(
+                "violation by client {number}, {peer}: {why} (key {key!r})",
+                number=client.number,
+                reason=reason.name,
+                why=reason.value,
+                key=self._dialect.shown(key),
+                kind=_VIOLATED[reason],
+                **_peer_fields(client.peer, client.listener),
+            )
 
     def closed(self, client: Any, reason: CloseReason) -> None:
         self._log_loss(client)
-        self._log_violation_sum(client)
-        ordinary = reason in (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.SERVER_STOPPED)
-        (self.log.debug if ordinary else self.log.warn)(
-            "client {number} disconnected: {peer}: {why}",
-            number=client.number,
-            reason=reason.name,
-            why=reason.value,
-            **_peer_fields(client.peer),
-        )
+        level = LogLevel.debug if reason in _ORDINARY else LogLevel.warn
+        if self._limiter.wants(client.peer.uid, _CLOSED[reason], level):
+            self._log.emit(
+                level,
+                "client {number} disconnected: {peer}: {why}",
+                number=client.number,
+                reason=reason.name,
+                why=reason.value,
+                kind=_CLOSED[reason],
+                **_peer_fields(client.peer, client.listener),
+            )
 
     def dropped(self, client: Any, packets: int, size: int) -> None:
         lost = self._lost.setdefault(client, [0, 0])
         lost[0] += packets
         lost[1] += size
-        if self._loss_timer is None:
+        if client.peer.uid not in self._losers:
+            self._losers.add(client.peer.uid)
             self._log_loss(client)
-            self._loss_timer = self._clock.callLater(self._interval, self._log_losses)
+            if self._loss_timer is None:
+                self._loss_timer = self._clock.callLater(self._interval, self._log_losses)
 
     def _log_losses(self) -> None:
         self._loss_timer = None
+        self._losers = {client.peer.uid for client in self._lost}
         if self._lost:
             for client in tuple(self._lost):
                 self._log_loss(client)
@@ -95,52 +122,35 @@ class LogObserver(Observer):
 
     def _log_loss(self, client: Any) -> None:
         lost = self._lost.pop(client, None)
-        if lost:
-            self.log.warn(
+        if lost and self._limiter.wants(client.peer.uid, _DROPPED, LogLevel.warn, lost[0]):
+            self._log.warn(
                 "dropped {messages} messages ({size} bytes) for client {number}, {peer}; {total} in all",
                 messages=lost[0],
                 size=lost[1],
                 number=client.number,
                 total=client.lost,
-                **_peer_fields(client.peer),
+                kind=_DROPPED,
+                times=lost[0],
+                **_peer_fields(client.peer, client.listener),
             )
-
-    def _log_violation_sums(self) -> None:
-        """Log the sums of the interval.
-
-        The clients in them are counted further; the others start from zero.
-        """
-        self._violation_timer = None
-        again = [client for client in tuple(self._violations) if self._log_violation_sum(client)]
-        if again:
-            self._violations = dict.fromkeys(again, _MAX_VIOLATION_LINES)
-            self._violation_timer = self._clock.callLater(self._interval, self._log_violation_sums)
-
-    def _log_violation_sum(self, client: Any) -> int:
-        """Log the violations of a client that were counted only; return their number."""
-        more = self._violations.pop(client, 0) - _MAX_VIOLATION_LINES
-        if more > 0:
-            self.log.warn(
-                "{violations} more violations by client {number}, {peer}",
-                violations=more,
-                number=client.number,
-                **_peer_fields(client.peer),
-            )
-        return max(more, 0)
 
     def stop(self) -> None:
         """Log the remaining sums and stop the timers."""
-        for client in tuple(self._violations):
-            self._log_violation_sum(client)
-        if self._violation_timer is not None:
-            self._violation_timer.cancel()
-            self._violation_timer = None
         for client in tuple(self._lost):
             self._log_loss(client)
+        self._losers.clear()
         if self._loss_timer is not None:
             self._loss_timer.cancel()
             self._loss_timer = None
+        self._limiter.stop()
 
 
-def _peer_fields(peer: PeerCredentials) -> dict[str, Any]:
-    return {"peer": "pid {} uid {} gid {}".format(*peer), "pid": peer.pid, "uid": peer.uid, "gid": peer.gid}
+def _peer_fields(peer: PeerCredentials, listener: Listener) -> dict[str, Any]:
+    at = "" if listener.name == MAIN.name else f" at {listener.name}"
+    return {
+        "peer": "pid {} uid {} gid {}{}".format(*peer, at),
+        "pid": peer.pid,
+        "uid": peer.uid,
+        "gid": peer.gid,
+        "listener": listener.name,
+    }

@@ -5,10 +5,13 @@ Callers can wait here for the last client to leave.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from twisted.internet import defer
 
 from sbus.errors import CloseReason
 from sbus.server.interfaces import Client
+from sbus.server.listeners import MAIN, Listener
 
 __all__ = ["Members"]
 
@@ -16,7 +19,7 @@ __all__ = ["Members"]
 class Members:
     """The connected clients.
 
-    :param limit: connections at one time, sidecars aside.
+    :param limit: connections at one time, sidecars aside; a `sbus.server.listeners.Listener` can have another.
     :ivar clients: the clients by their numbers.
     :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a
         client it counts neither toward the limit nor for `when_empty`.
@@ -28,12 +31,22 @@ class Members:
         self._limit = limit
         self._last_number = 0
         self._sidecars: set[int] = set()
+        self._at: Counter[str] = Counter()
         self._when_empty: list[defer.Deferred[None]] = []
         self._when_gone: list[defer.Deferred[None]] = []
 
-    def has_room(self, client: Client) -> bool:
-        """Return whether one more client may come, if it is this one."""
-        return client.peer.pid == self.sidecar or len(self.clients) - len(self._sidecars) < self._limit
+    @property
+    def count(self) -> int:
+        """The number of clients, sidecars aside."""
+        return len(self.clients) - len(self._sidecars)
+
+    def has_room(self, pid: int, listener: Listener = MAIN) -> bool:
+        """Return whether one more client may come at this socket, if it is of this process."""
+        if pid == self.sidecar:
+            return True
+        return self.count < self._limit and (
+            listener.max_clients is None or self._at[listener.name] < listener.max_clients
+        )
 
     def add(self, client: Client) -> None:
         """Add a client and give it its number."""
@@ -42,6 +55,8 @@ class Members:
         self.clients[client.number] = client
         if client.peer.pid == self.sidecar:
             self._sidecars.add(client.number)
+        else:
+            self._at[client.listener.name] += 1
 
     def __contains__(self, client: Client) -> bool:
         return client.number in self.clients
@@ -55,7 +70,11 @@ class Members:
         fired: list[defer.Deferred[None]] = []
         if client.number in self._sidecars:
             self._sidecars.discard(client.number)
-        elif len(self.clients) == len(self._sidecars):
+            is_last = False
+        else:
+            self._at[client.listener.name] -= 1
+            is_last = len(self.clients) == len(self._sidecars)
+        if is_last:
             fired, self._when_empty = self._when_empty, []
         if not self.clients:
             fired += self._when_gone

@@ -11,6 +11,7 @@ from zope.interface import implementer
 from sbus.errors import CloseReason, Violation
 from sbus.protocol.keys import Dialect, PeerCredentials
 from sbus.server.interfaces import IObserver
+from sbus.server.listeners import Listener
 
 __all__ = ["Events", "Observer", "redact"]
 
@@ -42,7 +43,7 @@ class Observer:
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
         pass
 
-    def refused(self, peer: PeerCredentials, reason: CloseReason) -> None:
+    def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         pass
 
     def closed(self, client: Any, reason: CloseReason) -> None:

@@ -70,13 +70,16 @@ from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.notices import bye
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
-from sbus.routing.runs import next_run
+from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
+from sbus.seqpacket.send_buffer import START
 from sbus.server.interfaces import Client, Receiver
 from sbus.server.limits import MAX_REPLIES, pattern_cost
+from sbus.server.listeners import MAIN, Listener
+from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import BUNDLED_COPIES, COPIES, PACKET, REPLY, SUBSCRIPTION
+from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REPLY, SENDING, SUBSCRIPTION
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -100,6 +103,7 @@ MIN_DISCARDED = 64
 class BusProtocol:
     """A client's connection: a `sbus.server.interfaces.Client`.
 
+    :param listener: the socket at which the client has connected.
     :ivar number: counts connections, from 1.
     :ivar peer: the client's credentials, from the kernel.
     :ivar user: the user that the client belongs to.
@@ -107,22 +111,28 @@ class BusProtocol:
     :ivar settings: the client's choices.
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
     :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
+    :ivar pattern_memory: the memory of these (`sbus.server.memory.pattern_memory`).
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
-    :ivar listener: the name of the socket that it came through; empty if that has none.
     :ivar reason: why the connection is to be closed, or was; else None.
     :ivar is_paused: whether the client is not read from: a receiver blocks it, too many of its replies wait, or it
         waits for its user's turn.
     """
 
     __slots__ = (
+        "_buffer",
+        "_delivery",
         "_drain_timer",
         "_fast_path",
         "_has_turn",
+        "_in_kernel",
         "_is_blocked",
         "_is_loading",
         "_is_waiting",
+        "_kept",
+        "_price",
         "_registry",
+        "_route",
         "_snapshot",
         "_write_closed",
         "connected_at",
@@ -132,6 +142,7 @@ class BusProtocol:
         "number",
         "on_room",
         "pattern_bytes",
+        "pattern_memory",
         "patterns",
         "peer",
         "queue",
@@ -145,17 +156,21 @@ class BusProtocol:
     user: User
     settings: ClientSettings
 
-    def __init__(self, registry: SubscriptionRegistry) -> None:
+    def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         self._registry = registry
+        self.listener = listener
+        self._delivery = registry.delivery
+        self._route = 0  # not the tuple itself, which would keep clients alive
+        self._price = 1.0
         self.transport: IPacketTransport | None = None
         self.number = 0
         self.on_room: tuple[Callable[[], None], ...] = ()
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
+        self.pattern_memory = 0
         self.lost = 0
         self.connected_at = time.time()
-        self.listener = ""
         self.reason: CloseReason | None = None
         self.is_paused = False
         self._is_blocked = False
@@ -166,6 +181,9 @@ class BusProtocol:
         self._drain_timer: StallTimer | None = None
         self._snapshot: Snapshot | None = None
         self._write_closed = False
+        self._buffer = 0
+        self._in_kernel = 0
+        self._kept = 0
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -173,10 +191,15 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.user = self._registry.users.connect(self.peer.uid)
+        self.user = self._registry.connect_user(self.peer)
         self.queue = self._registry.new_queue(self, self, self.user)
         self.settings = self.queue.settings
         transport.queue = self.queue
+        transport.may_grow = self._may_grow
+        transport.on_kept = self._keep
+        self.user.hold(CLIENT_MEMORY)
+        self._buffer = START
+        self._registry.memory.add_buffer(self.user)
         self.connectionMade()
 
     def connectionMade(self) -> None:
@@ -222,6 +245,7 @@ class BusProtocol:
         """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
+            self._delivery.catch_up(self)
             self.queue.can_block = False
             self._registry.leave(self)
             if len(self.queue):
@@ -252,17 +276,20 @@ class BusProtocol:
             else:
                 self.reason = CloseReason.SERVER_ERROR
         self._registry.disconnected(self, self.reason)
-        self._registry.users.disconnect(self.user)
+        self.user.hold(-CLIENT_MEMORY - self._kept - self._in_kernel)
+        self._kept = self._in_kernel = 0
+        self._registry.memory.add_buffer(self.user, -self._buffer)
+        self._registry.disconnect_user(self.user)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""
         return {
             "number": self.number,
             "peer": tuple(self.peer),
+            "listener": self.listener.name,
             "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
             "lost": self.lost,
             "connected_at": self.connected_at,
-            "listener": self.listener,
             "settings": self.settings.snapshot(),
             "is_write_closed": self._write_closed,
             "reason": None if self.reason is None else self.reason.name,
@@ -284,31 +311,34 @@ class BusProtocol:
         """
         registry = self._registry
         routes = registry.routes
-        user = self.user
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
+        turns = registry.turns
+        if turns.last is not self.user:
+            turns.last, turns.crowd = self.user, CROWD
+        elif turns.crowd:
+            turns.crowd -= 1
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
-                if until == total and receivers is not None:
+                if until == total and receivers is not None and self._affordable(receivers, total) == total:
+                    at = registry.deliver(packets, receivers, self, True)
+                    self._pay(receivers, total)
                     if total >= MIN_READ and self.transport is not None:
-                        self.transport.read_limit = max(MIN_READ, min(BATCH, FANOUT_BUDGET // (len(receivers) or 1)))
-                    if (work := 1 + total * (1 + len(receivers)) // COPIES) <= user.work_left:
-                        user.work_left -= work
-                        at = registry.deliver(packets, receivers, self, True)
+                        limit = FANOUT_BUDGET // (self._delivery.served or 1)
+                        self.transport.read_limit = max(MIN_READ, min(BATCH, limit))
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
                 while at < end and self._may_continue():
                     if self._fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
-                            copies = 1 + len(receivers)
-                            unit = BUNDLED_COPIES if self.settings.bundles else COPIES
-                            until = min(until, at + max(1, user.work_left * unit // copies))
-                            user.work_left -= 1 + (until - at) * copies // unit
+                            until = min(until, at + self._affordable(receivers, until - at))
                             is_all = at == start and until == end
-                            at += registry.deliver(packets[at:until], receivers, self, is_all)
+                            count = registry.deliver(packets[at:until], receivers, self, is_all)
+                            self._pay(receivers, until - at)
+                            at += count
                             continue
                     if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
                         parts = unbundle(packets[at : at + 1])
@@ -324,7 +354,49 @@ class BusProtocol:
                 self._wait_for_turn(has_turn and not at)
         finally:
             registry.flush()
+        if at < total:
+            if not self._kept:
+                self._keep(packets[at:] if at else packets)
+        elif self._kept:
+            self._release_kept()
         return total if self.reason is not None else at
+
+    def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
+        """Return how many messages of a run the balance pays for: at least one, at most `wanted`.
+
+        The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
+        """
+        price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
+        if wanted * price <= self.user.work_left:
+            return wanted
+        return min(wanted, max(1, int(self.user.work_left / price)))
+
+    def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
+        """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""
+        delivery = self._delivery
+        served, bundled = delivery.served, delivery.bundled
+        price = (served - bundled) / COPIES + (1 / BUNDLED_COPIES if self.settings.bundles else 1 / COPIES)
+        if bundled:
+            price += bundled / BUNDLED_COPIES
+        self._route, self._price = id(receivers), price
+        self.user.work_left -= int(count * price) + SENDING * (1 + served) + delivery.caught_up
+        delivery.caught_up = 0
+
+    def _keep(self, packets: list[bytes]) -> None:
+        """Charge packets that the transport keeps until they can be handled.
+
+        They are given back when the last one was handled: to count what is left at each turn would cost as much as a
+        turn.
+        """
+        if self.reason is None:
+            self._release_kept()
+            self._kept = total_size(packets) + KEPT_PACKET * len(packets)
+            self.user.hold(self._kept)
+            self._registry.memory.check()
+
+    def _release_kept(self) -> None:
+        self.user.hold(-self._kept)
+        self._kept = 0
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""
@@ -356,9 +428,9 @@ class BusProtocol:
             self.transport.pauseProducing()
 
     def _maybe_resume(self) -> None:
-        if self._is_blocked or self._is_waiting or self._is_loading:
+        if self._is_loading:
             return
-        if self.is_paused and self.queue.replies <= MAX_REPLIES:
+        if self.is_paused and not self._is_blocked and not self._is_waiting and not self._has_replies():
             self.is_paused = False
             if self.transport is not None:
                 self.transport.resumeProducing()
@@ -382,7 +454,8 @@ class BusProtocol:
                 self._control(key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
-                self.close(CloseReason.VIOLATION, violation.reason.value)
+                reason = CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION
+                self.close(reason, violation.reason.value)
         self.user.work_left -= work + self._registry.routing_work()
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
@@ -391,8 +464,9 @@ class BusProtocol:
         registry.check_publish(self, key, payload)
         if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
-        self.user.work_left -= len(receivers) // COPIES
         registry.deliver([packet], receivers, self)
+        self.user.work_left -= self._delivery.served * (1 + COPIES * SENDING) // COPIES + self._delivery.caught_up
+        self._delivery.caught_up = 0
 
     # --- control messages --------------------------------------------------------------------
 
@@ -461,6 +535,8 @@ class BusProtocol:
         return True
 
     def _apply(self, settings: ClientSettings) -> None:
+        if self.queue.is_late:
+            self._delivery.catch_up(self)
         self.settings = settings
         self._configure_queue()
         self._fast_path = settings.echo and self._registry.fast_path
@@ -509,13 +585,20 @@ class BusProtocol:
         if self._write_closed:
             return
         queue = self.queue
+        if queue.is_late:
+            self._delivery.catch_up(self)
         queue.write(packet)
         if not queue.is_congested:
             touch(self)
         if len(queue.pending) >= MAX_REPLIES:
             self._registry.flush()
-        if queue.replies > MAX_REPLIES:
+        if self._has_replies():
             self._pause()
+
+    def _has_replies(self) -> bool:
+        """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
+        replies = self.queue.replies
+        return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- as receiver -------------------------------------------------------------------------
 
@@ -539,6 +622,24 @@ class BusProtocol:
             self.transport.flush()
         else:
             self.queue.discard_all()
+
+    def memory(self) -> int:
+        """See `sbus.server.memory.Holder`."""
+        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel
+
+    def sample_kernel(self) -> None:
+        """See `sbus.server.memory.Holder`."""
+        if self.transport is not None:
+            held = self.transport.unread_bytes() + self.transport.partial_bytes()
+            self.user.hold(held - self._in_kernel)
+            self._in_kernel = held
+
+    def _may_grow(self, size: int) -> bool:
+        """Decide whether the send buffer grows."""
+        grows = self._registry.memory.may_grow(self.user, size)
+        if grows:
+            self._buffer += size
+        return grows
 
     def _progress(self) -> tuple[int, int]:
         """What changes when the client reads."""

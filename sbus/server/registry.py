@@ -6,6 +6,8 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 =============================  =============================================================================
 `sbus.server.members`          the connected clients: numbers, limit, sidecars, and when all are gone
 `sbus.server.users`            the users of these clients: connections, patterns, bytes in queues
+`sbus.server.admission`        the connections that a user may have, and how often
+`sbus.server.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.router`           subscriptions, and the receivers of a routing key
 `sbus.server.closed`           the last connections that have ended, with the reasons
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
@@ -21,7 +23,6 @@ reaches the router), and notifies observers.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -33,10 +34,11 @@ from twisted.internet.interfaces import IReactorTime
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.flood import Loss, QueueOwner, SendQueue
-from sbus.protocol.keys import CURRENT, Dialect, SecretKey
+from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
 from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cost import MatchCost
+from sbus.server.admission import Admission
 from sbus.server.backpressure import Backpressure
 from sbus.server.closed import ClosedClient, ClosedClients
 from sbus.server.components import FloodControls
@@ -47,14 +49,16 @@ from sbus.server.interest_notices import InterestNotices
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.last_values import LastValueRule, LastValues
 from sbus.server.limits import Limits, pattern_cost
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.members import Members
+from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
 from sbus.server.pattern_lists import PatternLists
 from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
-from sbus.server.turns import LOOK_UP_STEPS, SUBSCRIPTION, Turns
-from sbus.server.users import User, Users
+from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
+from sbus.server.users import RECORDER, User, Users
 
 __all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
 
@@ -72,15 +76,19 @@ class SubscriptionRegistry(Service):
     :param observers: `sbus.interfaces.IObserver` s.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
+    :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar closed: the last connections that have ended, with the reasons.
     :ivar users: the users of the connected clients.
+    :ivar admission: which connections are admitted.
+    :ivar memory: keeps the memory of all clients below its limit.
     :ivar turns: the clients whose users have no work left for now.
     :ivar interest: the keys that clients watch.
     :ivar last_values: the messages that are kept; None if none are.
     :ivar requests: answers the questions of clients.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
+    :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
@@ -101,6 +109,7 @@ class SubscriptionRegistry(Service):
         observers: tuple[Any, ...] = (),
         public_interest: bool = True,
         last_values: tuple[LastValueRule, ...] = (),
+        owner_of: Callable[[int], int] | None = None,
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
@@ -109,7 +118,8 @@ class SubscriptionRegistry(Service):
         self.controls = controls or FloodControls()
         self.counters = Counters()
         self.closed = ClosedClients()
-        self.users = Users(self.limits.total_queue_bytes, dialect.separator)
+        account, cache_bytes = self.limits.memory_account()
+        self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
         self._leaving: dict[Receiver, None] = {}
@@ -117,11 +127,14 @@ class SubscriptionRegistry(Service):
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
-        self.clients = self._members.clients
-        self._router = Router(dialect)
+        self._owner_of = owner_of
+        self.admission = Admission(self.limits, self.users)
+        self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
-        self._delivery = Delivery(self.counters, self._events, credentials, self._backpressure)
-        self._notices = InterestNotices(clock, self._delivery.flush)
+        self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
+        self.clients = self._members.clients
+        self.memory = MemoryGuard(account, self.clients, self._leaving, clock)
+        self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
             self._router,
             dialect,
@@ -129,18 +142,18 @@ class SubscriptionRegistry(Service):
             clock,
             self.turns,
             notify=self._notices.notify,
-            flush=self._delivery.flush,
-            forget_user=self.users.forget,
+            flush=self.delivery.flush,
+            forget_user=self._forget_user,
         )
         self.last_values: LastValues | None = None
         if last_values:
             self.last_values = LastValues(last_values, dialect, self.turns)
-            self._delivery.set_keeper(self.last_values)
+            self.delivery.set_keeper(self.last_values)
             self.interest.observers.add(self.last_values)
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, self.interest.observers, clock, self.turns, self._delivery.flush
+            self._router, self.clients, self.interest.observers, clock, self.turns, self.delivery.flush
         )
         self.requests = Requests(
             self.interest,
@@ -153,7 +166,7 @@ class SubscriptionRegistry(Service):
         )
         self.routes = self._router.routes
         self.route = self._router.route
-        self.deliver = self._delivery.deliver
+        self.deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
     # --- clients come and go -----------------------------------------------------------------
@@ -170,6 +183,16 @@ class SubscriptionRegistry(Service):
     def sidecar(self, pid: int | None) -> None:
         self._members.sidecar = pid
 
+    def connect_user(self, peer: PeerCredentials) -> User:
+        """Count a connection of the user that a peer belongs to; return the user."""
+        return self.users.connect(self._uid_of(peer))
+
+    def _uid_of(self, peer: PeerCredentials) -> int:
+        """Return the UID that a peer counts as: its own, that of its owner, or the recorder's."""
+        if peer.pid == self._members.sidecar:
+            return RECORDER
+        return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
+
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
         """Make the queue of packets on their way to a client."""
         queue = SendQueue(owner, self._queue_limits, user)
@@ -181,25 +204,49 @@ class SubscriptionRegistry(Service):
         """Call `call` when `sample` has returned the same for the whole block time-out; return the timer."""
         return StallTimer(self._clock, self.limits.block_timeout, sample, call)
 
+    def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
+        """Decide about a connection that was just accepted, before anything is made for it.
+
+        What a policy says comes later, in `connected`.
+        """
+        if not self._members.has_room(peer.pid, listener):
+            reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
+        else:
+            reason = self.admission.refusal(self._uid_of(peer), self._members.count)
+        if reason is not None:
+            self._refuse(peer, reason, listener)
+        return reason is None
+
     def connected(self, client: Client) -> CloseReason | None:
         """Admit a client, or return why not."""
-        reason = None
+        reason: CloseReason | None = None
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not self._members.has_room(client):
+        elif not self._members.has_room(client.peer.pid, client.listener):
             reason = CloseReason.TOO_MANY_CLIENTS
-        elif not self.credentials.mayConnect(client.peer):
+        elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED
+        elif not client.user.may_hold(0):
+            reason = CloseReason.USER_LIMIT
+        else:
+            user = client.user
+            reason = self.admission.room(user.uid, user.connections - 1, self._members.count)
         if reason is not None:
-            self.counters.refused += 1
-            for notify in self._events.refused:
-                notify(client.peer, reason)
+            self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
+        client.user.work_left -= CONNECTION
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
         return None
+
+    def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
+        """Count a connection that is refused, and notify observers."""
+        self.counters.refused += 1
+        self.counters.user_limits += reason in _USER_LIMITS
+        for notify in self._events.refused:
+            notify(peer, reason, listener)
 
     def leave(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that takes no more messages.
@@ -215,9 +262,11 @@ class SubscriptionRegistry(Service):
                 self._is_leaving = True
                 self._clock.callLater(0, self._leave_on)
             return
+        work = SUBSCRIPTION * len(client.patterns)
         for pattern in tuple(client.patterns):
             self._drop(client, pattern)
         self.interest.left(client)
+        client.user.work_left -= work + self.routing_work()
 
     def _leave_on(self) -> None:
         """Drop some subscriptions of the clients that have left; the first to leave comes first."""
@@ -240,14 +289,27 @@ class SubscriptionRegistry(Service):
             del self._leaving[client]
             self._router.unmute(client)
             self.interest.left(client)
-            self.users.forget(client.user)
+            self._forget_user(client.user)
         return len(patterns)
+
+    def disconnect_user(self, user: User) -> None:
+        """Count a connection of a user less."""
+        self.users.disconnect(user)
+        self._forget_user(user)
+
+    def _forget_user(self, user: User) -> None:
+        """Forget a user that has no connections and no patterns left, when it has paid its debts."""
+        if not user.connections and not user.patterns:
+            for balance in (user, user.copies):
+                if self.turns.pay_off(balance, lambda: self._forget_user(user)):
+                    return
+            self.users.forget(user)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
         self._stop_asking(client)
-        self._delivery.forget(client)
+        self.delivery.forget(client)
 
     def _stop_asking(self, client: Receiver) -> None:
         self.interest.unwatch_all(client)
@@ -256,7 +318,7 @@ class SubscriptionRegistry(Service):
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
-        self._delivery.forget(client)
+        self.delivery.forget(client)
         self._backpressure.forget(client)
         if client not in self._members:
             return
@@ -273,7 +335,7 @@ class SubscriptionRegistry(Service):
                 reason,
                 client.lost,
                 client.conflated,
-                client.listener,
+                client.listener.name,
             )
         )
         for notify in self._events.closed:
@@ -317,6 +379,11 @@ class SubscriptionRegistry(Service):
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
+            if client.user.patterns >= self.limits.user_patterns:
+                self._check_user_patterns(client.user)
+            memory = pattern_memory(pattern, self.dialect.separator, secret)
+            if not client.user.may_hold(memory):
+                raise Violation(ViolationReason.USER_MEMORY)
             self._add_match_cost(client.user, pattern, secret)
             try:
                 self._router.add(client, pattern, secret)
@@ -324,6 +391,8 @@ class SubscriptionRegistry(Service):
                 _match_cost(client.user, secret).remove(_matched(pattern, secret))
                 raise
             client.pattern_bytes += cost
+            client.pattern_memory += memory
+            client.user.hold(memory)
             client.user.charge(1, cost)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
@@ -353,9 +422,27 @@ class SubscriptionRegistry(Service):
         _, secret = client.patterns.pop(pattern)
         cost = pattern_cost(pattern, self.dialect.separator)
         client.pattern_bytes -= cost
+        memory = pattern_memory(pattern, self.dialect.separator, secret)
+        client.pattern_memory -= memory
+        client.user.hold(-memory)
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
+
+    def _check_user_patterns(self, user: User) -> None:
+        """Make room for one more pattern of a user who has as many as one user may have.
+
+        :raises Violation: if there is none.
+        """
+        if user.is_exempt:
+            return
+        # What clients that have left still hold is not to be held against those that are there.
+        for client in self._leaving:
+            if client.user is user:
+                self._drop_some(client, LEAVE_AT_ONCE)
+                break
+        if user.patterns >= self.limits.user_patterns:
+            raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 
     def _add_match_cost(self, user: User, pattern: bytes, secret: SecretKey | None) -> None:
         """Count the steps of a pattern for its user.
@@ -366,7 +453,7 @@ class SubscriptionRegistry(Service):
         before = cost.steps
         cost.add(matched)
         # A pattern that adds no step is never refused: a user who was exempt may have more than the limit.
-        if before < cost.steps > self.limits.max_match_steps and user.uid not in (0, os.geteuid()):
+        if before < cost.steps > self.limits.max_match_steps and not user.is_exempt:
             cost.remove(matched)
             raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
 
@@ -400,19 +487,19 @@ class SubscriptionRegistry(Service):
         receivers = self.route(key)
         self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
-        self._delivery.flush()
+        self.delivery.flush()
 
     def touch(self, client: Client) -> None:
         """Have `flush` send what a client's own packets have brought into its queue."""
-        self._delivery.touch(client, client)
+        self.delivery.touch(client, client)
 
     def touch_also(self, client: Client) -> None:
         """Have `flush` send what another client's packets, or nobody's, have brought into a client's queue."""
-        self._delivery.touch_also(client)
+        self.delivery.touch_also(client)
 
     def flush(self) -> None:
         """Send what the current batch has brought; see `Delivery.flush`."""
-        self._delivery.flush()
+        self.delivery.flush()
 
     # --- flood control -----------------------------------------------------------------------
 
@@ -426,16 +513,16 @@ class SubscriptionRegistry(Service):
         """
         if dropped:
             self.lost(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
-        self._delivery.drained(client, has_room, is_empty)
+        self.delivery.drained(client, has_room, is_empty)
 
     def lost(self, client: Receiver, losses: tuple[Loss, ...]) -> None:
         """Count messages that were dropped for a client, by cause; see `QueueOwner.on_lost`."""
-        self._delivery.dropped(client, losses)
+        self.delivery.dropped(client, losses)
 
     def strategies_changed(self, client: Receiver) -> None:
         """Unblock the publishers of a client that has chosen other strategies."""
         self._backpressure.reconsider(client)
-        self._delivery.reconsider(client)
+        self.delivery.reconsider(client)
 
     def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
         for notify in self._events.delivered:
@@ -447,9 +534,15 @@ class SubscriptionRegistry(Service):
         Return whether the client must be disconnected.
         """
         self.counters.violations += 1
+        self.counters.user_limits += violation.reason.is_user_limit
         for notify in self._events.violated:
             notify(client, violation, redact(self.dialect, key))
         return not self.ignore_violations
+
+
+_USER_LIMITS = frozenset(
+    (CloseReason.TOO_MANY_USER_CLIENTS, CloseReason.TOO_MANY_USER_CONNECTS, CloseReason.KEPT_FOR_OTHERS)
+)
 
 
 def _match_cost(user: User, secret: SecretKey | None) -> MatchCost:

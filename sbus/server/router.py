@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from sbus.protocol.keys import Dialect, SecretKey
+from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
@@ -22,22 +23,44 @@ class SubscriptionListener(Protocol):
         """A receiver's subscription to an open pattern has ended."""
 
 
+_REFRESHED = 256
+"""Cached routes that are looked up again at once when a subscription changes; more are forgotten. They take 1 ms."""
+_REPLACED = 12
+"""The price in steps of such a route, beside its look-up."""
+_FORGOTTEN = 40
+"""The price in steps of a route that is forgotten: the publisher has to look it up again, and its run is broken."""
+
+
 class Router:
     """Finds the receivers of a routing key.
 
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
+    :param cache_bytes: bytes of memory that the route cache may take.
+    :param on_first: called with a pattern when its first subscriber comes.
+    :param on_last: called with a pattern when its last subscriber is gone. Subscribers of a pattern are counted only
+        if one of the two is given. Two clients with the same secret pattern count as subscribers of one pattern.
     :ivar listeners: they are called for each open subscription that comes or goes.
-    :ivar steps: the steps of all look-ups, and the routes that the cache has forgotten, since the counter was last set
-        to 0: the work to charge.
+    :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
+        0: the work to charge.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        cache_bytes: int = 64 << 20,
+        on_first: Callable[[bytes], None] | None = None,
+        on_last: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._dialect = dialect
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
-        self._cache: RouteCache[Receiver] = RouteCache(dialect)
+        self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[SubscriptionListener, ...] = ()
+        self._on_first = on_first
+        self._on_last = on_last
+        self._subscribers: dict[bytes, int] | None = {} if on_first or on_last else None
         self.steps = 0
         self._muted: set[Receiver] = set()
         self.routes = self._cache.routes
@@ -50,12 +73,31 @@ class Router:
         receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
-            found, steps = self._index.look_up(key, secret)
-            self.steps += steps
-            if self._muted:
-                found = tuple(receiver for receiver in found if receiver not in self._muted)
-            receivers = self._cache.remember(key, secret, found)
+            receivers = self._cache.remember(key, secret, self._look_up(key, secret))
+            if self._cache.overflown:
+                self.steps += _FORGOTTEN * self._cache.overflown
+                self._cache.overflown = 0
         return receivers
+
+    def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:
+        found, steps = self._index.look_up(key, secret)
+        self.steps += steps
+        if self._muted:
+            found = tuple(receiver for receiver in found if receiver not in self._muted)
+        return found
+
+    def _changed(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
+        """Keep the cache in step with a subscription that has come or gone."""
+        if not self.routes:
+            return
+        keys = self._cache.affected(pattern, secret, peer, _REFRESHED)
+        if keys is None:
+            self.steps += _FORGOTTEN * self._cache.forget(pattern, secret, peer)
+            return
+        for key in keys:
+            if key in self.routes:  # the cache empties itself if the new routes are too long together
+                self._cache.replace(key, self._look_up(key, self._dialect.check(key) if secret else None))
+        self.steps += _REPLACED * len(keys)
 
     def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Add the subscription of a receiver to a pattern that it is not subscribed to.
@@ -63,7 +105,17 @@ class Router:
         :param secret: the result of `Dialect.check` for the pattern.
         """
         self._index.subscribe(receiver, pattern, secret, receiver.peer)
-        self.steps += self._cache.forget(pattern, secret, receiver.peer)
+        self._changed(pattern, secret, receiver.peer)
+        if self._subscribers is not None:
+            count = self._subscribers[pattern] = self._subscribers.get(pattern, 0) + 1
+            if count == 1 and self._on_first is not None:
+                try:
+                    self._on_first(pattern)
+                except BaseException:
+                    del self._subscribers[pattern]
+                    self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
+                    self._cache.forget(pattern, secret, receiver.peer)
+                    raise
         if self.listeners and not secret:
             for listener in self.listeners:
                 listener.added(receiver, pattern)
@@ -71,7 +123,7 @@ class Router:
     def mute(self, receiver: Receiver) -> None:
         """Route nothing to a receiver any more, before its subscriptions are removed."""
         self._muted.add(receiver)
-        self.steps += len(self.routes)
+        self.steps += _FORGOTTEN * len(self.routes)
         self._cache.clear()
 
     def unmute(self, receiver: Receiver) -> None:
@@ -81,7 +133,13 @@ class Router:
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
         self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
-        self.steps += self._cache.forget(pattern, secret, receiver.peer)
+        self._changed(pattern, secret, receiver.peer)
+        if self._subscribers is not None:
+            self._subscribers[pattern] -= 1
+            if not self._subscribers[pattern]:
+                del self._subscribers[pattern]
+                if self._on_last is not None:
+                    self._on_last(pattern)
         if self.listeners and not secret:
             for listener in self.listeners:
                 listener.removed(receiver, pattern)

@@ -3,8 +3,9 @@
 It serves programs that start the original: they run ``sbusd``, read its standard output to the end, and connect. Such
 programs allow little time, so the order of steps is the design.
 
-1. *Parse and bind.* Nothing but `sbus.errors` and the sockets of `sbus.syscalls` is imported by then. The socket
-   listens soon after the interpreter itself has started; importing Twisted and the server takes several times as long.
+1. *Parse and bind.* Nothing but `sbus.errors`, `sbus.distribution` and the sockets of `sbus.syscalls` is imported by
+   then. The socket listens soon after the interpreter itself has started; importing Twisted and the server takes
+   several times as long.
 2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
    Its connection waits in the kernel's backlog, and so does what it sends.
 3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
@@ -32,18 +33,40 @@ import os
 import pwd
 import select
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from sbus.distribution import check_installation
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
+from sbus.version import __version__
+
+if TYPE_CHECKING:
+    from sbus.daemon.log_budget import LogBudget
 
 __all__ = ["main"]
 
 _USAGE = "usage: sbusd [-a address] [-f | -p pidfile] [-u user] ... [-cgor]"
+_HELP = f"""{_USAGE}
+
+A local message bus, with the command line of the original daemon.
+
+  -a address   address to listen on: a path (default: /run/sbus.socket), /dev/unix/abstract/HEX, /dev/fd/N, or
+               /dev/unix/abstract for a random one, which is printed
+  -c           stop when the last client has left
+  -f           stay in the foreground, and write no pid file
+  -g           let the group connect
+  -o           let all other users connect
+  -p pidfile   file for the process ID (default: /run/sbus.pid; /dev/null: none)
+  -r           replace a leftover socket, or an empty file, at the address, and a leftover pid file
+  -u user      let only this user (name or UID) and the daemon's own connect; repeatable
+  --help       print this, and exit
+  --version    print the version, and exit
+
+SIGINT and SIGTERM stop it; SIGHUP does with -f, and is ignored otherwise.
+twistd sbus has more options."""
 _RANDOM = "/dev/unix/abstract"
 _NO_PID_FILE = "/dev/null"
 
@@ -68,6 +91,7 @@ class _StartError(SbusError):
 def main() -> None:
     """Run the command ``sbusd``."""
     try:
+        check_installation()
         settings = _parse(sys.argv[1:])
     except getopt.GetoptError:
         print(_USAGE, file=sys.stderr)
@@ -85,13 +109,20 @@ def _parse(arguments: list[str]) -> _Settings:
 
     :raises getopt.GetoptError: if it is malformed.
     :raises UsageError: if it names a user who does not exist.
+    :raises SystemExit: after printing what ``--help`` or ``--version`` asks for.
     """
     settings = _Settings()
-    options, rest = getopt.getopt(arguments, "a:cfgop:ru:")
+    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", ["help", "version"])
     if rest:
         raise getopt.GetoptError("too many arguments")
     for option, value in options:
         match option:
+            case "--help":
+                print(_HELP)
+                sys.exit()
+            case "--version":
+                print(f"sbus {__version__}")
+                sys.exit()
             case "-a":
                 settings.address = value
             case "-c":
@@ -141,7 +172,7 @@ def _run(settings: _Settings) -> None:
         if not settings.foreground:
             report = _become_daemon(stopping)
             if bound.address.descriptor is None:
-                bound.sock.listen(socket.SOMAXCONN)  # again: SO_PEERCRED gives clients the process that listened last
+                bound.sock.listen(listening.BACKLOG)  # again: SO_PEERCRED gives clients the process that listened last
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if settings.pid_file != _NO_PID_FILE:
                 files.callback(_write_pid_file(settings.pid_file, settings.reuse))
@@ -274,6 +305,7 @@ def _serve(
     from twisted.internet import reactor
 
     from sbus.daemon.clock import use_monotonic_clock
+    from sbus.daemon.log_budget import LogBudget
     from sbus.daemon.service import MultiService
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
@@ -281,14 +313,18 @@ def _serve(
     from sbus.server.process import BusProcess
     from sbus.server.service import BusService
 
-    _log_to_standard_error()
+    log_budget = LogBudget()
+    _log_to_standard_error(log_budget)
     use_monotonic_clock(reactor)
     access = AccessSettings(
         allowed_users=frozenset(settings.users) if settings.users else None,
         is_abstract=bound.address.is_abstract,
     )
     bus = BusService(
-        SeqpacketServerEndpoint(reactor, bound), KernelPolicy().make(access), controls=FloodControls.built_in()
+        SeqpacketServerEndpoint(reactor, bound),
+        KernelPolicy().make(access),
+        controls=FloodControls.built_in(),
+        log_budget=log_budget,
     )
     services = MultiService()
     BusProcess(bus, settings.auto_close, stopping).setServiceParent(services)
@@ -299,7 +335,7 @@ def _serve(
     reactor.run()
 
 
-def _log_to_standard_error() -> None:
+def _log_to_standard_error(budget: LogBudget) -> None:
     """Log warnings and errors, and nothing else, to standard error, as the original."""
     from twisted.logger import (
         FilteringLogObserver,
@@ -309,8 +345,10 @@ def _log_to_standard_error() -> None:
         textFileLogObserver,
     )
 
+    from sbus.daemon.logs import limited
+
     observer = FilteringLogObserver(
-        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
+        limited(textFileLogObserver(sys.stderr), budget), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
     )
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
 

@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IListeningPort, IReactorTime, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
-from twisted.python.failure import Failure
+from zope.interface import implementer
 
+from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.service import MultiService
-from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.seqpacket.interfaces import IPeerGate
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
 from sbus.server.last_values import LastValueRule
 from sbus.server.limits import Limits
+from sbus.server.listeners import MAIN, Listener, check_names
 from sbus.server.log_observer import LogObserver
 from sbus.server.protocol import BusProtocol
 from sbus.server.registry import SubscriptionRegistry
+from sbus.server.sockets import Sockets
 from sbus.syscalls.batch import COMPILED
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["BusFactory", "BusService"]
 
 
+class _LoggedLimits(dict[str, Any]):
+    """Limits in a log event: attributes for its format, and a dictionary for a log in JSON."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+@implementer(IPeerGate)
 class BusFactory(Factory):
     """Makes a `BusProtocol` for each connection.
 
     :param registry: the registry that all connections share.
+    :param listener: the socket that the factory is for.
     """
 
     noisy = False
 
-    def __init__(self, registry: SubscriptionRegistry) -> None:
+    def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         self.registry = registry
+        self.listener = listener
+
+    def admits(self, peer: PeerCredentials) -> bool:
+        """See `sbus.seqpacket.interfaces.IPeerGate`."""
+        return self.registry.admits(peer, self.listener)
 
     def buildProtocol(self, addr: Any) -> Any:
-        return BusProtocol(self.registry)
+        return BusProtocol(self.registry, self.listener)
 
 
 class BusService(MultiService):
@@ -60,6 +79,13 @@ class BusService(MultiService):
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
     :param clock: an `IReactorTime`; by default the reactor.
+    :param owner_of: returns the UID that a UID counts as, for the limits of one user
+        (`sbus.server.subuid.SubordinateIds.owner`); by default each is its own.
+    :param log_budget: the bytes that clients can make the log grow by; by default 10,000 a second.
+    :param main: the label and the rules of `endpoint`, by default ``main``, which is for root and the server's user if
+        the address is abstract and no `credentials` are given.
+    :param listeners: more endpoints, each with its label and rules.
+    :raises UsageError: if two endpoints have one name.
     :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
         ``registry.counters`` and ``registry.clients`` show the state of the bus.
 
@@ -81,6 +107,10 @@ class BusService(MultiService):
         public_interest: bool = True,
         last_values: tuple[LastValueRule, ...] = (),
         clock: IReactorTime | None = None,
+        owner_of: Callable[[int], int] | None = None,
+        log_budget: LogBudget | None = None,
+        main: Listener | None = None,
+        listeners: Iterable[tuple[Listener, IStreamServerEndpoint]] = (),
     ) -> None:
         super().__init__()
         if clock is None:
@@ -88,12 +118,17 @@ class BusService(MultiService):
 
             clock = IReactorTime(reactor)
         limits = limits or Limits()
-        if isinstance(endpoint, SeqpacketServerEndpoint):
-            endpoint.max_packet = limits.max_packet
-            if credentials is None:
-                credentials = KernelPolicy().make(AccessSettings(is_abstract=endpoint.resolve().is_abstract))
+        if main is None:
+            # The other sockets have rules of their own.
+            is_abstract = isinstance(endpoint, SeqpacketServerEndpoint) and endpoint.resolve().is_abstract
+            main = Listener(MAIN.name, is_abstract=is_abstract and credentials is None)
+        endpoints = ((main, endpoint), *listeners)
+        check_names(listener.name for listener, _ in endpoints)
+        for _, each in endpoints:
+            if isinstance(each, SeqpacketServerEndpoint):
+                each.max_packet = limits.max_packet
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect)
+        self._log_observer = LogObserver(clock, dialect, log_budget)
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(AccessSettings()),
             clock,
@@ -104,10 +139,10 @@ class BusService(MultiService):
             public_interest=public_interest,
             last_values=last_values,
             observers=(self._log_observer, *observers),
+            owner_of=owner_of,
         )
         self.registry.setServiceParent(self)
-        self._port: IListeningPort | None = None
-        self._listening: defer.Deferred[None] | None = None
+        self._sockets = Sockets(endpoints, lambda listener: BusFactory(self.registry, listener), self._is_listening)
 
     def privilegedStartService(self) -> None:
         """Listen while the process may still be root.
@@ -115,7 +150,7 @@ class BusService(MultiService):
         :raises sbus.errors.ListenError: if the address cannot be listened on.
         """
         super().privilegedStartService()
-        self._listen()
+        self._sockets.open()
 
     def startService(self) -> None:
         """Listen and admit clients.
@@ -123,34 +158,39 @@ class BusService(MultiService):
         :raises sbus.errors.ListenError: if the address cannot be listened on.
         """
         super().startService()
-        if self._listening is None:
+        if not self._sockets.is_open:
             try:
-                self._listen()
+                self._sockets.open()
             except BaseException:
                 super().stopService()
                 raise
 
-    def _listen(self) -> None:
-        failures: list[Failure] = []
-        self._listening = self.endpoint.listen(BusFactory(self.registry)).addCallbacks(
-            self._is_listening, failures.append
-        )
-        if failures:
-            self._listening = None
-            failures[0].raiseException()
-
-    def _is_listening(self, port: IListeningPort) -> None:
-        self._port = port
-        limits = self.registry.limits
+    def _is_listening(self, listener: Listener, endpoint: IStreamServerEndpoint, port: IListeningPort) -> None:
+        address = str(getattr(getattr(endpoint, "address", None), "text", None) or port.getHost())
+        if endpoint is not self.endpoint:
+            self.log.info(
+                "sbus also listens on {address} as {listener}, for {users} and {clients}",
+                address=address,
+                listener=listener.name,
+                users=_users_in_words(listener),
+                clients="all clients" if listener.max_clients is None else f"{listener.max_clients} clients",
+            )
+            return
+        limits = _LoggedLimits(asdict(self.registry.limits))
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
-            "client, {limits.max_match_steps} match steps a user, queue {limits.queue_messages} messages or "
-            "{limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, block time-out {limits.block_timeout} s",
-            address=str(getattr(getattr(self.endpoint, "address", None), "text", None) or port.getHost()),
+            "client; a user {user_clients} clients, {limits.user_accepts} connections a second, "
+            "{limits.user_patterns} patterns, {limits.max_match_steps} match steps, memory {user_memory} B; queue "
+            "{limits.queue_messages} messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, "
+            "memory {memory} B, block time-out {limits.block_timeout} s",
+            address=address,
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",
             limits=limits,
+            user_clients=self.registry.admission.most_user_clients(),
+            memory=self.registry.users.budget.memory.limit,
+            user_memory=self.registry.users.budget.memory.user_limit,
         )
         if not COMPILED:
             self.log.warn(
@@ -168,9 +208,7 @@ class BusService(MultiService):
 
     async def stopListening(self) -> None:
         """Admit no more clients; those that are connected stay."""
-        port, self._port, self._listening = self._port, None, None
-        if port is not None:
-            await defer.maybeDeferred(port.stopListening)
+        await self._sockets.close()
 
     async def _stop(self) -> None:
         await self.stopListening()
@@ -180,11 +218,16 @@ class BusService(MultiService):
     def stopService(self) -> defer.Deferred[None]:
         """Stop listening and disconnect all clients.
 
-        The Deferred fires when the socket is removed.
+        The Deferred fires when the sockets are removed.
         """
-        if self._listening is not None and self._port is None:
-            self._listening.cancel()
+        self._sockets.cancel()
         return defer.Deferred.fromCoroutine(self._stop())
+
+
+def _users_in_words(listener: Listener) -> str:
+    if listener.users is None:
+        return "root and the server's user" if listener.is_abstract else "all users"
+    return "UID " + ", ".join(map(str, sorted(listener.users)))
 
 
 def _largest_packet(max_packet: int) -> int:

@@ -7,6 +7,11 @@ One thread serves all clients, so the work for one client is a wait for all othe
 factor of a thousand: a message with a known route takes 1 µs, a subscription 15 µs, and the messages of one bundle can
 reach a thousand receivers. So work is counted, not packets, in units of about a microsecond, by the prices below.
 
+Turns are short while others are served too (`CONTENDED_BUDGET`): a client with 256 messages under way gets them
+through once between two turns, so with turns of 4 ms it had a tenth of its throughput, and with 0.5 ms it has most of
+it. After `_ALONE` turns in a row with nothing between them, turns are long, because each one costs the server 40 µs.
+The clock says whether anything was done between two turns; it is read once for each.
+
 Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
 client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
 waits here (`Turns.wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and up to
@@ -18,14 +23,15 @@ Invariants:
 * The clients of one user share that user's balance: a thousand connections get no more than one.
 * A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
   is larger than a turn makes a turn long, but it does not make long turns more frequent.
+* A user without connections is known until its debt is paid (`Turns.pay_off`): to reconnect is no way out of it.
 * Each waiting client of a user gets a turn in which it can do something. One that went on when others had already
   spent the new budget comes first in the next turn.
 * A balance is topped up only when it is spent, and the rest of it does not expire.
 
 Nothing runs here until a balance is spent. Turns cost the server a comparison and a subtraction for each batch, and
-about 40 µs for each `TURN_BUDGET` of work.
+about 40 µs for each turn.
 
-Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a budget of time
+Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time
 read from a clock (50 ns for each look, and a process that the kernel interrupts would charge its client for it); turns
 by client (a user with a thousand connections would get a thousand turns).
 """
@@ -38,24 +44,46 @@ from typing import Protocol
 
 __all__ = [
     "BUNDLED_COPIES",
+    "CONNECTION",
+    "CONTENDED_BUDGET",
     "COPIES",
+    "CROWD",
+    "DECIDED",
+    "FULL_SOCKET",
+    "KEPT",
     "LOOK_UP_STEPS",
     "PACKET",
+    "REFUSED",
     "REPLY",
+    "SENDING",
     "SUBSCRIPTION",
     "TURN_BUDGET",
     "Balance",
     "Turns",
 ]
 
-TURN_BUDGET = 4_000
-"""Work of one user's turn, in units of about 1 µs."""
+TURN_BUDGET = 2_000
+"""Work of one user's turn at most, in units of about 1 µs."""
+CONTENDED_BUDGET = 500
+"""Work of one user's turn while others are served as well."""
 PACKET = 2
 """The price of a packet that is handled by itself."""
 COPIES = 2
-"""Copies of messages for one unit of work; reading a message counts as one copy. A run costs one unit more."""
+"""Copies of messages for one unit of work; reading a message counts as one copy."""
 BUNDLED_COPIES = 24
-"""As `COPIES`, for a publisher that sends bundles: a copy in a bundle costs 0.03 to 0.06 µs."""
+"""As `COPIES`, for a client that uses bundles: a copy in a bundle costs 0.03 to 0.06 µs."""
+SENDING = 1
+"""The price of a system call that sends one receiver's copies of a run."""
+FULL_SOCKET = 3
+"""The price of deciding about a run of messages for a receiver with a full socket."""
+KEPT = 32
+"""Messages that are put into a backlog for one unit of work."""
+DECIDED = 128
+"""Messages for a receiver with a full socket that flood control decides about for one unit of work."""
+REFUSED = 12
+"""The price of finding out that a socket is full."""
+CONNECTION = 50
+"""The price of a connection that comes and goes."""
 SUBSCRIPTION = 15
 """The price of a subscription that comes or goes, before the routes that it makes the cache forget."""
 LOOK_UP_STEPS = 4
@@ -63,6 +91,12 @@ LOOK_UP_STEPS = 4
 REPLY = 5
 """The price of a reply."""
 
+_NOBODY = 0.0002
+"""Seconds between two turns that mean that nobody else was served: the reactor's own work takes as long."""
+_ALONE = 16
+"""Turns in a row without service for others after which turns are long."""
+CROWD = 64
+"""Batches of one user, without one of another user between them, after which nobody else counts as waiting."""
 _RESUMED = 16
 """Clients of one user that go on in one turn: each costs two system calls, whatever it has to do."""
 
@@ -78,6 +112,7 @@ class Balance(Protocol):
 
 class _Reactor(Protocol):
     def callLater(self, delay: float, call: Callable[[], None], /) -> object: ...
+    def seconds(self) -> float: ...
 
 
 class _Client(Protocol):
@@ -100,18 +135,40 @@ class _Line:
         return (self.first or self.others).popitem(last=False)[0]
 
 
+class _Debt:
+    """A debt that is paid off in the turns of its user, as a client that waits and has nothing to do."""
+
+    __slots__ = ("_balance", "_call", "_debts")
+
+    def __init__(self, debts: set[Balance], balance: Balance, call: Callable[[], object]) -> None:
+        self._debts = debts
+        self._balance = balance
+        self._call = call
+
+    def take_turn(self) -> None:
+        self._debts.discard(self._balance)
+        self._call()
+
+
 class Turns:
     """The clients that wait for their users' next turns.
 
-    :param reactor: calls the next turn, with ``callLater(0, …)``.
+    :param reactor: calls the next turn, with ``callLater(0, …)``, and has a clock.
+    :ivar last: the user whose client has sent the last batch.
+    :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_is_due", "_reactor", "_waiting")
+    __slots__ = ("_alone", "_debts", "_is_due", "_reactor", "_scheduled", "_waiting", "crowd", "last")
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
         self._waiting: dict[Balance, _Line] = {}
         self._is_due = False
+        self._scheduled = 0.0
+        self._alone = _ALONE
+        self._debts: set[Balance] = set()
+        self.last: Balance | None = None
+        self.crowd = 0
 
     def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
         """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.
@@ -134,12 +191,26 @@ class Turns:
             if not line:
                 del self._waiting[user]
 
+    def pay_off(self, balance: Balance, call: Callable[[], object]) -> bool:
+        """Have a balance paid off that nobody waits for.
+
+        :param call: called when it is paid; not called for a balance that is being paid off already.
+        :returns: whether there is a debt.
+        """
+        if balance.work_left > 0:
+            return False
+        if balance not in self._debts:
+            self._debts.add(balance)
+            self.wait(balance, _Debt(self._debts, balance, call))
+        return True
+
     def _turn(self) -> None:
         """Give each user that waits a new budget, and let some of its clients go on."""
         self._is_due = False
+        budget = self._budget()
         for user, line in tuple(self._waiting.items()):
-            if user.work_left < TURN_BUDGET:
-                user.work_left = min(TURN_BUDGET, user.work_left + TURN_BUDGET)
+            if user.work_left < budget:
+                user.work_left = min(budget, user.work_left + budget)
             if user.work_left <= 0:
                 continue  # still in debt
             for _ in range(min(_RESUMED, len(line))):
@@ -154,4 +225,13 @@ class Turns:
     def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
+            self._scheduled = self._reactor.seconds()
             self._reactor.callLater(0, self._turn)
+
+    def _budget(self) -> int:
+        """Return the work of each user's turn, by whether others were served since the last turns."""
+        if self._reactor.seconds() - self._scheduled < _NOBODY:
+            self._alone += 1
+        else:
+            self._alone = 0
+        return CONTENDED_BUDGET if self._alone < _ALONE else TURN_BUDGET

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import atexit
-import pwd
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 
 from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.daemon.clock import use_monotonic_clock
-from sbus.daemon.options import CommandLine, amount, choice, mode
+from sbus.daemon.options import CommandLine, amount, choice, mode, size
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
+from sbus.seqpacket.systemd import passed_names
 from sbus.server.components import FloodControls, credentials_policies, find_policy
-from sbus.server.credentials import AccessSettings
+from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.last_values import check_rules, parse_rule
 from sbus.server.limits import Limits
+from sbus.server.listeners import (
+    MAIN,
+    Listener,
+    ListenOption,
+    check_names,
+    check_paths,
+    parse_listen,
+    parse_user,
+    passed_sockets,
+)
 from sbus.server.process import BusProcess
 from sbus.server.recorder_process import RecordedBus, recorder_command, require_recorder, split_options
 from sbus.server.service import BusService
-from sbus.syscalls.addresses import default_address
+from sbus.server.subuid import SubordinateIds
+from sbus.syscalls.addresses import default_address, parse
 from sbus.syscalls.listening import ListeningSocket
 
 __all__ = ["Options", "makeService"]
@@ -35,19 +49,6 @@ Examples, in the foreground:
   twistd --nodaemon --pidfile= sbus --socket=/run/sbus.sock --mode=0770 --group=bus
   twistd --nodaemon --pidfile= sbus --record=/var/lib/sbus/journal
 """
-
-
-def _uid(text: str) -> int:
-    if text.isascii() and text.isdigit():
-        if int(text) > 2**32 - 2:
-            raise UsageError(f"--allow-user={text}: a UID is less than 2^32 - 1")
-        return int(text)
-    try:
-        return pwd.getpwnam(text).pw_uid
-    except KeyError:
-        raise UsageError(
-            f"--allow-user={text}: there is no such user: give a UID, or a name from `getent passwd`"
-        ) from None
 
 
 class Options(CommandLine):
@@ -106,14 +107,30 @@ class Options(CommandLine):
             None,
             _DEFAULTS.queue_bytes,
             "Longest queue of a client, in bytes",
-            amount("queue-bytes", "bytes"),
+            size("queue-bytes"),
         ],
         [
             "total-queue-bytes",
             None,
             _DEFAULTS.total_queue_bytes,
             "All queues together, in bytes",
-            amount("total-queue-bytes", "bytes"),
+            size("total-queue-bytes"),
+        ],
+        [
+            "max-memory",
+            None,
+            None,
+            "Memory that all clients together may make the server hold, such as 64M or 2G; at it, the largest holder "
+            "is disconnected [default: three quarters of what cgroup or RLIMIT_AS leave, else half of the machine's]",
+            size("max-memory"),
+        ],
+        [
+            "user-memory",
+            None,
+            None,
+            "The part of it that one user may hold; root and the server's user may hold any "
+            "[default: a quarter of --max-memory]",
+            size("user-memory"),
         ],
         [
             "record",
@@ -129,13 +146,35 @@ class Options(CommandLine):
             'Options for that recorder, in one argument, such as "--sync=0 --keep-days=7"',
             split_options,
         ],
-        ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", amount("max-packet", "bytes")],
+        ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
         [
             "max-clients",
             None,
             _DEFAULTS.max_clients,
             "Clients connected at the same time",
             amount("max-clients", "clients"),
+        ],
+        [
+            "user-clients",
+            None,
+            None,
+            "Clients of one user connected at the same time; root and the server's user have none of the limits of one "
+            "user [default: a quarter of --max-clients]",
+            amount("user-clients", "clients"),
+        ],
+        [
+            "user-accepts",
+            None,
+            _DEFAULTS.user_accepts,
+            "Connections of one user accepted in a second, and five times that at once",
+            amount("user-accepts", "connections"),
+        ],
+        [
+            "user-patterns",
+            None,
+            _DEFAULTS.user_patterns,
+            "Different patterns that all clients of one user may subscribe to, together",
+            amount("user-patterns", "patterns"),
         ],
         [
             "max-patterns",
@@ -149,7 +188,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.max_pattern_bytes,
             "Bytes in all patterns of a client; each segment after a pattern's 16th counts as 256 more",
-            amount("max-pattern-bytes", "bytes"),
+            size("max-pattern-bytes"),
         ],
         [
             "max-match-steps",
@@ -178,6 +217,11 @@ class Options(CommandLine):
             None,
             "Answer no questions about interest but those of root and the server's user",
         ],
+        [
+            "subuid-as-owner",
+            None,
+            "Count all UIDs of a range in /etc/subuid as the range's owner, for limits and turns",
+        ],
     ]
 
     compData = usage.Completions(
@@ -189,23 +233,32 @@ class Options(CommandLine):
             "allow-user": usage.CompleteUsernames(),
             "group": usage.CompleteGroups(),
         },
-        multiUse=["allow-user", "last-value"],
+        multiUse=["allow-user", "last-value", "listen", "stream"],
     )
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self["allow-user"] = []
         self["last-value"] = []
+        self["listen"] = []
 
     def opt_allow_user(self, user: str) -> None:
         """Name or UID of a user who may connect; repeatable [default: all that --mode admits; abstract: only root]"""
-        self["allow-user"].append(_uid(user))
+        self["allow-user"].append(parse_user(user, f"--allow-user={user}"))
 
     opt_u = opt_allow_user
 
     def opt_last_value(self, rule: str) -> None:
         """PATTERN[,keys=N][,bytes=SIZE]: keep their last values; repeatable [default: none; keys=10000,bytes=16M]"""
         self["last-value"].append(parse_rule(rule))
+
+    def opt_listen(self, socket: str) -> None:
+        """One more socket, NAME=ADDRESS[,mode=OCTAL][,group=GROUP][,users=USER:USER][,max-clients=N]; repeatable"""
+        self["listen"].append(parse_listen(socket))
+
+    def opt_stream(self, socket: str) -> None:
+        """A stream socket for clients without SEQPACKET, such as Node and Java; its value is as that of --listen"""
+        self["listen"].append(parse_listen(socket, stream=True))
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the help, with the installed components."""
@@ -228,24 +281,72 @@ class Options(CommandLine):
         self.policy = find_policy(self["credentials"])
         self.controls = FloodControls()
         check_rules(self["last-value"], _DIALECTS[self["dialect"]])
-        self.endpoint = _endpoint(self)
+        check_names([MAIN.name, *(option.name for option in self["listen"])])
+        if self["allow-user"]:
+            _check_users(self["listen"], self["allow-user"])
+        parse(self["socket"])
         if self["record-options"] is not None and not self["record"]:
             raise UsageError("--record-options is for the recorder: give --record=DIRECTORY too")
         if self["record"]:
             require_recorder()
 
 
-def _endpoint(options: Options) -> SeqpacketServerEndpoint:
+def _check_users(listen: list[ListenOption], allowed: list[int]) -> None:
+    """Check that the users of each socket may use the bus."""
+    for option in listen:
+        for uid in sorted((option.users or frozenset()) - frozenset(allowed)):
+            raise UsageError(
+                f"{option.text}: user {uid} may not use this bus: add --allow-user={uid}, or leave out every "
+                "--allow-user"
+            )
+
+
+def _endpoint(options: Options, option: ListenOption) -> SeqpacketServerEndpoint:
     from twisted.internet import reactor
 
     return SeqpacketServerEndpoint(
         reactor,
-        options["socket"],
-        mode=options["mode"],
-        group=options["group"],
+        option.address.text,
+        mode=option.permissions,
+        group=option.group,
         reuse=bool(options["reuse"]),
         max_packet=options.limits.max_packet,
+        stream=option.stream,
     )
+
+
+def _bind(options: Options) -> Iterator[tuple[Listener, SeqpacketServerEndpoint, ListeningSocket]]:
+    """Bind all sockets, the main one first; the caller closes those that were bound if a later one fails.
+
+    :raises ListenError: if an address cannot be listened on.
+    :raises UsageError: if two sockets have one name or one address.
+    """
+    sockets = [(option, _endpoint(options, option)) for option in _sockets(options)]
+    for _, endpoint in sockets:
+        endpoint.resolve()
+    check_names(option.name for option, _ in sockets)
+    check_paths((option.name, endpoint.address) for option, endpoint in sockets)
+    for option, endpoint in sockets:
+        try:
+            bound = endpoint.bind()
+        except ListenError as e:
+            if option not in options["listen"]:
+                raise
+            text = str(e).replace("choose another --socket", "choose another address")
+            raise ListenError(f"{option.text}: {text}") from None
+        yield option.listener(bound.address), endpoint, bound
+
+
+def _sockets(options: Options) -> list[ListenOption]:
+    """Return all sockets that the options ask for, the main one first."""
+    main = [(MAIN.name, options["socket"])]
+    if options["socket"] == "systemd":
+        main = passed_sockets(passed_names(), options["listen"])
+    passed = [
+        ListenOption(name=name, address=parse(address), mode=options["mode"], group=options["group"])
+        for name, address in main
+    ]
+    return [*passed, *options["listen"]]
 
 
 def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
@@ -276,27 +377,30 @@ def makeService(options: Options) -> IService:
     use_monotonic_clock(reactor)
     signals = DeferredSignals()
     try:
-        bound = options.endpoint.bind()
-        try:
+        with ExitStack() as made:
+            sockets = []
+            for listener, endpoint, bound in _bind(options):
+                made.callback(bound.close)
+                sockets.append((listener, endpoint, bound))
+            (main, endpoint, bound), *others = sockets
             recorder = _recorder(options, bound) if options["record"] else None
-        except UsageError:
-            bound.close()
-            raise
+            closing = made.pop_all()
     except (ListenError, UsageError) as e:
         signals.restore()
         raise SystemExit(f"sbus: {e}") from None
     signals.hand_over(reactor)
-    atexit.register(bound.close)
-    address = bound.address
+    atexit.register(closing.close)
     if options["socket"] == "/dev/unix/abstract":
-        print(address.text, flush=True)
+        print(bound.address.text, flush=True)
     access = AccessSettings(
         allowed_users=frozenset(options["allow-user"]) if options["allow-user"] else None,
-        is_abstract=address.is_abstract,
+        is_abstract=bound.address.is_abstract and not others,
         block_across_users=bool(options["block-across-users"]),
     )
+    if options["allow-user"] or not others or options["credentials"] != KernelPolicy.name:
+        main = replace(main, is_abstract=False)  # the credentials policy decides
     bus = BusService(
-        options.endpoint,
+        endpoint,
         options.policy.make(access),
         options.limits,
         dialect=_DIALECTS[options["dialect"]],
@@ -304,6 +408,10 @@ def makeService(options: Options) -> IService:
         public_interest=not options["no-interest"],
         last_values=tuple(options["last-value"]),
         controls=options.controls,
+        owner_of=SubordinateIds().owner if options["subuid-as-owner"] else None,
+        log_budget=options.log_budget,
+        main=main,
+        listeners=[(listener, endpoint) for listener, endpoint, _ in others],
     )
     parent = MultiService()
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)

@@ -1,4 +1,4 @@
-"""Options of SEQPACKET sockets: send buffers, descriptors, peer credentials."""
+"""Options of Unix-domain sockets: send buffers, descriptors, peer credentials."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ __all__ = [
     "disable_fd_passing",
     "discard_input",
     "grow_send_buffer",
-    "is_seqpacket",
+    "is_unix",
     "make_send_room",
     "max_sendable",
     "overflow_ids",
     "peer_credentials",
+    "set_send_buffer",
     "unread_bytes",
 ]
 
@@ -40,11 +41,9 @@ _SO_PASSRIGHTS = 83
 _UCRED = struct.Struct("iII")
 
 
-def is_seqpacket(sock: socket.socket) -> bool:
-    """Return whether this is a Unix-domain SEQPACKET socket."""
-    return sock.family == socket.AF_UNIX and (
-        sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
-    )
+def is_unix(sock: socket.socket, kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> bool:
+    """Return whether this is a Unix-domain socket of this type."""
+    return sock.family == socket.AF_UNIX and sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == kind
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:
@@ -71,11 +70,24 @@ def grow_send_buffer(sock: socket.socket, max_packet: int) -> int:
     :returns: the bytes in the longest packet that the socket can send now.
     """
     wanted = min(max_packet + OVERHEAD, LARGEST_SEND_BUFFER // 2)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
-    if max_sendable(sock) < min(max_packet, LARGEST_SEND_BUFFER - OVERHEAD):
-        with contextlib.suppress(OSError):  # needs CAP_NET_ADMIN
-            sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, wanted)
+    _set_send_buffer(sock, wanted, min(max_packet + OVERHEAD, LARGEST_SEND_BUFFER))
     return max_sendable(sock)
+
+
+def set_send_buffer(sock: socket.socket, size: int) -> int:
+    """Make the send buffer `size` bytes large, as the kernel counts them; the kernel's limits apply.
+
+    :returns: the size in force.
+    """
+    _set_send_buffer(sock, (size + 1) // 2, size)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+def _set_send_buffer(sock: socket.socket, value: int, least: int) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, value)
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < least:
+        with contextlib.suppress(OSError):  # needs CAP_NET_ADMIN
+            sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, value)
 
 
 def unread_bytes(sock: socket.socket) -> int:

@@ -67,6 +67,8 @@ class FakePacketTransport(Connection):
         self.longest = longest
         self.queue: IPacketQueue = FifoQueue()
         self.read_limit = BATCH
+        self.may_grow: Callable[[int], bool] | None = None
+        self.on_kept: Callable[[list[bytes]], None] | None = None
         self.protocol: IProtocol | None = None
         self.written: list[bytes] = []
         self.is_losing = False
@@ -194,6 +196,10 @@ class FakePacketTransport(Connection):
     def unread_bytes(self) -> int:
         """Return `unread`."""
         return self.unread
+
+    def partial_bytes(self) -> int:
+        """See `IPacketTransport`."""
+        return 0
 
     def start_bundling(self, limit: int) -> int:
         """Note the limit.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from click.testing import CliRunner
 from sbus.cli.spark.demo import demo
 from sbus.errors import SbusError, UsageError
 from sbus.journal.reader import JournalReader
+from sbus.journal.writer import JournalWriter
 from sbus.spark.demo.plant import HOT_KEY, LIMIT, SILENT_KEY, SITES, Site
 from sbus.spark.demo.processes import Process, python, running
 from sbus.spark.demo.show import run
@@ -90,6 +93,17 @@ def test_command_needs_a_directory_of_its_own(tmp_path: Path) -> None:
     assert isinstance(result.exception, UsageError)
 
 
+def test_a_failed_demo_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the demo fails, its temporary directory is removed; a directory that was named stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert isinstance(CliRunner().invoke(demo, []).exception, UsageError)
+    assert list(tmp_path.iterdir()) == []
+    assert isinstance(CliRunner().invoke(demo, ["--directory", str(tmp_path / "mine")]).exception, UsageError)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_a_process_that_ends_is_noticed(tmp_path: Path) -> None:
     """The error has the end of the log of the part that failed, and the other parts are ended."""
     command = python("-c", "import sys; sys.exit('it broke')")
@@ -97,6 +111,30 @@ def test_a_process_that_ends_is_noticed(tmp_path: Path) -> None:
         process._process.wait()
         with pytest.raises(SbusError, match=r"the part has ended with status 1(.|\n)*it broke"):
             process.check()
+
+
+def test_a_process_runs_nothing_of_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plant imports no file of the current directory."""
+    (tmp_path / "random.py").write_text("print('hijacked', flush=True)\n")
+    monkeypatch.chdir(tmp_path)
+    with running("part", python("-m", "sbus.spark.demo.plant"), tmp_path / "log") as process:
+        process._process.wait()
+    assert "hijacked" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_workers_of_spark_run_nothing_of_the_current_directory(tmp_path: Path) -> None:
+    """Spark's Python workers import no file of the directory in which ``sbus spark`` was started."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("pyarrow", "random", "pickletools"):
+        (here / f"{name}.py").write_text("open('hijacked', 'w')\n")
+    with JournalWriter.open(tmp_path / "journal") as journal:
+        journal.append([(b"a", b"x")], [1_700_000_000_000_000])
+    command = [sys.executable, "-P", "-m", "sbus.cli", "spark", "traffic", f"--journal={tmp_path / 'journal'}"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not (here / "hijacked").exists()
 
 
 def test_a_process_is_ended(tmp_path: Path) -> None:

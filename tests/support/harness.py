@@ -29,6 +29,9 @@ THIRD_USER = (12002, 12002)
 SAME_USER = (os.geteuid(), os.getegid())
 """The user of a client that differs from the others in its PID only."""
 
+ALL_LINES = 1_000_000_000
+"""A ``--log-rate`` at which each event has its own line, as tests that wait for lines need."""
+
 WHOAMI = b"CMSG !/cred/whoami"
 
 _LARGEST = 4 << 20
@@ -366,7 +369,8 @@ class Bus(Process):
         self.address: str | Path = directory / "bus" if address is None else address
         self._clients: list[Client] = []
         self._before = self._leases = 0
-        arguments = [*flags, "sbus", *([f"--socket={self.address}"] if named else []), *options]
+        socket_option = [f"--socket={self.address}"] if named else []
+        arguments = [*flags, "sbus", *socket_option, f"--log-rate={ALL_LINES}", *options]
         super().__init__(directory, arguments, env=env, before=before, pass_fds=pass_fds, umask=umask)
 
     def wait_started(self) -> Bus:

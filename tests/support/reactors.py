@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+from typing import Protocol as TypingProtocol
 
 from twisted.internet import asyncioreactor, interfaces
 from twisted.internet.defer import Deferred
@@ -62,7 +63,11 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
-def received(peer: socket.socket) -> list[bytes]:
+class _Peer(TypingProtocol):
+    def recv(self, size: int, /) -> bytes: ...
+
+
+def received(peer: _Peer) -> list[bytes]:
     """Return all packets that a raw peer can read right now; an empty packet at the end is end of file."""
     packets: list[bytes] = []
     while not packets or packets[-1]:

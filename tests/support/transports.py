@@ -7,10 +7,45 @@ import socket
 from sbus.errors import CloseReason
 from sbus.flood import ClientSettings, Loss, QueueLimits, SendQueue, SharedBudget, Strategy, UserShare
 from sbus.interfaces import IPacketTransport
+from sbus.seqpacket.framing import FrameReader, frame
+from sbus.seqpacket.stream import StreamTransport
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
 
-__all__ = ["FloodRecorder", "World", "flood_controlled", "numbered"]
+__all__ = ["FloodRecorder", "FramedPeer", "World", "flood_controlled", "numbered"]
+
+
+class FramedPeer:
+    """The peer's end of a stream socket, with the methods of a SEQPACKET one.
+
+    :ivar raw: the socket itself.
+    """
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw = raw
+        self._reader = FrameReader(1 << 20)
+        self._packets: list[bytes] = []
+
+    def send(self, packet: bytes) -> None:
+        data = frame([packet])
+        assert self.raw.send(data) == len(data), "the kernel takes a short frame whole, or not at all"
+
+    def recv(self, size: int = 1 << 20) -> bytes:
+        """Return the next packet, or the empty packet at the end of file; BlockingIOError if there is none yet."""
+        if not self._packets:
+            packets, ended = self._reader.read(self.raw)
+            if not packets:
+                if ended:
+                    return b""
+                raise BlockingIOError
+            self._packets = packets
+        return self._packets.pop(0)
+
+    def shutdown(self, how: int) -> None:
+        self.raw.shutdown(how)
+
+    def close(self) -> None:
+        self.raw.close()
 
 
 class World:
@@ -18,7 +53,7 @@ class World:
 
     def __init__(self) -> None:
         self.reactor = HandTurnedReactor()
-        self.peers: list[socket.socket] = []
+        self.peers: list[socket.socket | FramedPeer] = []
         self.transports: list[PacketTransport] = []
 
     def connect(
@@ -28,11 +63,20 @@ class World:
         transport_class: type[PacketTransport] = PacketTransport,
     ) -> socket.socket:
         ours, peer = socket_pair()
+        self._start(protocol, transport_class(self.reactor, ours, max_packet))
         self.peers.append(peer)
-        transport = transport_class(self.reactor, ours, max_packet)
+        return peer
+
+    def connect_stream(self, protocol: Recorder, max_packet: int = 1000) -> FramedPeer:
+        ours, raw = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        peer = FramedPeer(raw)
+        self._start(protocol, StreamTransport(self.reactor, ours, max_packet))
+        self.peers.append(peer)
+        return peer
+
+    def _start(self, protocol: Recorder, transport: PacketTransport) -> None:
         self.transports.append(transport)
         transport.start(protocol)
-        return peer
 
     def turn(self, times: int = 1) -> None:
         self.reactor.turn(times)

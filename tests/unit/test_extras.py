@@ -8,7 +8,7 @@ from sbus.extras import needs
 
 def test_a_missing_library_is_named_with_the_extra_that_brings_it():
     """If a library of an extra is missing, the error says what to install."""
-    with pytest.raises(UsageError, match=r"needs pyarrow.*pip install 'sbus\[recorder\]'"), needs("recorder"):
+    with pytest.raises(UsageError, match=r"needs pyarrow.*pip install 'sbusd\[recorder\]'"), needs("recorder"):
         raise ModuleNotFoundError("No module named 'pyarrow.ipc'", name="pyarrow.ipc")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from sbus.client.aio import Bus, Message, connect
-from sbus.errors import InvalidKey, NobodyListens, RequestFailed, TimedOut
+from sbus import InvalidKey, NobodyListens, Request, RequestFailed, TimedOut
+from sbus.client.aio import Bus, connect
 
 
 async def first_steps(address: str) -> None:
@@ -82,22 +82,18 @@ async def who_listens(bus: Bus) -> None:
         print(error)
 
 
-async def answer_slowly(bus: Bus) -> None:
-    """Answer each request from a task of its own, when its reply is ready."""
+def answer_slowly(bus: Bus) -> None:
+    """Answer requests one beside the other, each when its reply is ready."""
 
-    async def work(request: Message) -> None:
-        what = request.payload.partition(b"\0")[2]  # before the NUL: the reply key
+    async def sleep(request: Request) -> bytes:
         try:
-            seconds = float(what)
+            seconds = float(request.payload)
         except ValueError:
-            bus.fail(request, f"{what!r} is no number of seconds")
-        else:
-            await asyncio.sleep(seconds)
-            bus.answer(request, b"slept well")
+            raise RequestFailed(f"{request.payload!r} is no number of seconds") from None
+        await asyncio.sleep(seconds)
+        return b"slept well"
 
-    async with asyncio.TaskGroup() as tasks:
-        async for request in bus.subscribe("bedroom/sleep"):
-            tasks.create_task(work(request))
+    bus.respond("bedroom/sleep", sleep)
 
 
 async def ask(bus: Bus) -> None:
@@ -127,11 +123,9 @@ async def main(address: str) -> None:
         async with await connect(address) as bus:
             await topic(bus)
     async with await connect(address) as server, await connect(address) as bus:
-        answering = asyncio.create_task(answer_slowly(server))
-        await asyncio.sleep(0)  # let the task subscribe
+        answer_slowly(server)
         await server.fence()
         await ask(bus)
-        answering.cancel()
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def with_other_descriptors(bus: sbus.Bus, other: socket.socket) -> None:
     bus.fence()
     while True:
         # Messages that came with a reply, such as the fence's, are in memory: no poll shows them.
-        readable = [bus] if bus.pending else select.select([bus, other], [], [])[0]
+        sources: list[sbus.Bus | socket.socket] = [bus, other]
+        readable = [bus] if bus.pending else select.select(sources, [], [])[0]
         if bus in readable:
             for message in bus.get_ready():
                 other.send(message.payload)

@@ -10,8 +10,8 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import react
 from zope.interface import implementer
 
+from sbus import InvalidKey, NobodyListens, Request, RequestFailed
 from sbus.client.tx import Bus, connect
-from sbus.errors import InvalidKey, NobodyListens, RequestFailed
 
 
 async def first_steps(reactor: Any, address: str) -> None:
@@ -116,7 +116,12 @@ async def who_listens(bus: Bus) -> None:
 
 
 def answer_requests(bus: Bus) -> None:
-    bus.respond("calculator/double", lambda request: b"%d" % (2 * int(request.payload)))
+    def double(request: Request) -> bytes:
+        if not request.payload.isdigit():
+            raise RequestFailed(f"{request.payload!r} is no number")
+        return b"%d" % (2 * int(request.payload))
+
+    bus.respond("calculator/double", double)
 
 
 async def ask(bus: Bus) -> None:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 
 import sbus
-from sbus.client.api import Request
-from sbus.errors import NobodyListens, RequestFailed, TimedOut
+from sbus import NobodyListens, Request, RequestFailed, TimedOut
+
+OPERATIONS: dict[bytes, Callable[[list[float]], float]] = {b"sum": math.fsum, b"product": math.prod}
 
 
 def calculate(request: Request) -> bytes:
-    numbers = [float(word) for word in request.payload.split()]
-    operation = {b"sum": math.fsum, b"product": math.prod}[request.key.rpartition(b"/")[2]]
-    return b"%g" % operation(numbers)
+    operation = OPERATIONS.get(request.key.rpartition(b"/")[2])
+    if operation is None:
+        raise RequestFailed("it can do sum and product")
+    try:
+        return b"%g" % operation([float(word) for word in request.payload.split()])
+    except ValueError as error:
+        raise RequestFailed(str(error)) from None
 
 
 def serve(address: str) -> None:
@@ -40,4 +46,5 @@ def ask(address: str, operation: str, *numbers: str) -> None:
 
 
 if __name__ == "__main__":
-    {"serve": serve, "ask": ask}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {"serve": serve, "ask": ask}
+    commands[sys.argv[1]](*sys.argv[2:])

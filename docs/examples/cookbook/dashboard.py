@@ -15,9 +15,8 @@ from twisted.internet.endpoints import serverFromString
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
-from sbus.client.core import Message
-from sbus.client.tx import Bus
-from sbus.client.tx.service import BusClientService
+from sbus import Message
+from sbus.client.tx import Bus, BusClientService
 
 
 class Page(Resource):
@@ -27,9 +26,12 @@ class Page(Resource):
         super().__init__()
         self.values = values
 
+    def text(self) -> bytes:
+        return b"".join(b"%b: %b\n" % item for item in sorted(self.values.items()))
+
     def render_GET(self, request: Request) -> bytes:
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
-        return b"".join(b"%b: %b\n" % item for item in sorted(self.values.items()))
+        return self.text()
 
 
 class Dashboard(MultiService):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 import sys
+from collections.abc import Callable
 
 import sbus
 
@@ -25,4 +26,5 @@ def send(address: str, user: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    {"read": read, "send": send}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {"read": read, "send": send}
+    commands[sys.argv[1]](*sys.argv[2:])

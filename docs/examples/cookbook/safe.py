@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Callable
 
 import sbus
-from sbus.client.core import Message
+from sbus import Message
 from sbus.errors import Violation
 from sbus.protocol.keys import CURRENT
 
@@ -87,4 +88,5 @@ def get(address: str, keeper: str) -> None:
 
 
 if __name__ == "__main__":
-    {"keep": keep, "put": put, "get": get}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {"keep": keep, "put": put, "get": get}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import sbus
 from sbus.errors import TimedOut
@@ -66,4 +67,5 @@ def keep(address: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    {"measure": measure, "watch": watch, "keep": keep}[sys.argv[1]](*sys.argv[2:])
+    commands: dict[str, Callable[..., None]] = {"measure": measure, "watch": watch, "keep": keep}
+    commands[sys.argv[1]](*sys.argv[2:])

@@ -19,7 +19,7 @@ from sbus.interfaces import (
     SecretKey,
     Verdict,
 )
-from sbus.server.credentials import AccessSettings, KernelPolicy
+from sbus.server import AccessSettings, KernelPolicy
 
 
 @implementer(ICredentials)

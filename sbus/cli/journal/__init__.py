@@ -33,5 +33,5 @@ def journal() -> None:
     """List, print, follow and verify the journals that a recorder writes.
 
     The recorder may be running. Spark is not needed, only the extra "recorder":
-    pip install 'sbus[recorder]'.
+    pip install 'sbusd[recorder]'.
     """

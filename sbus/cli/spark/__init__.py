@@ -36,5 +36,5 @@ def spark() -> None:
     """Archive, analyse and replay recordings with Apache Spark.
 
     Spark runs on this machine or, with --master, on a cluster. The commands need Java 17 or 21,
-    and the extra "spark": pip install 'sbus[spark]'.
+    and the extra "spark": pip install 'sbusd[spark]'.
     """

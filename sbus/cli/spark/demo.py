@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -41,11 +42,22 @@ def demo(job: Job, seconds: float, directory: Path | None) -> None:
     fault and publishes an alert, and a client that prints it; then it runs the archive and the report.
 
     The journal, the lake, the logs and the report stay in one directory. Ctrl-C stops everything
-    cleanly.
+    cleanly. If the demo fails, a temporary directory is removed; give one to keep the logs.
     """
     if job.journal or job.lake:
         raise UsageError("the demo makes its own journal and lake: leave out --journal and --lake")
+    is_temporary = directory is None
     directory = _prepare(directory)
+    try:
+        _run(job, seconds, directory)
+    except BaseException as error:
+        if is_temporary and not isinstance(error, KeyboardInterrupt):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _run(job: Job, seconds: float, directory: Path) -> None:
+    """Run the demo, and print what happens."""
     start = time.monotonic()
     colored = has_colors()
 

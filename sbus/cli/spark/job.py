@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -77,6 +78,8 @@ class Job:
             from sbus.spark.runtime.errors import translate_errors
             from sbus.spark.runtime.session import get_session, parse_conf
         conf = parse_conf(self.conf)
+        # Spark starts its Python workers with -m, which would import modules of the current directory.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
         with translate_errors():
             session = get_session(f"sbus {name}", master=self.master, conf=conf)
             try:

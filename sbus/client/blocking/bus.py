@@ -14,6 +14,7 @@ again, within that call's own timeout. Callbacks run while the bus is read, and 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self, Unpack
@@ -34,7 +35,7 @@ __all__ = ["Bus", "Subscription", "Watch", "connect"]
 Socket = socket.socket  # inside `Bus`, the property `socket` hides the module
 
 
-def connect(address: str | None = None, **options: Unpack[Keywords]) -> Bus:
+def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
     :param address: path or abstract address of the bus; by default the result of
@@ -54,7 +55,7 @@ class Bus(BlockingConnection[Subscription]):
     `close`, or the end of ``with``, closes it.
     """
 
-    def __init__(self, address: str | None, options: ConnectOptions) -> None:
+    def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._messages = MessageQueue()
         self._last_delivered: list[Message] | None = None

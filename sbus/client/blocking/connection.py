@@ -37,6 +37,7 @@ all of it is in force. ``on_gap`` is called then.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import time
@@ -83,7 +84,7 @@ class BlockingConnection(ClientApi[Sub]):
         `sbus.client.connecting.find_address`.
     """
 
-    def __init__(self, address: str | None, options: ConnectOptions) -> None:
+    def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__()
         self.address = find_address(address)
         self.core = options.new_core(self._control_received, self._loss_received)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, Unpack, cast
 
@@ -75,7 +76,9 @@ class Watch(QueuedWatch):
 
 
 def connect(
-    reactor: IReactorTime, address: str | IStreamClientEndpoint | None = None, **options: Unpack[Keywords]
+    reactor: IReactorTime,
+    address: str | os.PathLike[str] | IStreamClientEndpoint | None = None,
+    **options: Unpack[Keywords],
 ) -> defer.Deferred[Bus]:
     """Connect to a bus.
 
@@ -100,9 +103,14 @@ class Bus(Session[Subscription]):
     _log = Logger(namespace="sbus.client")
 
     def __init__(
-        self, reactor: IReactorTime, address: str | IStreamClientEndpoint | None, options: ConnectOptions
+        self,
+        reactor: IReactorTime,
+        address: str | os.PathLike[str] | IStreamClientEndpoint | None,
+        options: ConnectOptions,
     ) -> None:
         self._reactor = reactor
+        if isinstance(address, os.PathLike):
+            address = os.fspath(address)
         if address is None or (isinstance(address, str) and not address.startswith("seqpacket:")):
             text = find_address(address)
             timeout = math.inf if options.timeout is None else options.timeout
@@ -270,6 +278,14 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         failure = error if isinstance(error, Failure) else Failure(error)
         self._log.failure("an sbus callback failed", failure=failure)
+
+    def handler_failed(self, error: Exception) -> None:
+        """See `sbus.client.api.ClientApi.handler_failed`."""
+        self._log.failure("a handler of requests failed", failure=Failure(error))
+
+    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a handler, to its end."""
+        defer.Deferred.fromCoroutine(handler)
 
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)

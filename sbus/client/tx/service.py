@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -36,7 +37,7 @@ class BusClientService(Service):
     def __init__(
         self,
         reactor: IReactorTime,
-        address: str | IStreamClientEndpoint | None = None,
+        address: str | os.PathLike[str] | IStreamClientEndpoint | None = None,
         *,
         setup: Callable[[Bus], object] | None = None,
         backoff: Backoff | None = None,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sbus.errors import SbusError
 
-__all__ = ["Process", "python", "running", "twistd"]
+__all__ = ["Process", "python", "running"]
 
 _STEP_TIMEOUT = 15.0
 """Seconds for a process to end after SIGTERM."""
@@ -65,14 +65,8 @@ class Process:
 
 
 def python(*arguments: str) -> list[str]:
-    """Return the command that runs Python with these arguments."""
-    return [sys.executable, *arguments]
-
-
-def twistd(command: str, *options: str) -> list[str]:
-    """Return the command that runs a service of this package with twistd."""
-    code = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
-    return python("-c", code, "--nodaemon", "--pidfile=", command, *options)
+    """Return the command that runs Python with these arguments, and nothing of the current directory."""
+    return [sys.executable, "-P", *arguments]
 
 
 @contextlib.contextmanager

@@ -17,11 +17,12 @@ from pyspark.sql import SparkSession
 
 from sbus.client.blocking import connect
 from sbus.client.core import Message
+from sbus.daemon.launcher import twistd_command
 from sbus.errors import ConnectError, Disconnected, SbusError, TimedOut
 from sbus.journal.reader import JournalReader
 from sbus.spark.demo import alerts
 from sbus.spark.demo.plant import LIMIT, SITES
-from sbus.spark.demo.processes import Process, python, running, twistd
+from sbus.spark.demo.processes import Process, python, running
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.report import Report, measure, render
@@ -78,7 +79,7 @@ def run(
     journal, socket = directory / "journal", directory / "bus"
     address = os.fspath(socket)
     with ExitStack() as stack:
-        bus = stack.enter_context(running("bus", twistd("sbus", f"--socket={address}"), directory / "bus.log"))
+        bus = stack.enter_context(running("bus", twistd_command("sbus", f"--socket={address}"), directory / "bus.log"))
         _wait(lambda: _accepts(address), bus, stop, "the bus to listen")
         say("bus", f"twistd sbus --socket={address} (process {bus.pid})")
         recorder = _start_recorder(address, journal, directory)
@@ -134,7 +135,7 @@ def run(
 
 def _start_recorder(address: str, journal: Path, directory: Path) -> Process:
     options = (f"--socket={address}", f"--journal={journal}", "--sync=200ms", "--batch-time=50ms")
-    return Process("recorder", twistd("sbus-recorder", *options), directory / "recorder.log")
+    return Process("recorder", twistd_command("sbus-recorder", *options), directory / "recorder.log")
 
 
 def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float, end: float, say: Say) -> None:

@@ -152,6 +152,9 @@ def subscriber(shared: Bus) -> Iterator[Client]:
         (["--repeat", "150", "x"], b"", [b"x"] * 150),
         (["--repeat", "2", "-"], b"twice", [b"twice"] * 2),
         (["--no-wait", "--", "--lines"], b"", [b"--lines"]),
+        (["-3.5"], b"", [b"-3.5"]),
+        (["-1e-3", "--repeat", "2", "-t5"], b"", [b"-1e-3"] * 2),
+        (["--no-wait", "--", "-3.5"], b"", [b"-3.5"]),
     ],
 )
 def test_pub(
@@ -449,6 +452,29 @@ def test_closed_descriptors(shared: Bus) -> None:
         assert subscriber.recv() == b"MSG t/x\0"
 
 
+@pytest.mark.parametrize("arguments", ["whoami", "--help", "sub --help", "ping -c 1", "match a a"])
+def test_output_that_cannot_be_written_is_a_failure(shared: Bus, arguments: str) -> None:
+    """A command whose output is closed, or goes to a full disk, fails with one line."""
+    for output, reason in ((">&-", "standard output is closed"), (">/dev/full", "No space left on device")):
+        script = f"{' '.join(command('sbus'))} {arguments} {output}"
+        done = subprocess.run(
+            ["sh", "-c", script], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, env=environment(shared)
+        )
+        assert (done.returncode, done.stderr) == (1, f"sbus: {reason}\n")
+
+
+def test_keys_in_errors_are_text(shared: Bus) -> None:
+    """An error quotes a key as the shell's user has written it, not as Python's bytes."""
+    assert "the routing key '!/ö' is not allowed" in failure(shared, "pub", "!/ö", status=2)
+    assert "the pattern 'a/!' is not allowed" in failure(shared, "sub", "a/!", status=2)
+
+
+def test_python_m_sbus() -> None:
+    """``python -m sbus`` is the command ``sbus``."""
+    done = subprocess.run([sys.executable, "-m", "sbus", "match", "a", "a"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a: matches\n", "")
+
+
 def test_sub_empty_pattern(shared: Bus) -> None:
     """The empty pattern, an empty argument, matches every key."""
     with shared.client() as publisher, follow(shared, "--count=2", "") as running:
@@ -663,7 +689,7 @@ def test_which_bus(shared: Bus, directory: Path) -> None:
     assert f"no bus at {wrong}: " in failure(None, "whoami", SBUS_SOCKET=wrong, XDG_RUNTIME_DIR=str(directory))
     (directory / "sbus.sock").unlink()
     if not os.path.exists("/run/sbus.sock"):
-        assert "no bus at /run/sbus.sock: " in failure(None, "whoami", XDG_RUNTIME_DIR=str(directory))
+        assert "no bus at /run/sbus.sock, nor at " in failure(None, "whoami", XDG_RUNTIME_DIR=str(directory))
 
 
 def test_no_bus(directory: Path) -> None:

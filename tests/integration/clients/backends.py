@@ -153,7 +153,7 @@ class Client:
         answer: bytes = await self.do(self.raw.request, *args, **kwargs)
         return answer
 
-    async def respond(self, pattern: bytes | str, handler: Callable[[Any], bytes]) -> Sub:
+    async def respond(self, pattern: bytes | str, handler: Callable[[Any], Any]) -> Sub:
         return Sub(self, await self.do(self.raw.respond, pattern, handler))
 
     async def answer(self, request: Message, payload: bytes) -> None:

@@ -37,6 +37,20 @@ def test_client_loads_nothing_of_another_world(statement: str, unwanted: set[str
     assert {name.partition(".")[0] for name in loaded_by(statement)} & unwanted == set()
 
 
+def test_everything_that_programs_need_is_in_the_package() -> None:
+    """``dir(sbus)`` shows every public name, each can be imported, and is the same object as in its module."""
+    import sbus
+    from sbus import errors
+    from sbus.client import api, blocking, connecting, core
+
+    assert set(sbus.__all__) <= set(dir(sbus))
+    assert {name: getattr(sbus, name).__name__ for name in sbus.__all__ if name[0].isupper()} == {
+        name: name for name in sbus.__all__ if name[0].isupper()
+    }
+    assert (sbus.connect, sbus.Bus, sbus.Request) == (blocking.connect, blocking.Bus, api.Request)
+    assert (sbus.Backoff, sbus.TimedOut, sbus.Message) == (connecting.Backoff, errors.TimedOut, core.Message)
+
+
 def test_unknown_names_are_no_attributes() -> None:
     """An unknown name raises ImportError, although known names are imported on demand."""
     with pytest.raises(ImportError):

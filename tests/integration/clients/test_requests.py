@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbus.errors import InvalidKey, NobodyListens, PacketTooLong, RequestFailed, TimedOut
+from sbus.errors import InvalidKey, NobodyListens, PacketTooLong, RequestFailed, TimedOut, UsageError
 from tests.integration.clients.backends import Backend, Client, paused
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus
 from tests.support.servers import StartBus
@@ -56,8 +57,10 @@ async def test_request_is_answered(backend: Backend, shared: Bus) -> None:
             await bus.request("ask/one")
 
 
-async def test_error_of_the_handler_fails_the_request(backend: Backend, shared: Bus) -> None:
-    """The requester gets the handler's exception, and the responder continues."""
+async def test_error_of_the_handler_fails_the_request(
+    backend: Backend, shared: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The requester gets the name of the handler's exception or a text meant for it, and the responder continues."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
 
     def handler(request: Any) -> bytes:
@@ -66,24 +69,71 @@ async def test_error_of_the_handler_fails_the_request(backend: Backend, shared: 
         if request.payload == b"large":
             return bytes(500_000)
         if request.payload == b"long":
-            raise ValueError("é" * 500_000)
+            raise RequestFailed("é" * 500_000)
         if request.payload == b"odd":
-            raise ValueError("\udc80")
+            raise RequestFailed("\udc80")
+        if request.payload == b"file":
+            Path("/etc/a private/file").read_text()
         return b"%d" % (1 / len(request.payload))
 
     await server.respond("divide", handler)
     await server.fence()
     async with server.serving():
         for payload, error in (
-            (b"", "ZeroDivisionError: division by zero"),
-            (b"type", "TypeError"),
-            (b"large", "PacketTooLong: .* the limit is 409600"),
-            (b"long", "ValueError: éé"),
-            (b"odd", r"ValueError: \?"),
+            (b"", r"^the responder failed \(ZeroDivisionError\): its log says why$"),
+            (b"type", r"\(UsageError\)"),
+            (b"large", r"\(PacketTooLong\)"),
+            (b"long", "^éé"),
+            (b"odd", r"^\?$"),
+            (b"file", r"^the responder failed \(FileNotFoundError\): its log says why$"),
         ):
             with pytest.raises(RequestFailed, match=error):
                 await bus.request("divide", payload)
         assert await bus.request("divide", b"x") == b"1"
+    logged: list[Any] = [type(error) for error in backend.take_failures()]
+    logged += [record.exc_info[0] for record in caplog.records if record.name == "sbus.client" and record.exc_info]
+    assert logged == [ZeroDivisionError, UsageError, PacketTooLong, FileNotFoundError]
+
+
+async def test_handler_may_be_a_coroutine_function(looping: Backend, shared: Bus) -> None:
+    """An async handler waits for something while others are answered; its errors reach both ends."""
+    server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
+    other = await looping.connect(shared.address)
+
+    async def handler(request: Any) -> bytes:
+        if request.payload == b"wrong":
+            raise LookupError(request.payload)
+        if request.payload == b"refused":
+            raise RequestFailed("not today")
+        reply = upper(request)
+        if request.payload == b"first":
+            reply += b" and " + await server.raw.request("ask", b"second")
+        return reply
+
+    await server.respond("ask", handler)
+    await server.fence()
+    assert await bus.request("ask", b"first") == b"FIRST and SECOND"
+    with pytest.raises(RequestFailed, match=r"^not today$"):
+        await other.request("ask", b"refused")
+    with pytest.raises(RequestFailed, match=r"^the responder failed \(LookupError\)"):
+        await other.request("ask", b"wrong")
+    failures = looping.take_failures()
+    assert all(isinstance(error, LookupError) for error in failures)
+
+
+async def test_closing_in_a_handler(looping: Backend, shared: Bus) -> None:
+    """An async handler may close its own connection; the requester then waits in vain."""
+    server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
+
+    async def handler(request: Any) -> bytes:
+        await server.raw.close()
+        return b"too late"
+
+    await server.respond("ask", handler)
+    await server.fence()
+    with pytest.raises(TimedOut):
+        await bus.request("ask", timeout=0.2)
+    assert looping.take_failures() == []
 
 
 async def test_answers_can_be_given_later(backend: Backend, shared: Bus) -> None:

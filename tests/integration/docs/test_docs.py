@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -124,11 +125,37 @@ def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], r
     assert bus.stop(signal.SIGINT) == 0
 
 
+def test_other_languages_can_be_clients(bus: Callable[..., Bus]) -> None:
+    """The README's claim about other languages holds for one that is installed nearly everywhere: Perl."""
+    program = (
+        "socket(S, AF_UNIX, SOCK_SEQPACKET, 0) and connect(S, pack_sockaddr_un($ARGV[0])) or die $!;"
+        r'send(S, "SUB t/", 0); send(S, "MSG t/x\0hello", 0); recv(S, $m, 409600, 0); print $m'
+    )
+    if not shutil.which("perl"):
+        pytest.skip("perl is not installed")
+    command = ["perl", "-MSocket", "-e", program, str(bus().address)]
+    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT)
+    assert done.stdout == b"MSG t/x\0hello", done.stderr
+
+
 def test_readme_links() -> None:
     """Every file that the README links to exists."""
     targets = re.findall(r"`[^`<\n]+ <([^>\n]+)>`_", (ROOT / "README.rst").read_text())
     assert targets
     assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
+
+
+def test_examples_import_public_names_only() -> None:
+    """What an example imports is in a module that the reference lists as public, and in that module's ``__all__``."""
+    table = (DOCS / "api.rst").read_text().partition("Internal modules")[0].partition("Besides these modules")[0]
+    public = {"sbus", "sbus.client", *re.findall(r":mod:`([\w.]+)`", table)}
+    for path in EXAMPLES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sbus"):
+                assert node.module in public, path
+                module = importlib.import_module(str(node.module))
+                names = {alias.name for alias in node.names}
+                assert node.module == "sbus.client" or names <= set(module.__all__), (path, node.module)
 
 
 def test_every_example_is_on_a_page() -> None:
@@ -398,6 +425,10 @@ def test_log_for_programs(bus: Callable[..., Bus]) -> None:
     assert started.stop() == 0
     events = [json.loads(line) for line in started.log.splitlines()]
     assert "debug" not in {event["log_level"]["name"] for event in events}
+    (listens,) = [event for event in events if "limits" in event]
+    assert listens["limits"]["max_packet"] == 409600
+    ours = [{name: value for name, value in event.items() if not name.startswith("log_")} for event in events]
+    assert "unpersistable" not in json.dumps(ours)
     about = [event for event in events if "reason" in event]
     assert [(e["reason"], e["number"], e["pid"], e["uid"], e["gid"]) for e in about] == [
         (reason, 1, os.getpid(), os.geteuid(), os.getegid()) for reason in ("UNKNOWN_VERB", "VIOLATION")

@@ -119,6 +119,19 @@ class TestDefault:
         assert goes_on(started)
         assert started.stop() == 0
 
+    def test_sbus_finds_sbusd(self, as_root):
+        """``sbusd && sbus ping`` reach each other: clients look for the default sockets of both servers."""
+        private_run = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh"]
+        if subprocess.run([*private_run, "true"], stderr=subprocess.DEVNULL).returncode:
+            pytest.skip("unshare(1) and mount(8) cannot make a private /run here")
+        sbus, sbusd = (f"{sys.executable} -m {module}" for module in ("sbus.cli", "sbus.server.sbusd"))
+        script = f"{sbus} ping -c 1; {sbusd} && {sbus} ping -c 1; kill $(cat /run/sbus.pid)"
+        environ = {k: v for k, v in os.environ.items() if k not in ("SBUS_SOCKET", "XDG_RUNTIME_DIR")}
+        command = [*private_run, "sh", "-c", script]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT)
+        assert "no bus at /run/sbus.sock, nor at /run/sbus.socket: " in done.stderr
+        assert "answer from /run/sbus.socket: seq=1" in done.stdout, done.stderr
+
     def test_user(self, spawn, directory, request):
         """The bus of any other user listens in $XDG_RUNTIME_DIR."""
         become = request.getfixturevalue("become") if os.geteuid() == 0 else []

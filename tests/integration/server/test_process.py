@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pty
 import re
 import select
 import signal
@@ -123,7 +124,7 @@ class TestWrongOptions:
             ("--queue-messages=0", "a number of messages above 0"),
             ("--queue-messages=1.5", "a number of messages above 0"),
             ("--queue-bytes=-5", "a number of bytes above 0"),
-            ("--queue-bytes=64M", "a number of bytes above 0"),
+            ("--queue-bytes=64X", "a number of bytes above 0"),
             ("--total-queue-bytes=", "a number of bytes above 0"),
             ("--max-packet=many", "a number of bytes above 0"),
             ("--max-packet=63", "64"),
@@ -152,7 +153,7 @@ class TestWrongOptions:
         name = option.partition("=")[0]
         assert name in line or name[2:].replace("-", "_") in line or "credentials policy" in line
 
-    @pytest.mark.parametrize("option", ["--queue-bytes=64M", "--max-packet=63", "--on-violation=shrug"])
+    @pytest.mark.parametrize("option", ["--queue-bytes=64X", "--max-packet=63", "--on-violation=shrug"])
     def test_value_on_the_command_line(self, directory, option):
         """twistd prints that line and nothing else, and makes no file."""
         line = refusal(directory, option)
@@ -294,6 +295,62 @@ class TestStop:
             assert client.has_ended()
         assert os.listdir(directory) == []
         assert "Traceback" not in started.log
+
+    def test_hangup(self, bus, directory):
+        """SIGHUP leaves a bus without a terminal running, and the log says what to use instead."""
+        started = bus()
+        with started.client() as client:
+            started.kill(signal.SIGHUP)
+            started.wait_log("SIGHUP: there is nothing to reload; SIGTERM stops")
+            client.sync()
+        assert started.stop() == 0
+        assert os.listdir(directory) == []
+
+    def test_hangup_at_once(self, spawn, directory):
+        """SIGHUP that comes as soon as the socket exists does not end the process either."""
+        started = spawn(Bus, directory)
+        deadline = time.monotonic() + TIMEOUT
+        while not (directory / "bus").exists():
+            assert time.monotonic() < deadline
+        started.kill(signal.SIGHUP)
+        assert goes_on(started.wait_started())
+        assert started.stop() == 0
+
+    def test_terminal_that_closes(self, directory):
+        """A bus in the foreground of a terminal stops in good order when the terminal closes."""
+        leader, terminal = pty.openpty()
+        command = [
+            "setsid",
+            "--ctty",
+            *twistd(),
+            "-n",
+            f"--pidfile={directory}/pid",
+            "sbus",
+            f"--socket={directory}/bus",
+        ]
+        with open(directory / "log", "wb") as log:
+            process = subprocess.Popen(command, stdin=terminal, stdout=log, stderr=log, env=environment_with({}))
+        os.close(terminal)
+        try:
+            deadline = time.monotonic() + TIMEOUT
+            while "sbus listens on" not in (directory / "log").read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with Client(directory / "bus") as client:
+                client.sync()
+                process.send_signal(signal.SIGHUP)  # the terminal is still there
+                while "nothing to reload" not in (directory / "log").read_text():
+                    client.sync()
+                os.close(leader)
+                leader = -1
+                assert client.has_ended()
+            assert process.wait(TIMEOUT) == 0
+        finally:
+            process.kill()
+            process.wait()
+            if leader >= 0:
+                os.close(leader)
+        assert os.listdir(directory) == ["log"]
 
     def test_while_clients_stall(self, bus, directory):
         """Readers that do not read, and blocked publishers, do not delay the stop."""
@@ -487,6 +544,18 @@ class TestDaemon:
         assert f"sbus listens on {address} " in log
         assert "client 1 connected" in log
         assert "Traceback" not in log
+
+    def test_hangup(self, daemon, directory):
+        """A daemon survives SIGHUP, and stops in good order later."""
+        pid = daemon()
+        with Client(directory / "bus") as client:
+            os.kill(pid, signal.SIGHUP)
+            while "SIGHUP: there is nothing to reload" not in (directory / "log").read_text():
+                client.sync()
+            os.kill(pid, signal.SIGTERM)
+            assert client.has_ended()
+        wait_end(pid)
+        assert os.listdir(directory) == ["log"]
 
     def test_auto_close(self, daemon, directory):
         """--auto-close stops a daemon too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sbus.version import __version__
 from tests.integration.cli.test_cli import command, complaints
 from tests.support.harness import OTHER_USER, TIMEOUT, Client, wait_end
 
@@ -282,7 +284,7 @@ def test_users(start: Start, directory: Path, as_root: None) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["-x"], ["-a"], ["-p"], ["-u"], ["extra"], ["-f", "--", "extra"], ["--help"], ["-fa", "bus", "-z"]],
+    [["-x"], ["-a"], ["-p"], ["-u"], ["extra"], ["-f", "--", "extra"], ["--nonsense"], ["-fa", "bus", "-z"]],
     ids=" ".join,
 )
 def test_usage(start: Start, arguments: list[str]) -> None:
@@ -424,3 +426,17 @@ def test_closed_descriptors(directory: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version(option: str) -> None:
+    """``--help`` and ``--version`` print what they promise on standard output, and succeed."""
+    command = [sys.executable, "-m", "sbus.server.sbusd", option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stderr) == (0, "")
+    if option == "--version":
+        assert done.stdout == f"sbus {__version__}\n"
+    else:
+        described = set(re.findall(r"^  (-\w) ", done.stdout, re.MULTILINE))
+        assert done.stdout.startswith("usage: sbusd [-a address]")
+        assert described == {f"-{letter}" for letter in "acfgopru"}

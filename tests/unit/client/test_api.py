@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from sbus.client.api import Inbox, Request, inbox_key
 from sbus.client.core import ClientCore, Message
 from sbus.client.losses import Lost
-from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError
+from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from tests.unit.client.fakes import WithoutCalls
 
@@ -181,8 +182,8 @@ def test_lost_connection_is_a_new_name() -> None:
     assert backend.take()[0] == b"SUB " + CHAINED + b"/sbus/reply/*"
 
 
-def test_responding() -> None:
-    """The handler gets key and payload; its result is the reply, its exception the error."""
+def test_responding(caplog: pytest.LogCaptureFixture) -> None:
+    """The handler gets key and payload; its result is the reply; an exception is logged here and named there."""
     backend = Backend()
     requests: list[Request] = []
 
@@ -196,9 +197,67 @@ def test_responding() -> None:
     backend.core.receive([b"MSG div/x\0%b\0%b" % (to, payload) for payload in (b"3", b"0", b"x")])
     first, second, third = backend.take()
     assert first == b"MSG %b\0+4" % to
-    assert second.startswith(b"MSG %b\0-ZeroDivisionError: " % to)
-    assert third.startswith(b"MSG %b\0-ValueError: " % to)
+    assert second == b"MSG %b\0-the responder failed (ZeroDivisionError): its log says why" % to
+    assert third.startswith(b"MSG %b\0-the responder failed (ValueError)" % to)
     assert requests[0] == (b"div/x", b"3")
+    assert [record.name for record in caplog.records] == ["sbus.client"] * 2
+    assert "ZeroDivisionError: integer division" in caplog.text
+
+
+def test_what_a_handler_may_do(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler may answer itself, later or not at all; the first answer counts; a `RequestFailed` is for the other."""
+    backend = Backend()
+    kept: list[Request] = []
+
+    def handler(request: Request) -> Any:
+        if request.payload == b"fail":
+            raise RequestFailed("no such thing")
+        if request.payload == b"twice":
+            request.answer(b"first")
+            return b"second"
+        if request.payload == b"text":
+            return "text"
+        kept.append(request)
+        return None
+
+    backend.respond("k", handler)
+    backend.take()
+    to = ME + b"/sbus/reply/token"
+    ask = b"MSG k\0" + to + b"\0"
+    backend.core.receive([ask + payload for payload in (b"fail", b"twice", b"text")])
+    assert backend.take() == [
+        b"MSG %b\0%b" % (to, reply)
+        for reply in (b"-no such thing", b"+first", b"-the responder failed (UsageError): its log says why")
+    ]
+    assert "a reply is bytes, not str" in caplog.text
+    backend.core.receive([ask + b"later", ask + b"never"])
+    assert backend.take() == []
+    kept[0].answer(b"now")
+    kept[0].fail("too late")
+    kept[1].fail("no time")
+    assert backend.take() == [b"MSG %b\0+now" % to, b"MSG %b\0-no time" % to]
+
+
+def test_async_handler_without_an_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is no event loop, an async handler fails the request, and the log says what to use."""
+    backend = Backend()
+
+    async def handler(request: Request) -> bytes:
+        raise AssertionError("it does not run")
+
+    backend.respond("k", handler)
+    backend.take()
+    backend.core.receive([b"MSG k\0" + ME + b"/sbus/reply/token\0"])
+    assert b"-the responder failed (UsageError)" in backend.take()[0]
+    assert "the blocking client has no event loop" in caplog.text
+
+
+def test_a_request_of_ones_own_cannot_be_answered() -> None:
+    """A request that a test makes has a key and a payload; there is nobody to reply to."""
+    request = Request(b"k", b"p")
+    assert request == (b"k", b"p")
+    with pytest.raises(UsageError, match="not received"):
+        request.answer(b"")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +296,20 @@ def test_errors_are_cut_and_made_text() -> None:
     backend.respond("k", lambda request: bytes(10_000))
     backend.take()
     backend.core.receive([b"MSG k\0" + request.payload])
-    assert backend.take()[0].startswith(prefix + b"PacketTooLong: ")
+    assert backend.take()[0].startswith(prefix + b"the responder failed (PacketTooLong)")
+
+
+@pytest.mark.parametrize("me", [b"!/cred/0/0/0", b"!/cred/1/65534/7", b"!/cred/65534/1/7", ME + b"/!/cred/1/2/0"])
+def test_a_name_that_is_shared_is_explained(me: bytes) -> None:
+    """A client whose IDs prove nothing is not disconnected by the server: calls that need a secret key say why not."""
+    backend = Backend()
+    for call in (backend._request("k", b""), backend._inbox("x"), backend._answer_proofs()):
+        error = started(call, backend, me).result
+        assert isinstance(error, InvalidKey)
+        assert error.reason is ViolationReason.UNPROVEN_IDENTITY
+        assert re.search(r"namespace.*: (run both in one|run both in one user).*containers: --", str(error))
+        assert me.decode() in str(error)
+        assert backend.take() == []
 
 
 def test_inbox_is_below_our_name() -> None:
@@ -289,6 +361,15 @@ def test_settings() -> None:
         b"echo/off",
         b"a/b\0x",
     ]
+
+
+@pytest.mark.parametrize("choice", [{"soft": "drop"}, {"hard": "queue"}, {"order": "random/"}, {"soft": ""}])
+def test_unknown_choices_are_refused(choice: dict[str, Any]) -> None:
+    """A strategy or an order that does not exist is an error that lists those that do, and nothing is sent."""
+    backend = Backend()
+    with pytest.raises(UsageError, match=r"there is no .*: use 'queue'|use 'discard'"):
+        backend.flood_control(**{"soft": "error", "hard": "error", **choice})
+    assert backend.take() == []
 
 
 def test_early_dialect_has_fences_only() -> None:

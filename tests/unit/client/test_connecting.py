@@ -7,6 +7,7 @@ import os
 import socket
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from twisted.internet import error
@@ -35,6 +36,28 @@ def test_address_is_looked_for_in_this_order(tmp_path: Path) -> None:
     (tmp_path / "sbus.sock").touch()
     assert find_address(None, {"XDG_RUNTIME_DIR": str(tmp_path)}) == str(tmp_path / "sbus.sock")
     assert find_address(None, {}) == "/run/sbus.sock"
+
+
+def test_address_may_be_a_path(tmp_path: Path) -> None:
+    """An address is text or a path; anything else is refused with what it should be."""
+    assert find_address(tmp_path / "bus", {}) == str(tmp_path / "bus")
+    with pytest.raises(AddressError, match="an address is str or a path, not int"):
+        find_address(cast(Any, 7))
+
+
+def test_both_default_sockets_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an address, the first default socket that exists is the bus; if none does, the error names all."""
+    paths = [str(tmp_path / name) for name in ("user.sock", "sbus.sock", "sbus.socket")]
+    monkeypatch.setattr("sbus.client.connecting._default_addresses", lambda *environ: list(paths))
+    missing = describe_connect_error(paths[1], OSError(errno.ENOENT, ""))
+    assert missing.startswith(f"no bus at {paths[1]}, nor at {paths[0]} or {paths[2]}: No such file")
+    assert " nor at " not in describe_connect_error(str(tmp_path / "other"), OSError(errno.ENOENT, ""))
+    assert " nor at " not in describe_connect_error(paths[1], OSError(errno.EACCES, ""))
+    Path(paths[2]).touch()
+    assert find_address(None, {}) == paths[2]
+    assert " nor at " not in describe_connect_error(paths[1], OSError(errno.ENOENT, ""))
+    Path(paths[1]).touch()
+    assert find_address(None, {}) == paths[1]
 
 
 def test_pauses_grow_to_a_limit_and_differ() -> None:

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -464,8 +464,8 @@ def test_messages_of_odd_types_are_published_alike() -> None:
     odd: Any = [["a", b"1"], ("b", bytearray(b"2")), ("c", memoryview(b"3")), Message(b"d", b"4")]
     assert core.publish_many(odd) == [b"MSG a\x001", b"MSG b\x002", b"MSG c\x003", b"MSG d\x004"]
     for wrong in ([("a",)], [("a", b"", b"")], [1], [("a", "text")], [(1, b"")]):
-        with pytest.raises((TypeError, ValueError)):
-            core.publish_many(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            core.publish_many(cast(Any, wrong))
 
 
 def test_text_and_names() -> None:
@@ -512,3 +512,46 @@ def test_pattern_that_can_be_subscribed_to_can_be_given_back() -> None:
             core.subscribe(b"k" * size, sink)
     assert core.subscribe(b"k" * 94, sink) == [b"SUB " + b"k" * 94]
     assert [len(packet) for packet in core.unsubscribe(sink)] == [100]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["publish", "publish_many"])
+@pytest.mark.parametrize(
+    ("key", "payload", "message"),
+    [
+        (None, b"", r"a routing key is str or bytes, not NoneType"),
+        (7, b"", r"a routing key is str or bytes, not int"),
+        ("\udc80", b"", r"the routing key '\\udc80' is text that UTF-8 cannot encode"),
+        ("k", "text", r"a payload is bytes, not str: encode it"),
+        ("k", None, r"a payload is bytes, not NoneType"),
+        ("k", 7, r"a payload is bytes, not int"),
+        (b"!/cred/1/2/3/x", "text", r"a payload is bytes, not str"),
+    ],
+)
+def test_wrong_types_are_named(key: Any, payload: Any, message: str, many: bool) -> None:
+    """A key or a payload of a wrong type is an error that says what it should be, and nothing is published."""
+    core = ClientCore()
+    call = (
+        (lambda: core.publish_many([("first", b"x"), (key, payload)])) if many else lambda: core.publish(key, payload)
+    )
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_messages_are_pairs() -> None:
+    """Something else than pairs is named by `publish_many`."""
+    for wrong in (None, b"key", ("k", b"p", 1)):
+        with pytest.raises(UsageError, match=r"a message to publish is a pair \(key, payload\), not "):
+            ClientCore().publish_many([cast(Any, wrong)])
+
+
+def test_payloads_may_be_any_buffer() -> None:
+    """Payloads of the type bytearray or memoryview are published, and so is an empty key."""
+    messages: list[Any] = [("", bytearray(b"a")), (b"k", memoryview(b"b"))]
+    packets = ClientCore().publish_many(messages)
+    assert packets == [b"MSG \0a", b"MSG k\0b"]
+
+
+def test_patterns_of_a_wrong_type_are_named() -> None:
+    """A pattern is text or bytes."""
+    with pytest.raises(InvalidKey, match="a pattern is str or bytes, not NoneType"):
+        ClientCore().subscribe(cast(Any, None), Sink())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from sbus.daemon.launcher import ServerProcess, read_log, twistd_command
 from sbus.errors import ConnectError, TimedOut
+from tests.support import ROOT
 
 TIMEOUT = 30.0
 
@@ -142,3 +144,27 @@ def test_imports() -> None:
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert {name.split(".")[0] for name in loaded}.isdisjoint({"twisted", "zope"})
     assert "sbus.client" not in loaded
+
+
+@pytest.mark.parametrize("directory_is_first", [False, True])
+def test_nothing_of_the_current_directory_is_run(
+    output: IO[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory_is_first: bool
+) -> None:
+    """A service that is launched runs no file of the current directory that has the name of a module it needs."""
+    for name in ("twisted", "zope", "sitecustomize", "signal"):
+        (tmp_path / f"{name}.py").write_text("print('hijacked', flush=True)\n")
+    monkeypatch.chdir(tmp_path)
+    if directory_is_first:
+        monkeypatch.syspath_prepend("")
+    server = ServerProcess("twistd", twistd_command("sbus", "--version"), output)
+    with pytest.raises(ConnectError, match=r"status 0 at its start; the end of its log:\nsbus \d"):
+        server.wait_until(lambda: False, TIMEOUT)
+    assert "hijacked" not in read_log(output)
+
+
+def test_every_python_is_started_without_the_current_directory() -> None:
+    """Wherever this package starts an interpreter, ``-P`` keeps the current directory off its path."""
+    sources = {path: path.read_text() for path in (ROOT / "sbus").rglob("*.py")}
+    started = [path for path, text in sources.items() if re.search(r"sys\.executable,", text)]
+    assert len(started) >= 4
+    assert [path for path in started if re.search(r'sys\.executable,(?! "-P")', sources[path])] == []

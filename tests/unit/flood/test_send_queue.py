@@ -19,7 +19,9 @@ from sbus.flood import (
     HARD_STRATEGIES,
     ORDERS,
     SOFT_STRATEGIES,
+    UNLIMITED,
     Loss,
+    MemoryAccount,
     Outcome,
     QueueLimits,
     SendQueue,
@@ -28,7 +30,8 @@ from sbus.flood import (
     UserShare,
     Verdict,
 )
-from sbus.flood.orders import FifoBacklog, Reply
+from sbus.flood.budget import MINIMUM
+from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.support.costs import calls
 
@@ -496,24 +499,24 @@ def test_moves():
 # --- all queues together -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "lost"), [(10, 0), (9, 1)])
+@pytest.mark.parametrize(("limit", "lost"), [(11, 0), (10, 1)])
 def test_total_limit_of_one(limit, lost):
-    """One client alone may have the whole of the total limit, and not a byte more."""
+    """One client alone may have seven eighths of the total limit, rounded up, and not a byte more."""
     connection = Connection(budget=SharedBudget(limit))
     connection.stall(A, B, C, D)
     assert connection.lost == [lost, 4 * lost]
 
 
 def test_fair_share():
-    """At the total limit a queue above its fair share loses messages; one below it keeps them, up to that share."""
-    budget = SharedBudget(100)
+    """Past seven eighths a queue above its fair share loses messages; one below it keeps them, up to that share."""
+    budget = SharedBudget(114)  # an eighth, 14, is kept for users without a queue
     greedy, modest = (Connection(budget=budget, user=user) for user in "gm")
     greedy.stall(*[b"x" * 10] * 12)
     assert greedy.lost == [2, 20]
     assert budget.bytes == 100
     for _ in range(6):
         modest.stall(b"y" * 10)
-    assert modest.queue.size == 50  # the limit by two users
+    assert modest.queue.size == 50  # seven eighths by two users
     assert modest.lost == [1, 10]
     greedy.publish(b"z")
     assert greedy.lost == [3, 21]
@@ -531,7 +534,7 @@ def test_fair_share():
 def test_fair_share_to_the_byte():
     """At the total limit a queue may reach its share exactly."""
     for size, kept in ((50, True), (51, False)):
-        budget = SharedBudget(100)
+        budget = SharedBudget(114)
         greedy, modest = (Connection(budget=budget, user=user) for user in "gm")
         greedy.stall(b"x" * 100)
         modest.stall(b"y" * size)
@@ -540,7 +543,7 @@ def test_fair_share_to_the_byte():
 
 def test_shares_go_by_users_then_clients():
     """A user with many clients gets no more than one with few; clients without a queue do not count."""
-    budget = SharedBudget(120)
+    budget = SharedBudget(137)  # of which 120 are shared
     assert fair_share(budget, "a") == 120
     several = [Connection(budget=budget, user="a") for _ in range(3)]
     single = Connection(budget=budget, user="b")
@@ -560,6 +563,84 @@ def test_shares_go_by_users_then_clients():
     single.queue.discard_all()
     assert fair_share(budget, "b") == fair_share(budget, "a") == 120
     assert budget.bytes == 0
+
+
+def test_the_reserve_is_for_users_without_a_queue():
+    """A user alone stops at seven eighths; another one may fill the rest, and then has its minimum."""
+    budget = SharedBudget(80)
+    first = Connection(budget=budget, user="first")
+    first.stall(*[b"x"] * 100)
+    assert first.queue.size == 70
+    second = Connection(budget=budget, user="second")
+    second.stall(*[b"y"] * 100)
+    assert (second.queue.size, budget.bytes) == (35, 105)  # not punished for the first
+
+
+def test_past_the_total_limit_a_user_keeps_a_minimum():
+    """Past a large limit a user may have 4 MiB, divided by the user's queues, and not the fair share."""
+    budget = SharedBudget(64 << 20)
+    first, second = (Connection(budget=budget, user=user, size=1 << 30) for user in "fs")
+    first.stall(*[bytes(1 << 20)] * 60)
+    assert first.queue.size == 56 << 20
+    second.stall(*[bytes(1 << 20)] * 20)
+    assert second.queue.size == 8 << 20  # the eighth, and the minimum is in it
+    first.drain()
+    third = Connection(budget=budget, user="t", size=1 << 30)
+    third.stall(*[bytes(1 << 20)] * 60)
+    assert third.queue.size == 48 << 20
+    fourth = Connection(budget=budget, user="4", size=1 << 30)
+    fourth.stall(*[bytes(1 << 20)] * 20)
+    assert fourth.queue.size == 8 << 20
+    fifth = Connection(budget=budget, user="5", size=1 << 30)
+    fifth.stall(*[bytes(1 << 20)] * 20)
+    assert fifth.queue.size == MINIMUM
+
+
+@pytest.mark.parametrize(("order", "price"), [("queue", 64), ("stack", 256), ("random", 256)])
+def test_a_message_is_charged_by_its_backlog(order, price):
+    """A message that waits, and a reply, cost their bytes and the price of their place; a new order changes it."""
+    budget = SharedBudget()
+    connection = Connection(order=order, budget=budget)
+    connection.publish(A, B)
+    assert budget.memory.held == 0  # not yet in a backlog
+    connection.flush(0)
+    assert budget.memory.held == connection.queue.memory == len(A + B) + 2 * price
+    connection.queue.write(b"reply")
+    assert budget.memory.held == len(A + B) + 5 + 3 * price
+    connection.set_order(ORDER["stack" if order == "queue" else "queue"])
+    connection.flush(0)
+    assert budget.memory.held == len(A + B) + 5 + 3 * (320 - price)
+    connection.drain()
+    assert budget.memory.held == connection.queue.memory == 0
+
+
+def test_memory_of_a_user_to_the_byte():
+    """At its user's limit of memory a queue counts as full; another queue of the user can have taken it."""
+    for limit, lost in ((3 * 64 + 6, 0), (3 * 64 + 5, 1)):
+        budget = SharedBudget(memory=MemoryAccount(user_limit=limit))
+        one, two = (Connection(budget=budget, user="u") for _ in range(2))
+        one.stall(A)
+        two.stall(B, C)
+        assert (one.lost[0], two.lost[0]) == (0, lost)
+        other = Connection(budget=budget, user="other", hard="error")
+        other.stall(A)
+        assert other.closed is None
+
+
+def test_memory_of_all():
+    """At the limit for all, the account says so, and a user may go on up to the minimum."""
+    account = MemoryAccount(limit=1000)
+    account.users = 4
+    calls = []
+    account.on_full = lambda: calls.append(account.held)
+    budget = SharedBudget(memory=account)
+    greedy, modest = (Connection(budget=budget, user=user) for user in "gm")
+    greedy.stall(*[b"x" * 36] * 10)
+    assert (account.held, greedy.lost[0], calls) == (1000, 0, [])
+    greedy.publish(b"x" * 36)
+    assert (account.held, greedy.lost[0], set(calls)) == (1000, 1, {1000})
+    modest.stall(*[b"y" * 36] * 3)
+    assert (account.held, modest.lost[0], modest.queue.memory) == (1200, 1, 200)
 
 
 @pytest.mark.parametrize(
@@ -1152,6 +1233,7 @@ class Model:
         self.blocks: list[bool] = []
         self.moves: list[tuple[bool, bool]] = []
         self.closed = False
+        self.price = 0
 
     @property
     def messages(self) -> list[bytes]:
@@ -1160,6 +1242,15 @@ class Model:
     @property
     def size(self) -> int:
         return sum(map(len, self.messages))
+
+    @property
+    def memory(self) -> int:
+        """What is charged for the packets that wait."""
+        return sum(len(packet) + self.price for packet in self.waiting or ())
+
+    def arrange(self) -> None:
+        """The packets that wait are kept as their order needs it."""
+        self.price = FifoBacklog.PRICE if self.order == "queue" else PriorityBacklog.PRICE
 
     def next(self) -> bytes:
         """What is sent first of what waits."""
@@ -1182,10 +1273,15 @@ class FloodMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        total=st.sampled_from((20, 60, 10_000)), messages=st.integers(1, 6), size=st.sampled_from((8, 30, 10_000))
+        total=st.sampled_from((20, 60, 10_000)),
+        messages=st.integers(1, 6),
+        size=st.sampled_from((8, 30, 10_000)),
+        memory=st.sampled_from((300, 800, UNLIMITED)),
+        user_memory=st.sampled_from((200, 600, UNLIMITED)),
     )
-    def start(self, total, messages, size):
-        self.budget = SharedBudget(total)
+    def start(self, total, messages, size, memory, user_memory):
+        self.budget = SharedBudget(total, MemoryAccount(memory, user_memory))
+        self.budget.memory.users = 2
         self.number = 0
         self.limits = messages, size
         self.models = [self.connect(user) for user in "aab"]
@@ -1202,12 +1298,20 @@ class FloodMachine(RuleBasedStateMachine):
         total = sum(m.size for m in waiting)
         users = len({m.user for m in waiting})
         clients = sum(m.user == model.user for m in waiting)
-        share = self.budget.limit // (users * clients)
+        share = self.budget.unreserved // users // clients
         return (
             len(model.messages) >= model.limit_messages
             or model.size + len(packet) > model.limit_size
-            or (total + len(packet) > self.budget.limit and model.size + len(packet) > share)
+            or (total + len(packet) > self.budget.unreserved and model.size + len(packet) > share)
+            or self.lacks_memory(model, len(packet) + model.price)
         )
+
+    def lacks_memory(self, model, size):
+        account = self.budget.memory
+        user = sum(m.memory for m in self.models if m.user == model.user) + size
+        if user > account.user_limit:
+            return True
+        return sum(m.memory for m in self.models) + size > account.limit and user > account.limit // 2
 
     def admit(self, model, packet, may):
         if model.closed:
@@ -1237,6 +1341,7 @@ class FloodMachine(RuleBasedStateMachine):
         model.waiting = None
 
     def flush_model(self, model, room, may):
+        model.arrange()
         if model.waiting is None:
             sent, left = model.pending[:room], model.pending[room:]
             model.pending = []
@@ -1345,6 +1450,7 @@ class FloodMachine(RuleBasedStateMachine):
         assert len(queue) == len(model.pending) + len(model.waiting or ())
         assert (queue.messages, queue.size) == (len(model.messages), model.size)
         assert queue.replies == len(model.waiting or ()) - len(model.messages)
+        assert queue.memory == model.memory
         # Once for a batch is as good as once for each of its messages.
         assert [held for held, _ in groupby(connection.blocks)] == [held for held, _ in groupby(model.blocks)]
         assert connection.moves == model.moves
@@ -1359,6 +1465,10 @@ class FloodMachine(RuleBasedStateMachine):
         for model in self.models:
             self.check(model)
         assert self.budget.bytes == sum(model.size for model in self.models)
+        assert self.budget.memory.held == sum(model.memory for model in self.models)
+        for user in "ab":
+            charged = sum(model.memory for model in self.models if model.user == user)
+            assert share_of(self.budget, user).memory == charged
 
     def teardown(self):
         for model in getattr(self, "models", ()):
@@ -1370,7 +1480,8 @@ class FloodMachine(RuleBasedStateMachine):
             assert not model.connection.queue.is_congested
         if hasattr(self, "models"):
             assert self.budget.bytes == 0
-            assert fair_share(self.budget, "a") == self.budget.limit
+            assert self.budget.memory.held == 0
+            assert fair_share(self.budget, "a") == self.budget.unreserved
 
 
 TestFlood = FloodMachine.TestCase

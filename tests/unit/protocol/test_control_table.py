@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any, get_args
 
 import pytest
 
-from sbus.protocol.controls import CONTROLS, WHOAMI, Answer, choices, find, group_of
+from sbus.protocol.controls import (
+    CONTROLS,
+    HARD,
+    ORDER,
+    SOFT,
+    WHOAMI,
+    Answer,
+    HardChoice,
+    OrderChoice,
+    SoftChoice,
+    choices,
+    find,
+    group_of,
+)
 
 
 def test_each_key_has_one_row() -> None:
@@ -50,3 +64,9 @@ def test_a_question_is_not_repeated() -> None:
     assert whoami is not None
     assert whoami.answer is Answer.VALUE
     assert not whoami.repeated
+
+
+@pytest.mark.parametrize(("group", "literal"), [(SOFT, SoftChoice), (HARD, HardChoice), (ORDER, OrderChoice)])
+def test_literals_are_the_choices(group: bytes, literal: Any) -> None:
+    """A type checker accepts the words of the table, and no others."""
+    assert set(get_args(literal)) == set(choices(group))

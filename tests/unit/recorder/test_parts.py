@@ -143,7 +143,7 @@ def test_without_arrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     options = Options()
     options.parseOptions([f"--socket={tmp_path}/bus", f"--journal={tmp_path}/journal"])
-    with pytest.raises(SystemExit, match=r"sbus-recorder: .*pip install 'sbus\[recorder\]'"):
+    with pytest.raises(SystemExit, match=r"sbus-recorder: .*pip install 'sbusd\[recorder\]'"):
         makeService(options)
 
 

@@ -34,16 +34,26 @@ class CachedIndex:
         self.index: PatternIndex[Client] = PatternIndex(dialect)
         self.cache: RouteCache[Client] = RouteCache(dialect, **bounds)
         self.lookups = 0
+        self.refreshed = 0
 
     def subscribe(self, client: Client, pattern: bytes) -> None:
         secret = self.dialect.check(pattern)
         self.index.subscribe(client, pattern, secret, client.peer)
-        self.cache.forget(pattern, secret, client.peer)
+        self.change(pattern, secret, client.peer)
 
     def unsubscribe(self, client: Client, pattern: bytes) -> None:
         secret = self.dialect.check(pattern)
         self.index.unsubscribe(client, pattern, secret, client.peer)
-        self.cache.forget(pattern, secret, client.peer)
+        self.change(pattern, secret, client.peer)
+
+    def change(self, pattern, secret, peer) -> None:
+        """Look up again what the change touches, if that are at most `refreshed` keys; forget more."""
+        keys = self.cache.affected(pattern, secret, peer, self.refreshed) if self.refreshed else None
+        if keys is None:
+            self.cache.forget(pattern, secret, peer)
+        for key in keys or ():
+            if key in self.cache.routes:
+                self.cache.replace(key, self.index.route(key, self.dialect.check(key)))
 
     def route(self, key: bytes) -> tuple[Client, ...]:
         receivers = self.cache.routes.get(key)
@@ -55,10 +65,11 @@ class CachedIndex:
 
 
 @settings(max_examples=300)
-@given(st.data(), dialects, st.integers(1, 6), st.integers(1, 12))
-def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers):
+@given(st.data(), dialects, st.integers(1, 6), st.integers(1, 12), st.integers(0, 4))
+def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers, refreshed):
     """However subscriptions and routes interleave, a cached route is never stale, and the bounds hold."""
     bus = CachedIndex(dialect, max_keys=max_keys, max_receivers=max_receivers)
+    bus.refreshed = refreshed
     clients = [Client(peer) for peer in (*PEERS, PEERS[0])]
     subscriptions = []
     some_keys = data.draw(st.lists(keys(dialect), min_size=2, max_size=6), "keys")
@@ -340,3 +351,37 @@ def test_early_dialect_groups_by_its_separator():
         bus.route(key)
     bus.subscribe(Client(), b"a.")
     assert set(bus.cache.routes) == {b"b.a", b"a/b"}
+
+
+def test_few_routes_are_looked_up_again_at_once():
+    """Subscribing to everything and leaving keeps the routes of a few keys in the cache, and right."""
+    bus = warm()
+    bus.refreshed = 20
+    keys = set(bus.cache.routes)
+    client = Client()
+    for pattern in (b"", b"*", b"*/", b"a*/*", b"a/b/*", b"!/cred////*", b"!/cred////x"):
+        bus.subscribe(client, pattern)
+        assert set(bus.cache.routes) == keys
+        bus.unsubscribe(client, pattern)
+        assert set(bus.cache.routes) == keys
+    assert not any(client in receivers for receivers in bus.cache.routes.values())
+    check_books(bus.cache)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        (b"*", {b"a", b"", b"b"}),
+        (b"a*", {b"a"}),
+        (b"*/b", {b"a/b", b"a/b/c", b"b/b", b"a/", b"b/x", b"a", b"b", b""}),
+        (b"*/b/", {b"a/b", b"a/b/c", b"b/b"}),
+        (b"b*/b/c", {b"b/b"}),
+    ],
+)
+def test_affected_keys_of_a_wildcard_in_front(pattern, keys):
+    """A wildcard in the first segment touches keys with such a first segment; ``*`` touches keys of one segment."""
+    bus = CachedIndex()
+    for key in (b"a", b"", b"b", b"a/b", b"a/b/c", b"b/b", b"a/", b"b/x"):
+        bus.route(key)
+    assert set(bus.cache.affected(pattern, None, ME, 100) or ()) == keys
+    assert bus.cache.affected(pattern, None, ME, 0) is None

@@ -175,10 +175,11 @@ def test_the_twins_build_the_same(messages):
         assert compiled_build(messages, start, 13) == _build_messages(messages, start, 13)
 
 
-def test_text_that_is_no_text_raises(build_messages):
-    """A key that UTF-8 cannot encode raises Python's own error."""
-    with pytest.raises(UnicodeEncodeError):
-        build_messages([("\ud800", b"")], 0, 100)
+@pytest.mark.parametrize("key", ["\ud800", None, 7])
+def test_keys_that_are_no_text_need_a_closer_look(build_messages, key):
+    """A key that is None, of another wrong type, or text that UTF-8 cannot encode ends the run before it."""
+    assert build_messages([("a", b""), (key, b"x")], 0, 100) == [b"MSG a\0"]
+    assert build_messages([(key, b"x")], 0, 100) == []
 
 
 @needs_compiled

@@ -219,12 +219,16 @@ def test_reuse(world):
 
 
 def test_limit(world):
-    """Both ends have send buffers for a packet of the limit, the default or another."""
+    """Both ends send a packet of the limit, the default or another; the server's buffer grows when it has to."""
     world.listen()
     client = world.connect()
     world.meet(client)
-    for protocol in (client, world.servers.made[-1]):
-        assert max_sendable(protocol.transport.getHandle()) >= DEFAULT_MAX_PACKET
+    server = world.servers.made[-1]
+    assert max_sendable(client.transport.getHandle()) >= DEFAULT_MAX_PACKET
+    assert max_sendable(server.transport.getHandle()) < DEFAULT_MAX_PACKET
+    server.transport.write(bytes(DEFAULT_MAX_PACKET))
+    world.reactor.settle()
+    assert client.packets[-1] == bytes(DEFAULT_MAX_PACKET)
     small = SeqpacketServerEndpoint(world.reactor, str(world.directory / "small"), max_packet=10_000)
     world.listen(small)
     client = world.connect(SeqpacketClientEndpoint(world.reactor, small.address.text, max_packet=20_000))

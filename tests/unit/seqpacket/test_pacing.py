@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.seqpacket.pacing import (
+    ACCEPT_SHARE,
+    ACCEPTS_PER_PASS,
     BUNDLES_PER_READ,
     CONTENTION_TTL,
+    LONGEST_ACCEPT,
     MAX_BUFFER,
+    MIN_ACCEPTS,
     READS_PER_PASS,
+    AcceptPacer,
     ReadPacer,
     batch_size,
 )
@@ -108,3 +113,53 @@ def test_bounds(passes: list[tuple[int, bool, bool, bool]], data: st.DataObject)
             reads += 1
             limit = pacer.next_limit(found)
         assert reads <= (READS_PER_PASS if exclusive and not bundled else 1)
+
+
+class Accepting:
+    """A port, whose connections and whose other work take the CPU time that a test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pacer = AcceptPacer(lambda: self.now)
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+    def accept(self, cost: float) -> int:
+        """Make a pass with connections of that cost, without end; return how many are accepted."""
+        accepted = 1
+        self.pacer.begin()
+        self.now += cost
+        while self.pacer.may_go_on():
+            self.now += cost
+            accepted += 1
+        self.pacer.end()
+        return accepted
+
+
+def test_accepting_without_other_work() -> None:
+    """Between two passes without other work there are as many connections as there may be in any case."""
+    port = Accepting()
+    assert [port.accept(1e-5) for _ in range(3)] == [MIN_ACCEPTS] * 3
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.01), st.floats(1e-6, 1e-3)), max_size=30))
+def test_accepting_has_its_share(passes: list[tuple[float, float]]) -> None:
+    """Accepting takes no more than its share of the CPU time, beyond the connections that it may have in any case."""
+    port = Accepting()
+    for work, cost in passes:
+        port.work(work)
+        began = port.now
+        accepted = port.accept(cost)
+        part = min(work * ACCEPT_SHARE, LONGEST_ACCEPT)
+        assert MIN_ACCEPTS <= accepted <= ACCEPTS_PER_PASS
+        assert port.now - began <= max(MIN_ACCEPTS * cost, part + cost) + 1e-9
+
+
+def test_accepting_after_much_work() -> None:
+    """However long others have worked, a pass accepts 64 connections at most, and for 2 ms at most."""
+    port = Accepting()
+    port.work(3600)
+    assert port.accept(1e-6) == ACCEPTS_PER_PASS
+    port.work(3600)
+    assert port.accept(LONGEST_ACCEPT / 4) in (4, 5)

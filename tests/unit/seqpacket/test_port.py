@@ -21,6 +21,10 @@ from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
+from sbus.protocol.keys import PeerCredentials
+from sbus.seqpacket.interfaces import IPeerGate
+from sbus.seqpacket.multiplexer import Multiplexer
+from sbus.seqpacket.pacing import AcceptPacer
 from sbus.seqpacket.port import PacketPort
 from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import max_sendable
@@ -46,6 +50,24 @@ class Recorders(Factory):
         if protocol is not None:
             self.made.append(protocol)
         return protocol
+
+
+@implementer(IPeerGate)
+class Gate(Recorders):
+    """Recorders behind a gate.
+
+    :ivar answers: the next answers.
+    :ivar seen: the peers of all connections.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[bool] = []
+        self.seen: list[PeerCredentials] = []
+
+    def admits(self, peer: PeerCredentials) -> bool:
+        self.seen.append(peer)
+        return self.answers.pop(0)
 
 
 class FailingSocket:
@@ -74,10 +96,10 @@ class FailingSocket:
 class World:
     """A listening port in a reactor that the test turns."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, factory: Any = None) -> None:
         self.reactor = HandTurnedReactor()
         self.path = str(directory / "socket")
-        self.factory = Recorders()
+        self.factory: Any = factory or Recorders()
         bound: Any = listening.listen(addresses.parse(self.path))
         self.sock = FailingSocket(bound.sock)
         bound.sock = self.sock
@@ -87,7 +109,8 @@ class World:
 
     @property
     def made(self) -> list[Recorder]:
-        return self.factory.made
+        made: list[Recorder] = self.factory.made
+        return made
 
     def connect(self) -> socket.socket:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -154,12 +177,58 @@ def test_accepts(world):
 
 def test_accepts_so_many_a_turn(world):
     """A turn accepts at most 64 connections, so that a rush of new clients does not stop the others."""
+    now = [0.0]
+    Multiplexer.of(world.reactor).accepting = AcceptPacer(lambda: now[0])
     for _ in range(100):
         world.connect()
+    now[0] += 3600
     world.turn()
     assert len(world.made) == 64
+    now[0] += 3600
     world.turn()
     assert len(world.made) == 100
+
+
+def test_accepting_has_a_share_of_a_turn(world):
+    """A turn that leaves accepting no time accepts two connections all the same, and the others in later turns."""
+    Multiplexer.of(world.reactor).accepting = AcceptPacer(lambda: 0.0)
+    for _ in range(5):
+        world.connect()
+    made = []
+    for _ in range(3):
+        world.turn()
+        made.append(len(world.made))
+    assert made == [2, 4, 5]
+
+
+def test_a_gate(tmp_path):
+    """A factory that is a gate sees each peer first; a connection that it refuses is closed unread, without a trace."""
+    world = World(tmp_path, Gate())
+    answers = world.factory.answers = [True, False, True]
+    before = descriptors()
+    peers = [world.connect() for _ in range(3)]
+    peers[1].send(b"read by nobody")
+    world.reactor.settle()
+    assert answers == []
+    assert world.factory.seen == [PeerCredentials(os.getpid(), os.geteuid(), os.getegid())] * 3
+    assert len(world.made) == 2
+    assert received(peers[1])[-1:] == [b""]
+    assert len(descriptors()) - len(before) == 3 + 2
+    world.close()
+
+
+def test_a_gate_that_raises(tmp_path, logged):
+    """If a gate raises, its connection is closed, the error is logged, and the port goes on."""
+    world = World(tmp_path, Gate())
+    peer = world.connect()
+    world.reactor.settle()
+    assert received(peer) == [b""]
+    assert failures(logged) == [IndexError]
+    world.factory.answers = [True]
+    world.connect()
+    world.reactor.settle()
+    assert len(world.made) == 1
+    world.close()
 
 
 def test_accepted_sockets_are_not_inherited(world):

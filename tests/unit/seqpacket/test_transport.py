@@ -50,10 +50,10 @@ steps = st.lists(
 )
 
 
-def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None:
+def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool, stream: bool = False) -> None:
     """Play a script on a connection, then let it settle: nothing is lost, doubled or out of order."""
     world = World()
-    peer = world.connect(recorder)
+    peer: Any = world.connect_stream(recorder) if stream else world.connect(recorder)
     transport = recorder.transport
     sent: list[bytes] = []
     written: list[bytes] = []
@@ -118,10 +118,13 @@ def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool) -> None
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps, st.sampled_from([Recorder, BatchRecorder]), st.booleans())
-def test_any_order_of_events(script, kind, leave):
-    """However reading, writing, pausing and leaving interleave, each packet arrives once and in order."""
-    play(script, kind(), leave)
+@given(steps, st.sampled_from([Recorder, BatchRecorder]), st.booleans(), st.booleans())
+def test_any_order_of_events(script, kind, leave, stream):
+    """However reading, writing, pausing and leaving interleave, each packet arrives once and in order.
+
+    That holds on a packet socket and on a stream.
+    """
+    play(script, kind(), leave, stream)
 
 
 def test_taken_in_two_turns_after_the_peer_left():
@@ -638,8 +641,6 @@ def test_peer_that_left_is_not_taken_for_slow(world):
 def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):
     """The same if the peer leaves between two packets of a batch, and the kernel reports only how many were sent."""
     recorder = Recorder()
-    peer = world.connect(recorder)
-    queue, receiver = flood_controlled(recorder.transport, ERROR)
     real = send_packets
 
     def send(sock, packets):
@@ -650,6 +651,8 @@ def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):
         return real(sock, packets)
 
     monkeypatch.setattr(module, "send_packets", send)
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
     queue.pending += numbered(100)
     recorder.transport.flush()
     assert receiver.reasons == []
@@ -709,10 +712,6 @@ def test_full_socket_where_bundles_are_sent(world):
 def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
     """Packets taken from the queue are lost without blaming flood control, even if some bundles were sent before."""
     recorder = Recorder()
-    peer = world.connect(recorder)
-    queue, receiver = flood_controlled(recorder.transport, ERROR)
-    recorder.transport.start_bundling(1000)
-    recorder.transport.flush()
     real = send_packets
 
     def send(sock, packets):
@@ -721,6 +720,10 @@ def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
         return count
 
     monkeypatch.setattr(module, "send_packets", send)
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, ERROR)
+    recorder.transport.start_bundling(1000)
+    recorder.transport.flush()
     queue.pending += [bytes(600)] * 20
     recorder.transport.flush()
     assert (receiver.lost, receiver.reasons) == (20, [])

@@ -20,6 +20,9 @@ class Turned(Bus):
         self.calls: list = []
         self.registry.turns._reactor = self
 
+    def seconds(self) -> float:
+        return 0.0
+
     def callLater(self, _delay: float, call) -> None:
         self.calls.append(call)
 
@@ -68,7 +71,7 @@ def test_look_ups_and_forgotten_routes_have_a_price():
     peer.send(b"MSG a/" + b"b" * 200 + b"\0")
     assert TURN_BUDGET - peer.protocol.user.work_left > 100 // turns.LOOK_UP_STEPS
     other = connect(bus, *(b"MSG key/%d\0" % n for n in range(1000)), uid=2)
-    other.send(b"SUB *")
+    other.send(b"SUB */")
     assert TURN_BUDGET - other.protocol.user.work_left > 1000 // turns.LOOK_UP_STEPS
 
 
@@ -219,3 +222,27 @@ def test_turns_neither_lose_nor_double_nor_reorder(batches, budget, stalls):
             assert len(peer.take()) == asked[number]
             assert not peer.protocol.is_paused
         assert len(got) == sum(map(len, sent))
+
+
+def test_a_debt_outlives_the_connection():
+    """A user that reconnects finds its debt, and one that does not is forgotten when the debt is paid."""
+    bus = Turned()
+    debtor = connect(bus, uid=7)
+    user = debtor.protocol.user
+    user.work_left = -5 * TURN_BUDGET
+    user.copies.work_left = -2 * TURN_BUDGET
+    for _ in range(3):
+        debtor.transport.loseConnection()
+        bus.settle()
+        debtor = bus.connect(uid=7)
+        assert debtor.protocol.user is user
+        assert user.work_left < -4 * TURN_BUDGET
+    debtor.transport.loseConnection()
+    bus.settle()
+    turns_taken = 0
+    while bus.turn():
+        turns_taken += 1
+        assert bus.registry.users[7] is user
+    assert 5 <= turns_taken <= 12
+    assert len(bus.registry.users) == 0
+    assert not bus.registry.turns._waiting

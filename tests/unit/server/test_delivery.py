@@ -27,6 +27,7 @@ class LocalSubscriber:
         self.user = registry.users.connect(uid)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
+        self.pattern_memory = 0
         self.lost = 0
         self.can_block = blocks
         self.room = room
@@ -173,8 +174,8 @@ def test_no_client_is_kept_after_its_batch():
     reader, publisher = bus.connect(), bus.connect()
     reader.send(b"SUB k")
     publisher.send(b"MSG k\0", b"CMSG !/cred/whoami", b"MSG k\0")
-    assert bus.registry._delivery._publisher is None
-    assert bus.registry._delivery._touched == []
+    assert bus.registry.delivery._publisher is None
+    assert bus.registry.delivery._touched == []
 
 
 @pytest.mark.parametrize("strategy", [b"blocking/soft/block", b"blocking/hard/block"])
@@ -197,5 +198,5 @@ def test_a_receiver_that_leaves_blocks_nobody(strategy):
             reader.transport.end()
         bus.settle()
         assert not bus.registry.clients
-        assert not bus.registry._delivery._blocking
+        assert not bus.registry.delivery._blocking
         assert bus.registry.users.budget.bytes == 0

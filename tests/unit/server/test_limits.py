@@ -18,6 +18,9 @@ def test_defaults():
     assert Limits() == Limits(
         max_packet=409_600,
         max_clients=16_384,
+        user_clients=None,
+        user_accepts=200,
+        user_patterns=32_768,
         max_patterns=16_384,
         max_pattern_bytes=1_048_576,
         max_match_steps=1024,

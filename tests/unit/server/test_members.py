@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbus.errors import CloseReason
+from sbus.server.listeners import MAIN, Listener
 from sbus.server.members import Members
 
 LIMIT = 3
 SIDECAR = 77
 
 
-def client(pid: int) -> Any:
-    return SimpleNamespace(peer=SimpleNamespace(pid=pid), number=0, close=lambda reason: None)
+SMALL = Listener("small", max_clients=1)
+
+
+def client(pid: int, listener: Listener) -> Any:
+    return SimpleNamespace(peer=SimpleNamespace(pid=pid), number=0, listener=listener, close=lambda reason: None)
 
 
 class MembersMachine(RuleBasedStateMachine):
@@ -33,12 +37,15 @@ class MembersMachine(RuleBasedStateMachine):
         self.empty: list[Any] = []
         self.gone: list[Any] = []
 
-    @rule(is_sidecar=st.booleans())
-    def come(self, is_sidecar):
-        new = client(SIDECAR if is_sidecar else 5)
-        assert self.members.has_room(new) == (is_sidecar or len(self.ordinary) < LIMIT)
+    @rule(is_sidecar=st.booleans(), listener=st.sampled_from([MAIN, SMALL]))
+    def come(self, is_sidecar, listener):
+        new = client(SIDECAR if is_sidecar else 5, listener)
+        is_full = listener is SMALL and any(each.listener is SMALL for each in self.ordinary)
+        assert self.members.has_room(new.peer.pid, listener) == (
+            is_sidecar or (len(self.ordinary) < LIMIT and not is_full)
+        )
         assert new not in self.members
-        if self.members.has_room(new):
+        if self.members.has_room(new.peer.pid, listener):
             self.members.add(new)
             (self.sidecars if is_sidecar else self.ordinary).append(new)
             self.numbers.append(new.number)

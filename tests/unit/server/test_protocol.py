@@ -52,7 +52,7 @@ class Recorder(Observer):
     def violated(self, client, violation, key):
         self.events.append(("violated", violation.reason.name, key))
 
-    def refused(self, peer, reason):
+    def refused(self, peer, reason, listener):
         self.events.append(("refused", peer.uid, reason))
 
     def closed(self, client, reason):
@@ -199,7 +199,7 @@ def test_the_early_dialect_has_three_verbs_and_dots():
 def test_limits_on_clients_and_patterns():
     """One client too many is accepted and closed; one pattern too many is a violation."""
     recorder = Recorder()
-    bus = Bus(limits=Limits(max_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
+    bus = Bus(limits=Limits(max_clients=2, user_clients=2, max_patterns=2, max_pattern_bytes=10), observers=(recorder,))
     a, b, late = bus.connect(), bus.connect(), bus.connect()
     assert not late.is_connected
     assert ("refused", 1000, CloseReason.TOO_MANY_CLIENTS) in recorder.events
@@ -241,7 +241,7 @@ def test_block_stops_the_publisher_inside_its_batch():
     assert len(other.transport.written) > before
 
 
-@pytest.mark.parametrize("total", [None, 21])
+@pytest.mark.parametrize("total", [None, 24])
 @pytest.mark.parametrize("batch", [1, 2, 3, 10, 40])
 def test_a_full_queue_stops_the_publisher_at_the_same_message(batch, total):
     """Where a queue with hard/block fills up does not depend on how many messages come at a time."""
@@ -637,45 +637,82 @@ def test_drops_are_logged_in_sums_without_payloads():
         globalLogPublisher.removeObserver(observer)
 
 
-def test_violations_are_logged_in_sums():
-    """The first violations of a client that is kept are logged at once, the others in one line after the interval."""
+@pytest.fixture
+def logged():
+    """What the log got, as (number, numbers of events in a sum)."""
     events: list[Any] = []
     observer: Any = events.append
     globalLogPublisher.addObserver(observer)
-    try:
-        clock = Clock()
-        log = LogObserver(clock)
-        bus = Bus(ignore_violations=True, observers=(log,))
-        first, second = bus.connect(), bus.connect()
 
-        def logged():
-            lines = [event for event in events if "iolation" in event["log_format"]]
-            events.clear()
-            return [(line["number"], line.get("violations", 1)) for line in lines]
+    def take() -> list[Any]:
+        lines = [event.get("number") or event["events"] for event in events]
+        events.clear()
+        return lines
 
-        first.send(*[b"nonsense"] * 50)
-        second.send(b"nonsense")
-        assert logged() == [(1, 1)] * 8 + [(2, 1)]
-        clock.advance(10)
-        assert logged() == [(1, 42)]
-        first.send(*[b"nonsense"] * 3)
-        second.send(b"nonsense")
-        assert logged() == [(2, 1)]
-        clock.advance(10)
-        assert logged() == [(1, 3)]
-        first.send(*[b"nonsense"] * 2)
-        first.transport.end()
-        bus.settle()
-        assert logged() == [(1, 2)]
-        clock.advance(20)
-        assert clock.getDelayedCalls() == []
-        second.send(*[b"nonsense"] * 9)
-        assert logged() == [(2, 1)] * 8
-        log.stop()
-        assert logged() == [(2, 1)]
-        assert clock.getDelayedCalls() == []
-    finally:
-        globalLogPublisher.removeObserver(observer)
+    yield take
+    globalLogPublisher.removeObserver(observer)
+
+
+def test_violations_are_logged_in_sums(logged):
+    """The first violations of a user are logged at once, the others in one line after the interval, and at the end."""
+    clock = Clock()
+    log = LogObserver(clock)
+    bus = Bus(ignore_violations=True, observers=(log,))
+    first, second = bus.connect(), bus.connect(uid=1001)
+    logged()
+    first.send(*[b"nonsense"] * 500)
+    second.send(b"nonsense")
+    lines = logged()
+    ones = len(lines) - 1
+    assert lines == [1] * ones + [2]
+    assert 8 < ones < 50
+    clock.advance(10)
+    assert logged() == [f"{500 - ones} violations (UNKNOWN_VERB)"]
+    second.send(b"nonsense")
+    assert logged() == [2]
+    first.send(*[b"nonsense"] * 500)
+    ones = len(logged())
+    first.transport.end()
+    bus.settle()
+    assert logged() == [1]
+    log.stop()
+    assert logged() == [f"{500 - ones} violations (UNKNOWN_VERB)"]
+    assert clock.getDelayedCalls() == []
+
+
+def test_reconnecting_evades_no_sum(logged):
+    """A user that connects anew for each violation is one user in the log."""
+    clock = Clock()
+    log = LogObserver(clock)
+    bus = Bus(observers=(log,))
+    for _ in range(1_000):
+        bus.connect().send(b"nonsense")
+    assert len(logged()) < 50
+    clock.advance(10)
+    (line,) = logged()
+    for kind in ("clients connected", "violations (UNKNOWN_VERB)", "clients disconnected (VIOLATION)"):
+        assert kind in line
+    log.stop()
+
+
+def test_losses_of_many_clients_are_few_lines(logged):
+    """Where a thousand clients lose messages, the first loss has a line, and so has the sum of most of them."""
+    clock = Clock()
+    log = LogObserver(clock)
+    bus = Bus(observers=(log,))
+    clients = [bus.connect() for _ in range(1_000)]
+    log.stop()
+    logged()
+    for client in clients:
+        log.dropped(client.protocol, 2, 100)
+    assert logged() == [1]
+    clock.advance(10)
+    assert 1 < len(logged()) < 50
+    clock.advance(10)
+    found = [line for line in logged() if isinstance(line, str)]
+    assert len(found) == 1
+    assert "messages dropped" in found[0]
+    log.stop()
 
 
 # --- what is published meanwhile -------------------------------------------------------------------
@@ -746,6 +783,26 @@ def test_publishing_when_something_was_delivered(by, capacity):
     assert got.count(b"MSG more\0") == 3
     assert (reader.protocol.queue.messages, reader.protocol.queue.size) == (0, 0)
     assert (bus.registry.users.budget.bytes, bus.registry.counters.dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("order", [b"queue", b"stack", b"random"])
+@pytest.mark.parametrize("hard", [b"error", b"discard"])
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_publishing_when_a_full_queue_was_read(order, hard, taken):
+    """A message that an observer publishes finds the room that the delivered ones have left; the accounts are right."""
+    bus = telling_bus("delivered", key=b"k", most=1, limits=Limits(queue_messages=3))
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k", b"CMSG blocking/hard/" + hard, b"CMSG order/" + order)
+    reader.stall()
+    publisher.send(*[message("k", b"%d" % n) for n in range(3)])
+    queue = reader.protocol.queue
+    assert queue.messages == 3
+    reader.drain(taken)
+    assert reader.is_connected
+    assert (queue.messages, reader.protocol.lost) == (3 - taken + 1, 0)
+    reader.drain()
+    assert len(reader.take()) == 4
+    assert (queue.messages, queue.size, bus.registry.users.budget.bytes) == (0, 0, 0)
 
 
 def test_publishing_when_something_was_dropped():

@@ -82,7 +82,7 @@ def test_without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PyArrow, a bus with --record does not start, and the error names the extra."""
     monkeypatch.setattr(recording, "find_spec", lambda name: None)
     assert refusal("--record=there") == (
-        "sbus: this needs pyarrow, which is not installed: pip install 'sbus[recorder]' (see twistd sbus --help)"
+        "sbus: this needs pyarrow, which is not installed: pip install 'sbusd[recorder]' (see twistd sbus --help)"
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbus.server.turns import TURN_BUDGET, Turns
+from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET, Turns
 
 
 class Reactor:
@@ -16,6 +16,10 @@ class Reactor:
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
+        self.now = 0.0
+
+    def seconds(self) -> float:
+        return self.now
 
     def callLater(self, delay: float, call: Callable[[], object]) -> None:
         assert delay == 0
@@ -94,6 +98,21 @@ def test_a_debt_is_paid_off():
         assert client.prices == [1]
     reactor.turn()
     assert client.prices == []
+
+
+def test_turns_are_short_while_others_are_served():
+    """If the reactor has done other work since the last turn, the next one is short; later it grows again."""
+    reactor = Reactor()
+    client = Client(Turns(reactor), User(), [1] * 30 * TURN_BUDGET)
+    client.work()
+    done = []
+    for between in [0.002] * 3 + [0.0] * 20:
+        reactor.now += between
+        before = len(client.prices)
+        reactor.turn()
+        done.append(before - len(client.prices))
+    assert done[:15] == [CONTENDED_BUDGET] * 15
+    assert done[-3:] == [TURN_BUDGET] * 3
 
 
 def test_who_has_gone_is_forgotten():

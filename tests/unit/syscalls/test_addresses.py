@@ -24,7 +24,7 @@ from sbus.errors import AddressError, ListenError
 from sbus.syscalls import listening
 from sbus.syscalls.addresses import Address, connect, default_address, parse
 from sbus.syscalls.listening import adopt, inherited_name, listen
-from sbus.syscalls.sockets import is_seqpacket
+from sbus.syscalls.sockets import is_unix
 
 NOBODY = 65_534
 
@@ -224,7 +224,7 @@ def test_listen_and_connect(path):
             server.send(b"packet")
             assert client.recv(100) == b"packet"
         for sock in (bound.sock, client):
-            assert is_seqpacket(sock)
+            assert is_unix(sock)
             assert not sock.getblocking()
             assert not sock.get_inheritable()
     assert not os.path.lexists(path)

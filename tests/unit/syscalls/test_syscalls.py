@@ -26,7 +26,7 @@ from sbus.syscalls.sockets import (
     OVERHEAD,
     disable_fd_passing,
     grow_send_buffer,
-    is_seqpacket,
+    is_unix,
     max_sendable,
     overflow_ids,
     peer_credentials,
@@ -626,13 +626,13 @@ def test_peer_credentials_of_large_ids():
         (socket.AF_INET, socket.SOCK_STREAM, False),
     ],
 )
-def test_is_seqpacket(family, kind, wanted):
+def test_is_unix(family, kind, wanted):
     """Only a Unix-domain SEQPACKET socket is recognized as one, by its descriptor too."""
     with socket.socket(family, kind) as sock:
-        assert is_seqpacket(sock) is wanted
+        assert is_unix(sock) is wanted
         again = socket.socket(fileno=os.dup(sock.fileno()))
         with again:
-            assert is_seqpacket(again) is wanted
+            assert is_unix(again) is wanted
 
 
 def test_overflow_ids(monkeypatch, tmp_path):

@@ -1,0 +1,5 @@
+"""``python -m sbus``: the command ``sbus``."""
+
+from sbus.cli import run
+
+run()

@@ -1,0 +1,134 @@
+"""Answering requests: what `respond` does with each message.
+
+A handler gets a `Request`. It may return the reply, or be a coroutine function that does (asyncio, Twisted), or return
+None and call `Request.answer` or `Request.fail` later. The first answer counts.
+
+If a handler raises, its program has a bug or a problem, and both ends must learn of it: the program's own log gets the
+traceback, and the requester the name of the exception. The requester does not get the exception's text, which may
+contain paths, keys of a database and whatever else the requester has no right to see. The text of a `RequestFailed` is
+meant for the requester, and reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, Self, TypeAlias
+
+from sbus.client.dispatch import Message
+from sbus.errors import Disconnected, RequestFailed, UsageError
+
+__all__ = ["Handler", "Request", "Responder"]
+
+
+class _Bus(Protocol):
+    """What a responder needs of its connection."""
+
+    def answer(self, request: Message, payload: bytes) -> None:
+        """Reply to a request."""
+
+    def fail(self, request: Message, error: str) -> None:
+        """Reply to a request with an error."""
+
+    def handler_failed(self, error: Exception) -> None:
+        """Log an exception that a handler has raised."""
+
+    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a handler in the background."""
+
+
+class Request(Message):
+    """A received request: its key, and its payload without the reply key."""
+
+    _bus: _Bus | None = None
+    _message: Message
+    _is_answered = False
+
+    @classmethod
+    def received(cls, bus: _Bus, message: Message) -> Self:
+        """Return the request in a message."""
+        request = cls(message.key, message.payload.partition(b"\0")[2])
+        request._bus, request._message = bus, message
+        return request
+
+    def answer(self, payload: bytes = b"") -> None:
+        """Reply; further replies to the same request are ignored.
+
+        :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
+        :raises sbus.errors.Disconnected: if the connection is lost and not made again.
+        """
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise UsageError(f"a reply is bytes, not {type(payload).__name__}: encode it, for example as JSON")
+        bus = self._requester()
+        if not self._is_answered:
+            bus.answer(self._message, bytes(payload))
+            self._is_answered = True
+
+    def fail(self, error: str) -> None:
+        """Reply with an error: `sbus.errors.RequestFailed` at the requester.
+
+        :param error: its text, of which the first 1,000 characters are sent.
+        :raises sbus.errors.Disconnected: if the connection is lost and not made again.
+        """
+        bus = self._requester()
+        if not self._is_answered:
+            bus.fail(self._message, error)
+            self._is_answered = True
+
+    def _requester(self) -> _Bus:
+        if self._bus is None:
+            raise UsageError("this request was made here, not received: there is nobody to reply to")
+        return self._bus
+
+
+Handler: TypeAlias = Callable[[Request], bytes | Awaitable[bytes | None] | None]
+"""Returns the reply, or None if it calls `Request.answer` or `Request.fail` itself."""
+
+
+class Responder:
+    """The callback of a subscription to requests.
+
+    :param handler: the application's function.
+    """
+
+    def __init__(self, bus: _Bus, handler: Handler) -> None:
+        self._bus = bus
+        self._handler = handler
+
+    def __call__(self, message: Message) -> None:
+        request = Request.received(self._bus, message)
+        try:
+            result = self._handler(request)
+            if isinstance(result, Awaitable):
+                self._run(self._finish(request, result), result)
+            elif result is not None:
+                request.answer(result)
+        except Exception as error:
+            self._failed(request, error)
+
+    def _run(self, rest: Coroutine[Any, Any, None], result: Awaitable[object]) -> None:
+        try:
+            self._bus.run_handler(rest)
+        except UsageError:
+            for unused in (rest, result):
+                if isinstance(unused, Coroutine):
+                    unused.close()
+            raise
+
+    async def _finish(self, request: Request, result: Awaitable[bytes | None]) -> None:
+        try:
+            payload = await result
+            if payload is not None:
+                request.answer(payload)
+        except Exception as error:
+            self._failed(request, error)
+
+    def _failed(self, request: Request, error: Exception) -> None:
+        try:
+            if isinstance(error, RequestFailed):
+                request.fail(str(error))
+                return
+            if not isinstance(error, Disconnected):
+                self._bus.handler_failed(error)
+            request.fail(f"the responder failed ({type(error).__name__}): its log says why")
+        except Disconnected:
+            pass  # the requester learns of it by its time-out

@@ -1,0 +1,55 @@
+"""The name to install this package by, and a check that nothing else was installed over it.
+
+The package index has another project called ``sbus``, which installs files into the same directory. This package is
+therefore distributed as ``sbusd``, although it is imported as ``sbus``. With both installed, the later one has
+overwritten ``sbus/__init__.py``, and whichever is removed first takes that file with it.
+
+The check looks into one directory, which takes well under a millisecond; `importlib.metadata` takes twenty.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from sbus.errors import UsageError
+
+__all__ = ["DISTRIBUTION", "check_installation"]
+
+DISTRIBUTION = "sbusd"
+"""What ``pip install`` and ``pip uninstall`` call this package."""
+
+_REMEDY = f"pip uninstall sbus {DISTRIBUTION}, then pip install {DISTRIBUTION}"
+
+
+def _is_overwritten() -> bool:
+    """Return whether ``sbus/__init__.py`` is not this package's."""
+    return "connect" not in getattr(sys.modules["sbus"], "__all__", ())
+
+
+def _has_other(directory: str) -> bool:
+    """Return whether a distribution called ``sbus`` is installed in a directory."""
+    try:
+        return any(
+            name.startswith("sbus-") and name.endswith((".dist-info", ".egg-info")) for name in os.listdir(directory)
+        )
+    except OSError:
+        return False
+
+
+def check_installation(directory: str = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) -> None:
+    """Check that the other project called ``sbus`` is not installed in the same place.
+
+    If it is, but all files of this package are intact, a line on standard error says so.
+
+    :param directory: the directory that contains the package.
+    :raises UsageError: if the other project has overwritten this package.
+    """
+    if _is_overwritten():
+        raise UsageError(f"another package called sbus has overwritten a part of this one: {_REMEDY}")
+    if _has_other(directory) and sys.stderr is not None:
+        print(
+            f"sbus: another package called sbus is installed in {directory}, and removing or upgrading it will break "
+            f"this one: {_REMEDY}",
+            file=sys.stderr,
+        )

@@ -1,0 +1,117 @@
+"""Packets in a byte stream: each with its length in front. Protocol: "The stream door".
+
+Theory of operation
+-------------------
+
+A frame is the packet's length, 4 bytes, unsigned and little-endian, and then the packet. The reader belongs to one
+connection, since it keeps the part of a frame that has arrived.
+
+Invariants:
+
+* *Nothing complete stays behind.* `FrameReader.read` returns every complete packet that it has received. The socket
+  would not become readable for the sake of a packet that is in memory already.
+* *Memory follows what was sent*, not what a length announces: a peer that announces a megabyte and sends nothing costs
+  four bytes.
+* *A bad length ends the stream.* There is no next frame to go on with. The packets before it are delivered, then a
+  packet that the protocol refuses (the empty one for a length above the limit, `EMPTY_FRAME` for 0), then the end of
+  file.
+* *An end inside a frame* is a broken connection, as it is what a peer that dies while it sends leaves.
+
+One read takes at least `READ_SIZE` bytes, and all that is missing of a packet that has begun, up to `LARGEST_READ`.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+
+__all__ = ["EMPTY_FRAME", "HEADER", "LARGEST_READ", "READ_SIZE", "FrameReader", "frame"]
+
+HEADER = struct.Struct("<I")
+"""The length in front of a packet."""
+READ_SIZE = 16 << 10
+"""Bytes to ask the kernel for at least."""
+LARGEST_READ = 256 << 10
+"""Bytes to ask the kernel for at most."""
+EMPTY_FRAME = b"\0"
+"""A packet that every protocol refuses; it stands for a frame of length 0."""
+
+
+def frame(packets: list[bytes]) -> bytes:
+    """Return the bytes in which these packets travel."""
+    pack = HEADER.pack
+    return b"".join([part for packet in packets for part in (pack(len(packet)), packet)])
+
+
+class FrameReader:
+    """Reads packets from one stream socket.
+
+    It has the interface of `sbus.syscalls.batch.PacketReader`, but cannot be shared.
+
+    :param max_packet: bytes in the longest packet.
+    :ivar held: bytes of a frame that has arrived in part.
+    """
+
+    __slots__ = ("_buffer", "_has_ended", "max_packet")
+
+    def __init__(self, max_packet: int) -> None:
+        self.max_packet = max_packet
+        self._buffer = bytearray()
+        self._has_ended = False
+
+    @property
+    def held(self) -> int:
+        return len(self._buffer)
+
+    def read(self, sock: socket.socket, most: int = 0) -> tuple[list[bytes], bool]:
+        """Receive the packets of one read, without waiting.
+
+        :param most: ignored; packets cannot be left in the socket.
+        :returns: the packets, and whether the stream has ended behind them. No packets and no end: nothing more has
+            arrived.
+        :raises OSError: as recv(2), but not EAGAIN; ``ECONNRESET`` for an end inside a frame.
+        """
+        packets: list[bytes] = []
+        while not packets and not self._has_ended:
+            try:
+                data = sock.recv(self._wanted(), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if not data:
+                self._has_ended = True
+                if self._buffer:
+                    self._buffer.clear()
+                    raise ConnectionResetError(errno.ECONNRESET, "the stream ended inside a frame")
+                break
+            self._buffer += data
+            packets = self._complete()
+        return packets, self._has_ended
+
+    def _wanted(self) -> int:
+        """Return the bytes to ask for: the rest of a long packet at once."""
+        buffer = self._buffer
+        if len(buffer) < HEADER.size:
+            return READ_SIZE
+        length: int = HEADER.unpack_from(buffer)[0]
+        return min(max(READ_SIZE, HEADER.size + length - len(buffer)), LARGEST_READ)
+
+    def _complete(self) -> list[bytes]:
+        """Take the complete packets out of the buffer."""
+        packets = []
+        with memoryview(self._buffer) as view:
+            at, size = 0, len(view)
+            while at + HEADER.size <= size:
+                (length,) = HEADER.unpack_from(view, at)
+                if not 0 < length <= self.max_packet:
+                    packets.append(b"" if length else EMPTY_FRAME)
+                    self._has_ended = True
+                    at = size
+                    break
+                end = at + HEADER.size + length
+                if end > size:
+                    break
+                packets.append(bytes(view[at + HEADER.size : end]))
+                at = end
+        del self._buffer[:at]
+        return packets

@@ -1,0 +1,154 @@
+"""Late receivers: copies of messages wait until the receivers' user has time for them.
+
+.. rubric:: Theory of operation
+
+A copy of a message is work, and the question is whose. If publishers alone paid for it, a user with a thousand silent
+subscribers of everything would slow all publishers down; if the receivers' users alone did, a publisher could spend the
+time of any user who subscribes to its keys. So both have balances. Each user has one for what its clients send, from
+which a publisher pays for the copies that are made at once (`sbus.server.turns`), and another one for the copies that
+its receivers get (`sbus.flood.budget.CopyBalance`).
+
+When the balance of copies is spent while clients of other users wait, further messages for that user's receivers wait
+at the end of the receivers' queues, undecided: the receivers are *late*. That costs a publisher well below 1 µs for
+each run and receiver, whatever the receivers chose. Late receivers of one user wait in a line of turns, as one client.
+In the turn, all that has come for a receiver is sent with one call, or flood control decides about it in one step,
+which is a small part of the work of doing it message by message.
+
+While no other user's client sends anything, a spent balance is topped up on the spot, and no receiver is late.
+
+The same way bounds the flush of a message with very many receivers: `FLUSHED_AT_ONCE` of them are flushed at once, and
+the others are late.
+
+.. rubric:: Invariants
+
+* The undecided messages are the last in the receiver's queue, and later ones go behind them. So the order is the one
+  without lateness, for each receiver and over all publishers.
+* A message is never lost because it was late.
+* A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
+* What looks at the queue is preceded by `Late.catch_up`: a reply, a change of the client's strategies or order, the end
+  of the connection. So a fence counts what was published before it.
+* At most `MOST_PACKETS` messages wait undecided for one receiver, and `MOST_BYTES` for all. Beyond that the publisher
+  pays for deciding, for some of these receivers in each run, so that this is no long piece of work either.
+
+Rejected: one list of undecided messages for each user. It would cost a publisher the same for any number of silent
+receivers, but replies, settings and ends of connections would have to pass through that list, too, and a receiver that
+reads would lose its messages to its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sbus.flood import SendQueue
+from sbus.flood.budget import CopyBalance
+from sbus.server.interfaces import Receiver
+from sbus.server.turns import Turns
+
+__all__ = ["FLUSHED_AT_ONCE", "MOST_BYTES", "MOST_PACKETS", "Late"]
+
+FLUSHED_AT_ONCE = 1_024
+"""Receivers that are flushed in one go."""
+MOST_PACKETS = 1_024
+"""Messages that wait undecided for one receiver."""
+MOST_BYTES = 16 << 20
+"""Bytes that wait undecided for all receivers together; a packet counts for each of its receivers."""
+_BEYOND = 8
+"""The limits are exceeded up to this factor while too many receivers are at them at the same time."""
+
+
+class _Line:
+    """The late receivers of one user, which wait for a turn as one client.
+
+    :ivar receivers: the oldest first.
+    """
+
+    __slots__ = ("_balance", "_catch_up", "_turns", "is_waiting", "receivers")
+
+    def __init__(self, balance: CopyBalance, turns: Turns, catch_up: Callable[[Receiver], None]) -> None:
+        self._balance = balance
+        self._turns = turns
+        self._catch_up = catch_up
+        self.is_waiting = False
+        self.receivers: dict[Receiver, None] = {}
+
+    def wait(self, is_first: bool = False) -> None:
+        if not self.is_waiting:
+            self.is_waiting = True
+            self._turns.wait(self._balance, self, is_first)
+
+    def take_turn(self) -> None:
+        """Decide about the messages of some receivers (`sbus.server.turns`)."""
+        self.is_waiting = False
+        is_first = self._balance.work_left <= 0
+        while self.receivers and self._balance.work_left > 0:
+            self._catch_up(next(iter(self.receivers)))
+        if self.receivers:
+            self.wait(is_first)
+
+
+class Late:
+    """The late receivers of one bus.
+
+    :param turns: the turns of the users.
+    :param decide: sends what a receiver's socket takes, and lets flood control decide about the rest; returns the
+        price.
+    """
+
+    __slots__ = ("_bytes", "_decide", "_lines", "_turns")
+
+    def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue], int]) -> None:
+        self._turns = turns
+        self._decide = decide
+        self._lines: dict[CopyBalance, _Line] = {}
+        self._bytes = 0
+
+    def postpone(
+        self, receiver: Receiver, queue: SendQueue, packets: list[bytes], size: int, beyond: bool = False
+    ) -> bool:
+        """Have messages wait undecided at the end of a queue, if there is room.
+
+        :param size: their bytes.
+        :param beyond: go beyond the limits, `_BEYOND` times.
+        """
+        times = _BEYOND if beyond else 1
+        if self._bytes + size > times * MOST_BYTES or len(queue.pending) + len(packets) > times * MOST_PACKETS:
+            return False
+        queue.pending += packets
+        queue.late_bytes += size
+        self._bytes += size
+        receiver.user.hold(size)
+        if not queue.is_late:
+            queue.is_late = True
+            line = self._lines.get(queue.copies)
+            if line is None:
+                line = self._lines[queue.copies] = _Line(queue.copies, self._turns, self._catch_up)
+            line.receivers[receiver] = None
+            line.wait()
+        return True
+
+    def catch_up(self, receiver: Receiver, queue: SendQueue) -> int:
+        """Decide about what waits for a late receiver.
+
+        :returns: the price.
+        """
+        self.forget(receiver, queue)
+        return self._decide(receiver, queue)
+
+    def forget(self, receiver: Receiver, queue: SendQueue) -> None:
+        """A receiver is not late any more."""
+        if queue.is_late:
+            queue.is_late = False
+            self._bytes -= queue.late_bytes
+            receiver.user.hold(-queue.late_bytes)
+            queue.late_bytes = 0
+            line = self._lines[queue.copies]
+            del line.receivers[receiver]
+            if not line.receivers:
+                del self._lines[queue.copies]
+                if line.is_waiting:
+                    self._turns.forget(queue.copies, line)
+
+    def _catch_up(self, receiver: Receiver) -> None:
+        queue = receiver.queue
+        assert queue is not None, "a receiver without a queue is never late"
+        queue.copies.work_left -= self.catch_up(receiver, queue)

@@ -1,0 +1,127 @@
+"""Weigh state of a bus: ``python -m tests.support.weigh KIND`` prints what was charged for it, and what RSS grew by.
+
+The state is made twice, and the second time counts: the first one fills what Python keeps free.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+
+from sbus.flood import QueueLimits
+from sbus.seqpacket.send_buffer import SendBuffer
+from sbus.seqpacket.transport import PacketTransport
+from sbus.server.limits import Limits
+from sbus.server.protocol import BusProtocol
+from tests.support.buses import Bus, Peer
+from tests.support.reactors import HandTurnedReactor, socket_pair
+
+MANY = 1 << 40
+ITEMS = 20_000
+
+bus = Bus(
+    limits=Limits(
+        max_memory=MANY,
+        user_memory=MANY,
+        max_patterns=MANY,
+        max_pattern_bytes=MANY,
+        max_match_steps=MANY,
+        queue_messages=MANY,
+        queue_bytes=MANY,
+        total_queue_bytes=MANY,
+    )
+)
+assert isinstance(bus.registry.limits.queue, QueueLimits)
+held: list[object] = []
+
+
+def patterns(form: bytes) -> Callable[[int], None]:
+    peer = bus.connect(uid=1000)
+
+    def make(start: int) -> None:
+        for number in range(start, start + ITEMS, 50):
+            peer.send(*[b"SUB " + form % n for n in range(number, number + 50)])
+        bus.clock.pump([0.0] * 300)
+
+    return make
+
+
+def messages(order: bytes, size: int) -> Callable[[int], None]:
+    publisher = bus.connect(uid=1000)
+
+    def make(start: int) -> None:
+        reader = bus.connect(uid=1000)
+        reader.stall()
+        reader.send(b"CMSG order/" + order, b"SUB %d" % start)
+        for number in range(0, ITEMS, 50):
+            publisher.send(*[b"MSG %d\0" % start + b"%05d" % n + bytes(size) for n in range(number, number + 50)])
+            bus.clock.pump([0.0])
+
+    return make
+
+
+def replies(start: int) -> None:
+    for _ in range(ITEMS // 60):
+        peer = bus.connect(uid=1000)
+        peer.stall()
+        peer.send(*[b"CMSG !/cred/whoami"] * 60)
+
+
+def connections(start: int) -> None:
+    reactor = HandTurnedReactor()
+    for _ in range(1500):
+        ours, theirs = socket_pair()
+        transport = PacketTransport(reactor, ours, send_buffer=SendBuffer(ours, 409_600))
+        transport.start(BusProtocol(bus.registry))
+        held.append((transport, theirs))
+    held.append(reactor)
+
+
+def kept(start: int) -> None:
+    """Packets of publishers that one receiver blocks."""
+    reader, first = bus.connect(uid=1000), bus.connect(uid=1000)
+    reader.stall()
+    reader.send(b"CMSG blocking/soft/block", b"SUB %d" % start)
+    first.send(b"MSG %d\0" % start)
+    for _ in range(40):
+        publisher: Peer = bus.connect(uid=1000)
+        publisher.send(b"MSG %d\0" % start, *[b"MSG other/%d\0%0100d" % (n, n) for n in range(500)])
+
+
+KINDS: dict[str, Callable[[], Callable[[int], None]]] = {
+    "open": lambda: patterns(b"memory/pattern/%08d"),
+    "one-segment": lambda: patterns(b"%08d"),
+    "deep": lambda: patterns(b"%08d/a/b/c/d/e/f/g"),
+    "long": lambda: patterns(b"m/%0500d"),
+    "wildcard": lambda: patterns(b"m/%08d/*"),
+    "secret": lambda: patterns(b"!/cred////memory/%08d"),
+    "secret-long": lambda: patterns(b"!/cred////m/%0500d"),
+    "replies": lambda: replies,
+    "connections": lambda: connections,
+    "kept": lambda: kept,
+    **{
+        f"{order}-{size}": lambda order=order, size=size: messages(order.encode(), size)  # type: ignore[misc]
+        for order in ("queue", "stack", "random")
+        for size in (0, 100, 3000)
+    },
+}
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def main() -> None:
+    make = KINDS[sys.argv[1]]()
+    account = bus.registry.users.budget.memory
+    make(0)
+    gc.collect()
+    before = account.held, resident()
+    make(ITEMS)
+    print(account.held - before[0], resident() - before[1])
+
+
+if __name__ == "__main__":
+    main()

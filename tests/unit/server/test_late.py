@@ -1,0 +1,219 @@
+"""Late receivers: copies wait for the turn of their own user, and nothing else changes: no order, no loss, no fence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbus.errors import CloseReason
+from sbus.server import delivery, late
+from sbus.server.limits import Limits
+from sbus.server.turns import CROWD, FULL_SOCKET, TURN_BUDGET
+from tests.support.buses import Bus, Peer
+from tests.unit.server.test_bounded_work import Turned
+
+MODES = (
+    b"blocking/soft/queue",
+    b"blocking/soft/block",
+    b"blocking/hard/block",
+    b"blocking/hard/discard",
+    b"order/queue",
+    b"bundle/on",
+    b"echo/on",
+)
+
+
+def spend(peer: Peer, debt: int = 1) -> None:
+    """Spend a user's balance of copies, while another user waits."""
+    peer.protocol.user.copies.work_left = -debt
+    peer.protocol._registry.turns.crowd = CROWD
+
+
+def crowded(**settings) -> tuple[Turned, Peer, Peer]:
+    """Return a bus with a publisher, and a subscriber of another user that has no copies left."""
+    bus = Turned(**settings)
+    publisher, reader = bus.connect(uid=1), bus.connect(uid=2)
+    reader.send(b"SUB k")
+    spend(reader)
+    return bus, publisher, reader
+
+
+def test_copies_wait_for_the_turn_of_their_user():
+    """While others wait, a user without balance gets its copies in its next turns, and pays its debt before."""
+    bus, publisher, reader = crowded()
+    spend(reader, TURN_BUDGET + 1)
+    publisher.send(b"MSG k\0one", b"MSG k\0two")
+    assert reader.take() == []
+    assert bus.turn()
+    assert reader.take() == []
+    assert not bus.turn()
+    assert reader.take() == [b"MSG k\0one", b"MSG k\0two"]
+    assert not reader.protocol.queue.is_late
+
+
+def test_nobody_waits_while_nobody_else_is_served():
+    """On a bus that only one user keeps busy, a spent balance is topped up, and no copy is late."""
+    bus, publisher, reader = crowded()
+    bus.registry.turns.crowd = 0
+    bus.registry.turns.last = publisher.protocol.user
+    publisher.send(b"MSG k\0")
+    assert reader.take() == [b"MSG k\0"]
+    assert not bus.calls
+
+
+def test_late_copies_cost_their_own_user():
+    """The publisher pays for reading a message, and not for the copy that waits."""
+    bus, publisher, reader = crowded()
+    publisher.send(b"MSG k\0")
+    publisher.protocol.user.work_left = TURN_BUDGET
+    publisher.send(*[b"MSG k\0"] * 50)
+    assert TURN_BUDGET - publisher.protocol.user.work_left < 50
+    before = reader.protocol.user.copies.work_left
+    bus.turn()
+    assert len(reader.take()) == 51
+    assert reader.protocol.user.copies.work_left <= before + TURN_BUDGET - FULL_SOCKET
+
+
+def test_replies_follow_late_copies():
+    """A fence still means that everything published before it has come."""
+    _, publisher, reader = crowded()
+    publisher.send(b"MSG k\0")
+    reader.send(b"CMSG !/cred/whoami")
+    assert [packet[:4] for packet in reader.take()] == [b"MSG ", b"CMSG"]
+
+
+def test_a_client_that_sends_no_more_gets_late_copies():
+    """Half-closing loses none of the copies that wait."""
+    _, publisher, reader = crowded()
+    publisher.send(b"MSG k\0")
+    reader.transport.end()
+    assert reader.take() == [b"MSG k\0"]
+
+
+def test_a_blocking_receiver_is_not_late_for_those_it_may_block():
+    """Blocking stays exact: flood control decides about such a message at once, behind what waited."""
+    bus, publisher, reader = crowded()
+    friend = bus.connect(uid=2)
+    reader.send(b"CMSG blocking/soft/block")
+    reader.stall()
+    spend(reader)
+    publisher.send(b"MSG k\0one")
+    assert reader.protocol.queue.is_late
+    friend.protocol.user.work_left = TURN_BUDGET
+    friend.send(b"MSG k\0two")
+    assert friend.protocol.is_paused
+    reader.transport.capacity = None
+    reader.drain()
+    assert reader.take() == [b"MSG k\0one", b"MSG k\0two"]
+    assert not friend.protocol.is_paused
+
+
+def test_too_much_is_decided_at_the_publishers_expense(monkeypatch):
+    """What waits for one receiver is bounded; the publisher that exceeds the bound pays, and nothing is lost."""
+    monkeypatch.setattr(late, "MOST_PACKETS", 10)
+    _, publisher, reader = crowded()
+    publisher.send(*[b"MSG k\0%d" % n for n in range(9)])
+    assert reader.take() == []
+    publisher.send(*[b"MSG k\0%d" % n for n in range(9, 20)])
+    publisher.send(b"MSG k\0last")
+    assert [packet[6:] for packet in reader.take()][:9] == [b"%d" % n for n in range(9)]
+
+
+def test_most_of_very_many_receivers_are_flushed_later(monkeypatch):
+    """One message for very many receivers is several pieces of work, and each receiver gets it once."""
+    monkeypatch.setattr(delivery, "FLUSHED_AT_ONCE", 3)
+    bus = Turned()
+    readers = [bus.connect(uid=2) for _ in range(10)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    publisher = bus.connect(uid=1)
+    publisher.send(b"MSG k\0")
+    assert sum(len(reader.take()) for reader in readers) == 3
+    bus.turn()
+    assert sum(len(reader.take()) for reader in readers) == 7
+
+
+@pytest.mark.parametrize("end", ["close", "leave"])
+def test_a_late_receiver_that_leaves_is_forgotten(end):
+    """Nothing of a late receiver stays behind."""
+    bus, publisher, reader = crowded()
+    publisher.send(b"MSG k\0")
+    if end == "close":
+        reader.protocol.close(CloseReason.VIOLATION)
+    else:
+        reader.transport.loseConnection()
+    bus.settle()
+    while bus.turn():
+        pass
+    assert not bus.registry.delivery._late._lines
+    assert bus.registry.delivery._late._bytes == 0
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(0, 2), st.integers(1, 4)),
+    st.tuples(st.just("spend"), st.integers(0, 2), st.integers(0, 1)),
+    st.tuples(st.just("stall"), st.integers(0, 2), st.integers(0, 3)),
+    st.tuples(st.just("drain"), st.integers(0, 2), st.integers(1, 5)),
+    st.tuples(st.just("choose"), st.integers(0, 2), st.integers(0, len(MODES) - 1)),
+    st.tuples(st.just("fence"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.just("turn"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEPS, max_size=40))
+def test_lateness_changes_no_order_and_loses_nothing(steps):
+    """However copies are late, each receiver gets every message once, in the one order of all publishers."""
+    bus = Bus(limits=Limits(block_timeout=1e9))
+    peers = [bus.connect(uid=uid) for uid in (1, 2, 2)]
+    for peer in peers:
+        peer.send(b"SUB k")
+    count = 0
+    published: list[bytes] = []
+    for name, who, number in steps:
+        peer = peers[who]
+        if name == "publish":
+            packets = [b"MSG k\0%d" % n for n in range(count, count + number)]
+            count += number
+            published += packets
+            peer.send(*packets)
+        elif name == "spend":
+            peer.protocol.user.copies.work_left = -number
+            bus.registry.turns.crowd = CROWD
+        elif name == "stall":
+            peer.transport.capacity = number
+        elif name == "drain":
+            peer.drain(number)
+        elif name == "choose":
+            peer.send(b"CMSG " + MODES[number])
+        elif name == "fence":
+            peer.send(b"CMSG !/cred/whoami")
+        else:
+            bus.settle()
+    for _ in range(4 * len(steps) + 4):
+        for peer in peers:
+            peer.transport.capacity = None
+            peer.drain()
+    orders = []
+    for peer in peers:
+        assert peer.is_connected
+        messages = [packet for packet in _unbundled(peer.take()) if packet.startswith(b"MSG ")]
+        assert sorted(messages) == sorted(published)
+        orders.append(messages)
+        assert not peer.protocol.queue.is_late
+        assert peer.protocol.queue.late_bytes == 0
+    assert orders[0] == orders[1] == orders[2]
+
+
+def _unbundled(packets: list[bytes]) -> list[bytes]:
+    return [part for packet in packets for part in (_parts(packet) if packet.startswith(b"BNDL") else [packet])]
+
+
+def _parts(bundle: bytes) -> list[bytes]:
+    found, at = [], 4
+    while at < len(bundle):
+        size = int.from_bytes(bundle[at : at + 4], "little")
+        found.append(bundle[at + 4 : at + 4 + size])
+        at += 4 + size
+    return found

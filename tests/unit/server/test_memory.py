@@ -1,0 +1,443 @@
+"""Memory as memory: what is charged is the sum of what is held, and what happens at each limit, to the byte."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sbus.errors import CloseReason
+from sbus.protocol.keys import CURRENT
+from sbus.seqpacket.send_buffer import START
+from sbus.server import memory
+from sbus.server.limits import MAX_REPLIES, Limits
+from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET, cgroup_limits, pattern_memory
+from sbus.server.protocol import BusProtocol
+from sbus.server.users import User
+from tests.support.buses import Bus, Peer
+
+UID = 1000
+WHOAMI = b"CMSG !/cred/whoami"
+LARGE = 1 << 40
+
+
+def bus_with(max_memory: int = LARGE, user_memory: int = LARGE, **others: int) -> Bus:
+    return Bus(limits=Limits(max_memory=max_memory, user_memory=user_memory, **others))
+
+
+def price(pattern: bytes) -> int:
+    return pattern_memory(pattern, b"/", CURRENT.check(pattern))
+
+
+# --- what is charged ---------------------------------------------------------------------------------------------
+
+
+def test_a_connection_is_charged_while_it_lasts():
+    """A connection without anything has a price, for its user and for the bus."""
+    bus = bus_with()
+    peer = bus.connect(uid=7)
+    user, account = bus.registry.users[7], bus.registry.users.budget.memory
+    assert (user.memory, account.held, account.users) == (CLIENT_MEMORY, CLIENT_MEMORY, 1)
+    assert (user.buffers, bus.registry.memory.buffers) == (START, START)
+    peer.transport.end()
+    bus.settle()
+    assert (user.memory, account.held, account.users, user.buffers) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bytes_"),
+    [
+        (b"", 490),
+        (b"a", 492),
+        (b"a/b", 490 + 192 + 6),
+        (b"a/", 490 + 192 + 4),
+        (b"a*/b", 490 + 192 + 8 + 2 * 350 + 4),
+        (b"!/cred////x", 490 + 600 + 3 * 11),
+        (b"!/cred////x/*", 490 + 600 + 192 + 3 * 13 + 2 * 350 + 3),
+    ],
+)
+def test_price_of_a_pattern(pattern, bytes_):
+    """A pattern costs by its segments and bytes; more if it is secret, and more if it has wildcards."""
+    assert price(pattern) == bytes_
+
+
+def test_a_pattern_is_charged_once():
+    """The second SUB of the same pattern is free, and the last UNSUB gives all back."""
+    bus = bus_with()
+    peer = bus.connect(uid=7)
+    user = bus.registry.users[7]
+    peer.send(b"SUB a/b", b"SUB a/b", b"SUB !/cred////x")
+    assert peer.protocol.pattern_memory == price(b"a/b") + price(b"!/cred////x")
+    assert user.memory == CLIENT_MEMORY + peer.protocol.pattern_memory == peer.protocol.memory()
+    peer.send(b"UNSUB a/b", b"UNSUB !/cred////x")
+    assert user.memory == CLIENT_MEMORY + price(b"a/b")
+    peer.send(b"UNSUB a/b", b"UNSUB a/b")
+    assert user.memory == CLIENT_MEMORY
+
+
+def test_packets_that_are_kept_are_charged():
+    """What was read of a publisher that is blocked is charged until it was handled, or the publisher is gone."""
+    bus = bus_with()
+    reader, publisher, other = bus.connect(uid=UID), bus.connect(uid=UID), bus.connect(uid=UID)
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    reader.stall()
+    reader.send(b"MSG k\0")
+    for sender in (publisher, other):
+        sender.send(b"MSG k\0", b"MSG k\0one", b"MSG other\0")  # the first one blocks
+        assert sender.protocol.memory() == CLIENT_MEMORY + 2 * KEPT_PACKET + len(b"MSG k\0oneMSG other\0")
+    other.transport.abortConnection()
+    bus.settle()
+    assert other.protocol.memory() == CLIENT_MEMORY
+    reader.drain()
+    assert publisher.protocol.memory() == CLIENT_MEMORY
+    assert bus.registry.users[UID].memory == reader.protocol.memory() + CLIENT_MEMORY
+
+
+def test_packets_of_a_peer_that_left_are_charged():
+    """The transport reads what a paused peer left behind, and reports it; the charge for what was kept is replaced."""
+    bus = bus_with()
+    peer = bus.connect(uid=UID)
+    assert peer.transport.on_kept is not None
+    peer.transport.on_kept([b"12345", b"1"])
+    assert peer.protocol.memory() == CLIENT_MEMORY + 6 + 2 * KEPT_PACKET
+    peer.transport.on_kept([b"1"])
+    assert peer.protocol.memory() == CLIENT_MEMORY + 1 + KEPT_PACKET
+    peer.send(b"SUB a")  # all is handled
+    assert peer.protocol.memory() == CLIENT_MEMORY + price(b"a")
+
+
+def test_the_kernel_is_asked_where_buffers_matter():
+    """What the kernel holds is charged once the send buffers could hold more than an eighth of a limit."""
+    bus = bus_with(user_memory=memory.SAMPLED_PART * START)
+    peer = bus.connect(uid=UID)
+    peer.transport.unread = 5000
+    bus.clock.advance(1)
+    assert peer.protocol.memory() == CLIENT_MEMORY
+    other = bus.connect(uid=UID)
+    bus.clock.advance(1)
+    assert (peer.protocol.memory(), other.protocol.memory()) == (CLIENT_MEMORY + 5000, CLIENT_MEMORY)
+    peer.transport.unread = 3000
+    bus.clock.pump([0.05] * 4)
+    assert bus.registry.users[UID].memory == 2 * CLIENT_MEMORY + 3000
+    other.transport.end()
+    peer.transport.end()
+    bus.clock.pump([0.05] * 4)
+    assert bus.registry.users.budget.memory.held == 0
+    assert not bus.clock.getDelayedCalls()
+
+
+# --- the limit of a user -----------------------------------------------------------------------------------------
+
+
+def test_a_subscription_past_the_limit_of_its_user():
+    """It ends the client, with the reason for a user's limit; one to the byte is kept."""
+    bus = bus_with(user_memory=2 * CLIENT_MEMORY + price(b"a"))
+    peer, other = bus.connect(uid=UID), bus.connect(uid=UID)
+    peer.send(b"SUB a")
+    assert peer.is_connected
+    other.send(b"SUB b")
+    assert not other.is_connected
+    assert other.protocol.reason is CloseReason.USER_LIMIT
+    assert bus.registry.counters.violations == 1
+
+
+def test_a_connection_past_the_limit_of_its_user():
+    """It is refused; other users, root and the server's user are not concerned."""
+    bus = bus_with(user_memory=CLIENT_MEMORY)
+    assert bus.connect(uid=UID).is_connected
+    refused = bus.connect(uid=UID)
+    assert not refused.is_connected
+    assert refused.protocol.reason is CloseReason.USER_LIMIT
+    assert bus.connect(uid=UID + 1).is_connected
+    assert bus.connect(uid=0).is_connected
+    assert bus.connect(uid=0).is_connected
+    assert bus.registry.users[UID].memory == CLIENT_MEMORY
+
+
+def test_replies_past_the_limit_of_the_user():
+    """A client with a reply to read is not read from until it has read that reply."""
+    bus = bus_with(user_memory=CLIENT_MEMORY + price(b"a") + 100)
+    peer = bus.connect(uid=UID)
+    peer.send(b"SUB a")
+    peer.stall()
+    for _ in range(3):
+        peer.send(WHOAMI)
+    assert peer.transport.is_paused
+    assert peer.protocol.queue.replies == 2 < MAX_REPLIES
+    peer.drain()
+    assert not peer.transport.is_paused
+    assert len(peer.take()) == 3
+
+
+def test_a_send_buffer_grows_within_the_limit():
+    """A buffer grows while it, and all buffers of the user full, are within the limit; what it has is given back."""
+    bus = bus_with(user_memory=3 * START + 1000)
+    peer, other = bus.connect(uid=UID), bus.connect(uid=UID)
+    assert peer.transport.may_grow is not None
+    assert other.transport.may_grow is not None
+    assert not peer.transport.may_grow(START + 1001)
+    assert peer.transport.may_grow(START)
+    assert not other.transport.may_grow(START)
+    assert bus.registry.memory.buffers == 3 * START
+    peer.transport.end()
+    bus.settle()
+    assert bus.registry.users[UID].buffers == START
+    assert other.transport.may_grow(START)
+
+
+# --- the limit for all -------------------------------------------------------------------------------------------
+
+
+def large_patterns(peer: Peer, name: bytes, count: int) -> None:
+    peer.send(*[b"SUB %b%04d" % (name, n) for n in range(count)])
+
+
+def test_the_largest_holder_is_shed():
+    """At the limit the largest client of the largest user goes, with a reason and a line that says what it held."""
+    lines = []
+    bus = bus_with(max_memory=16 * 20_000)  # the limit is 300,000: a sixteenth is for the route cache
+    bus.registry.memory.log = type("Log", (), {"warn": lambda self, text, **fields: lines.append(fields)})()
+    small, middle, large = bus.connect(uid=1), bus.connect(uid=2), bus.connect(uid=2)
+    large_patterns(small, b"s", 150)
+    large_patterns(middle, b"m", 160)
+    large_patterns(large, b"l", 200)
+    assert (small.is_connected, middle.is_connected, large.is_connected) == (True, True, True)
+    held = [peer.protocol.memory() for peer in (small, middle, large)]
+    assert sum(held) == bus.registry.users.budget.memory.held < 300_000
+    large_patterns(small, b"t", 60)
+    assert (small.is_connected, middle.is_connected, large.is_connected) == (True, True, False)
+    assert large.protocol.reason is CloseReason.OUT_OF_MEMORY
+    ((line),) = lines
+    assert (line["number"], line["size"], line["of_user"]) == (large.protocol.number, held[2], held[1] + held[2])
+    assert bus.registry.users.budget.memory.held == small.protocol.memory() + middle.protocol.memory()
+
+
+def test_no_more_than_needed_is_shed():
+    """Clients go until a sixteenth is free, one after the other; what is about to be free counts already."""
+    bus = bus_with(max_memory=16 * 20_000)
+    peers = [bus.connect(uid=1) for _ in range(10)]
+    for number, peer in enumerate(peers):
+        large_patterns(peer, b"%02d" % number, 38)
+    account = bus.registry.users.budget.memory
+    assert all(peer.is_connected for peer in peers)
+    each = peers[0].protocol.memory()
+    assert 9 * each < 300_000 < 12 * each
+    for number in range(10, 13):
+        peers.append(bus.connect(uid=2))
+        large_patterns(peers[-1], b"%02d" % number, 38)
+    gone = [peer for peer in peers if not peer.is_connected]
+    assert len(gone) in (2, 3)
+    assert all(peer.protocol.peer.uid == 1 for peer in gone)
+    assert account.held == (13 - len(gone)) * each <= 300_000
+
+
+def test_kept_packets_shed_at_once():
+    """A single turn can keep more packets than fit, so the limit is looked at for each batch that is kept."""
+    bus = bus_with(max_memory=16 * 20_000)
+    reader = bus.connect(uid=UID)
+    reader.send(b"SUB k", b"CMSG blocking/soft/block")
+    reader.stall()
+    peak = []
+    account = bus.registry.users.budget.memory
+    for _ in range(20):
+        publisher = bus.connect(uid=UID)
+        publisher.transport.deliver(b"MSG k\0", b"MSG !/x\0" + bytes(50_000))
+        peak.append(account.held)
+    bus.settle()
+    assert max(peak) < 16 * 20_000 + 60_000
+    assert reader.is_connected
+    assert account.held <= 300_000
+
+
+# --- the route cache ---------------------------------------------------------------------------------------------
+
+
+def test_the_route_cache_is_bounded():
+    """Keys that were looked up take no more than a sixteenth of the limit."""
+    bus = bus_with(max_memory=1 << 20)
+    publisher = bus.connect(uid=UID)
+    sizes = []
+    for number in range(400):
+        publisher.send(b"MSG %0500d\0" % number)
+        sizes.append(bus.registry._router._cache.memory())
+    assert 60_000 < max(sizes) <= (1 << 20) // 16
+
+
+# --- the default -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "limits"),
+    [
+        ({}, []),
+        ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/memory.max": "max\n"}, []),
+        (
+            {
+                "/proc/self/cgroup": "0::/a.slice/b.service\n",
+                "/sys/fs/cgroup/a.slice/b.service/memory.max": "max\n",
+                "/sys/fs/cgroup/a.slice/memory.max": "1000\n",
+            },
+            [1000],
+        ),
+        (
+            {
+                "/proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/docker/x\n0::/\n",
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes": "2000\n",
+                "/sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            [9223372036854771712, 2000],
+        ),
+    ],
+)
+def test_limits_of_cgroups(files, limits):
+    """The limits of this cgroup and of those above it count, in either version, also where the path is the host's."""
+    assert cgroup_limits(files.get) == limits
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "rlimit", "default"),
+    [
+        ([], None, 500 << 20),
+        ([1 << 62], None, 500 << 20),
+        ([448 << 20, 1 << 40], None, 300 << 20),
+        ([50 << 20], None, 16 << 20),
+        ([], 300 << 20, 150 << 20),
+        ([448 << 20], 300 << 20, 150 << 20),
+        ([148 << 20], 300 << 20, 75 << 20),
+    ],
+)
+def test_default_limit(monkeypatch, cgroups, rlimit, default):
+    """Three quarters of what the cgroup or RLIMIT_AS leaves beside the interpreter, else half of the machine's."""
+    monkeypatch.setattr(memory, "cgroup_limits", lambda read: cgroups)
+    monkeypatch.setattr(memory, "_machine_memory", lambda: 1000 << 20)
+    monkeypatch.setattr(memory, "_address_space", lambda: 100 << 20)
+    limit = resource.RLIM_INFINITY if rlimit is None else rlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert memory.default_max_memory.__wrapped__() == default
+
+
+def test_user_memory_is_a_quarter():
+    """Without options one user has a quarter; a sixteenth of the whole is set aside for the route cache."""
+    account, cache = Limits(max_memory=1600).memory_account()
+    assert (account.limit, account.user_limit, cache) == (1500, 400, 100)
+    assert Limits(max_memory=1600, user_memory=7).memory_account()[0].user_limit == 7
+    assert Limits().memory_account()[0].user_limit == memory.default_max_memory() // 4
+
+
+# --- everything at once ------------------------------------------------------------------------------------------
+
+KEYS = [b"a", b"b/c", b"!/cred////x", b"long/" + b"k" * 100]
+PATTERNS = [*KEYS, b"", b"*", b"b/*", b"!/cred////x*"]
+CONTROLS = [
+    WHOAMI,
+    b"CMSG order/queue",
+    b"CMSG order/stack",
+    b"CMSG order/random",
+    b"CMSG blocking/soft/queue",
+    b"CMSG blocking/soft/discard",
+    b"CMSG blocking/soft/block",
+    b"CMSG blocking/soft/error",
+    b"CMSG blocking/hard/block",
+    b"CMSG blocking/hard/error",
+]
+
+
+def message(key: bytes, size: int) -> bytes:
+    return b"MSG " + key + b"\0" + bytes(size)
+
+
+class Account(RuleBasedStateMachine):
+    """Clients of two users do anything; at any moment what is charged is the sum of what is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bus = bus_with(max_memory=400_000, user_memory=150_000, queue_messages=20, total_queue_bytes=20_000)
+        self.peers: list[Peer] = []
+
+    @rule(uid=st.sampled_from([0, 1, 1, 2]))
+    def connect(self, uid):
+        peer = self.bus.connect(uid=uid)
+        if peer.is_connected:
+            self.peers.append(peer)
+
+    @precondition(lambda self: self.peers)
+    @rule(
+        who=st.integers(0, 99),
+        packets=st.lists(
+            st.one_of(
+                st.sampled_from(PATTERNS).map(lambda pattern: b"SUB " + pattern),
+                st.sampled_from(PATTERNS).map(lambda pattern: b"UNSUB " + pattern),
+                st.builds(message, st.sampled_from(KEYS), st.integers(0, 3000)),
+                st.sampled_from(CONTROLS),
+            ),
+            min_size=1,
+            max_size=12,
+        ),
+    )
+    def send(self, who, packets):
+        self.peers[who % len(self.peers)].send(*packets)
+
+    @precondition(lambda self: self.peers)
+    @rule(who=st.integers(0, 99))
+    def many_patterns(self, who):
+        peer = self.peers[who % len(self.peers)]
+        peer.send(*[b"SUB %d/%d" % (who, number) for number in range(140)])
+
+    @precondition(lambda self: self.peers)
+    @rule(who=st.integers(0, 99))
+    def stall(self, who):
+        self.peers[who % len(self.peers)].stall()
+
+    @precondition(lambda self: self.peers)
+    @rule(who=st.integers(0, 99), packets=st.sampled_from([1, 5, None]))
+    def drain(self, who, packets):
+        self.peers[who % len(self.peers)].drain(packets)
+
+    @precondition(lambda self: self.peers)
+    @rule(who=st.integers(0, 99), unread=st.integers(0, 100_000), seconds=st.sampled_from([0.05, 1, 31]))
+    def kernel(self, who, unread, seconds):
+        self.peers[who % len(self.peers)].transport.unread = unread
+        self.bus.clock.advance(seconds)
+
+    @precondition(lambda self: self.peers)
+    @rule(who=st.integers(0, 99), how=st.sampled_from(["end", "breakDown", "hang_up", "abortConnection"]))
+    def leave(self, who, how):
+        getattr(self.peers[who % len(self.peers)].transport, how)()
+        self.bus.settle()
+
+    @invariant()
+    def charged_is_held(self):
+        registry = self.bus.registry
+        self.bus.settle()
+        self.peers = [peer for peer in self.peers if peer.is_connected]
+        users: dict[User, int] = {}
+        for client in registry.clients.values():
+            assert isinstance(client, BusProtocol)
+            users[client.user] = users.get(client.user, 0) + client.memory()
+            assert client.pattern_memory == sum(map(price, client.patterns))
+            waiting = client.queue.snapshot()["packets"]
+            backlog = client.queue._price() * len(waiting) + sum(len(packet) for _, packet in waiting)
+            assert client.queue.memory == (backlog if client.queue.is_congested else 0)
+        for left in set(registry._leaving).difference(registry.clients.values()):
+            users[left.user] = users.get(left.user, 0) + left.pattern_memory
+        assert {user: user.memory for user in users} == users
+        account = registry.users.budget.memory
+        assert account.held == sum(users.values())
+        assert registry.memory.buffers == sum(user.buffers for user in users)
+        # What is due is done: nothing more than the limit is held, unless the last client alone holds it.
+        assert account.held <= account.limit or len(registry.clients) <= 1
+
+    def teardown(self):
+        for peer in self.peers:
+            peer.transport.abortConnection()
+        self.bus.clock.pump([0.05] * 20)
+        account = self.bus.registry.users.budget.memory
+        assert (account.held, account.users, self.bus.registry.memory.buffers) == (0, 0, 0)
+        assert len(self.bus.registry.users) == 0
+
+
+TestAccount = Account.TestCase
+TestAccount.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

@@ -1,0 +1,43 @@
+"""The number of open descriptors, and their limit."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+import pytest
+
+from sbus.syscalls import descriptors
+
+
+def test_open_descriptors():
+    """A descriptor more is counted as one more."""
+    before = descriptors.open_descriptors()
+    assert before >= 3
+    one = os.open(os.devnull, os.O_RDONLY)
+    try:
+        assert descriptors.open_descriptors() == before + 1
+    finally:
+        os.close(one)
+    assert descriptors.open_descriptors() == before
+
+
+def test_older_kernels(monkeypatch):
+    """Where the size of /proc/self/fd says nothing, its entries are counted, and the result is the same."""
+    expected = len(os.listdir("/proc/self/fd")) - 1
+    monkeypatch.setattr(os, "stat", lambda path: os.stat_result([0] * 10))
+    assert descriptors.open_descriptors() == expected
+
+
+def test_without_proc(monkeypatch):
+    """Without /proc nothing is counted."""
+    monkeypatch.setattr(descriptors, "_DIRECTORY", "/nowhere")
+    assert descriptors.open_descriptors() == 0
+
+
+@pytest.mark.parametrize(("soft", "limit"), [(1000, 1000), (resource.RLIM_INFINITY, sys.maxsize)])
+def test_limit(monkeypatch, soft, limit):
+    """The limit is the soft one; without any, it is larger than every count."""
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, resource.RLIM_INFINITY))
+    assert descriptors.descriptor_limit() == limit

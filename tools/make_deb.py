@@ -1,0 +1,133 @@
+"""Make a Debian package of a wheel: ``make_deb.py WHEEL DIRECTORY``.
+
+The package has an environment of its own in /opt/sbusd, with everything but Python itself, and fits the Python of the
+Debian release that it is built on. Its units are those of ``docs/examples/systemd``; they are not started by the
+installation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = Path("/usr/bin/python3")
+"""Debian's Python, which the package depends on."""
+HOME = Path("opt", "sbusd")
+"""The environment, below the root."""
+UNITS = ROOT / "docs" / "examples" / "systemd"
+COMMANDS = ("sbus", "sbusd")
+
+CONTROL = """\
+Package: sbusd
+Version: {version}
+Section: net
+Priority: optional
+Architecture: {architecture}
+Maintainer: The sbus developers <sbus@localhost>
+Installed-Size: {size}
+Depends: python3 (>= {python}), python3 (<< {next_python})
+Description: local message bus for the programs of one machine
+ Programs of several users connect to one Unix socket, publish messages under
+ routing keys and subscribe to patterns. The package has the daemon, the command
+ sbus, and the client libraries in an environment of their own in /opt/sbusd.
+"""
+
+
+def output(*command: str | Path) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def missing() -> str:
+    """Return what this machine lacks for the build, or nothing."""
+    if not shutil.which("dpkg-deb"):
+        return "dpkg-deb (apt-get install dpkg)"
+    if not PYTHON.exists():
+        return f"{PYTHON} (apt-get install python3)"
+    if subprocess.run([PYTHON, "-c", "import venv, ensurepip"], stderr=subprocess.DEVNULL).returncode:
+        return "venv in Debian's Python (apt-get install python3-venv)"
+    return ""
+
+
+def make_environment(root: Path, wheel: Path) -> None:
+    """Install the wheel and what it needs below /opt, with the path that it will have there in its scripts."""
+    home = root / HOME
+    subprocess.run([PYTHON, "-m", "venv", home], check=True)
+    pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", wheel], check=True)
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", "pip", "setuptools"], check=True)
+    for path in [*(home / "bin").iterdir(), home / "pyvenv.cfg"]:
+        if path.is_file() and not path.is_symlink():
+            path.write_bytes(path.read_bytes().replace(bytes(home), b"/" + bytes(HOME)))
+    for cache in home.rglob("__pycache__"):
+        shutil.rmtree(cache, ignore_errors=True)
+    for path in home.rglob("direct_url.json"):  # where the wheel was when it was installed
+        path.unlink()
+    # The manual pages and completions go where the system looks for them.
+    shutil.copytree(home / "share", root / "usr" / "share", dirs_exist_ok=True)
+    shutil.rmtree(home / "share")
+    zsh = root / "usr" / "share" / "zsh"
+    (zsh / "site-functions").rename(zsh / "vendor-completions")
+    for page in (root / "usr" / "share" / "man").rglob("*.[1-8]"):
+        subprocess.run(["gzip", "-9n", page], check=True)
+
+
+def add_system_files(root: Path) -> None:
+    """Add commands, units, the system's user and the scripts of the package."""
+    commands = root / "usr" / "bin"
+    commands.mkdir(parents=True)
+    for name in COMMANDS:
+        (commands / name).symlink_to(Path("/", HOME, "bin", name))
+    units = root / "lib" / "systemd" / "system"
+    units.mkdir(parents=True)
+    for name in ("sbus.service", "sbus.socket"):  # the recorder needs pyarrow, which is left out
+        text = (UNITS / name).read_text()
+        (units / name).write_text(re.sub(r"^ExecStart=\S*/bin/", f"ExecStart=/{HOME}/bin/", text, flags=re.MULTILINE))
+    sysusers = root / "usr" / "lib" / "sysusers.d"
+    sysusers.mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "debian" / "sysusers.conf", sysusers / "sbus.conf")
+    doc = root / "usr" / "share" / "doc" / "sbusd"
+    doc.mkdir(parents=True)
+    shutil.copy(ROOT / "LICENSE", doc / "copyright")
+    for name in ("postinst", "prerm", "postrm"):
+        path = root / "DEBIAN" / name
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "tools" / "debian" / name, path)
+        path.chmod(0o755)
+
+
+def main() -> None:
+    """Make the package."""
+    wheel, directory = Path(sys.argv[1]), Path(sys.argv[2])
+    if lacks := missing():
+        print(f"make_deb: no Debian package is made: this machine lacks {lacks}")
+        return
+    version = wheel.name.split("-")[1]
+    major, minor = map(int, output(PYTHON, "-c", "import sys; print(*sys.version_info[:2])").split())
+    architecture = output("dpkg", "--print-architecture")
+    os.umask(0o022)
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name, "root")
+        root.mkdir()
+        make_environment(root, wheel)
+        add_system_files(root)
+        size = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())
+        control = CONTROL.format(
+            version=version,
+            architecture=architecture,
+            size=size >> 10,
+            python=f"{major}.{minor}",
+            next_python=f"{major}.{minor + 1}",
+        )
+        (root / "DEBIAN" / "control").write_text(control)
+        package = directory / f"sbusd_{version}_{architecture}.deb"
+        subprocess.run(["dpkg-deb", "--root-owner-group", "--build", root, package], check=True)
+
+
+if __name__ == "__main__":
+    main()
