@@ -13,7 +13,7 @@ import click
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
 from sbus.cli.output import Nothing
-from sbus.errors import ConnectionLost, Disconnected, SbusError, TimedOut, UsageError
+from sbus.errors import ConnectionLost, Disconnected, NobodyListens, SbusError, TimedOut, UsageError
 from sbus.version import __version__
 
 __all__ = ["cli", "main"]
@@ -23,6 +23,9 @@ _MODULES = {
     "sub": "sbus.cli.sub",
     "get": "sbus.cli.get",
     "probe": "sbus.cli.probe",
+    "request": "sbus.cli.request",
+    "reply": "sbus.cli.reply",
+    "serve": "sbus.cli.serve",
     "whoami": "sbus.cli.whoami",
     "ping": "sbus.cli.ping",
     "match": "sbus.cli.match",
@@ -61,7 +64,7 @@ class _Main(LazyGroup):
             has_reason = isinstance(e, ConnectionLost) and e.reason is not None
             advice = ": it may have stopped, or it may have disconnected this client; its log says which"
             raise _Failure(f"{e}{'' if has_reason else advice}", 1) from None
-        except Nothing as e:
+        except (NobodyListens, Nothing) as e:
             raise _Failure(str(e), 3) from None
         except SbusError as e:
             raise _Failure(str(e), 1) from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -14,11 +16,11 @@ from sbus.cli.deadline import time_limit, wait_readable
 from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Nothing, escape
-from sbus.cli.types import BYTES, SECONDS
+from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
-from sbus.errors import PacketTooLong, ViolationReason
+from sbus.errors import PacketTooLong, UsageError, ViolationReason
 
-__all__ = ["pub"]
+__all__ = ["pub", "read_payload"]
 
 _BATCH_MESSAGES = 64
 """Copies of a message that ``--repeat`` without ``--rate`` publishes at once."""
@@ -35,21 +37,25 @@ Examples:
   sbus pub --file picture.jpeg camera/picture
   df | sbus pub reports/disk -
   tail -F /var/log/syslog | sbus pub --lines logs/syslog
+  sbus sub --json 'sensors/' | sbus -s /run/other.sock pub --json-lines
   sbus pub --repeat 100 --rate 10 test/ticks tick
   sbus pub --wait --timeout 30 jobs/start now
 """,
 )
-@click.argument("key", type=BYTES)
+@click.argument("key", type=BYTES, required=False)
 @click.argument("payload", type=BYTES, required=False)
 @click.option("--file", "-f", type=click.File("rb"), metavar="FILE", help="Read the payload from FILE.")
 @click.option("--lines", "-l", is_flag=True, help="Publish each line of standard input (or FILE) as a message.")
+@click.option(
+    "--json-lines", "-j", is_flag=True, help="Publish each line of standard input (or FILE), as sub --json prints it."
+)
 @click.option(
     "--repeat",
     type=click.IntRange(min=0),
     metavar="N",
     help="Publish the message N times; 0: until interrupted.  [default: 1]",
 )
-@click.option("--rate", type=SECONDS, metavar="N", help="Publish at most N messages per second.")
+@click.option("--rate", type=RATE, metavar="N", help="Publish at most N messages per second.")
 @click.option("--if-subscribed", is_flag=True, help="Publish nothing if nobody subscribes to KEY, and exit with 3.")
 @click.option("--wait", is_flag=True, help="Wait until somebody subscribes to KEY.")
 @click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Give up after SECONDS, with status 124.")
@@ -58,10 +64,11 @@ Examples:
 @pass_target
 def pub(
     target: Target,
-    key: bytes,
+    key: bytes | None,
     payload: bytes | None,
     file: BinaryIO | None,
     lines: bool,
+    json_lines: bool,
     repeat: int | None,
     rate: float | None,
     if_subscribed: bool,
@@ -78,19 +85,27 @@ def pub(
         raise click.UsageError("PAYLOAD and --file exclude each other.")
     if lines and payload not in (None, b"-"):
         raise click.UsageError("--lines reads payloads from standard input or --file: leave out PAYLOAD.")
+    if json_lines and (key is not None or lines or repeat is not None):
+        raise click.UsageError("--json-lines reads keys and payloads: leave out KEY, --lines and --repeat.")
+    if key is None and not json_lines:
+        raise click.UsageError("Missing argument 'KEY'.")
     if lines and repeat is not None:
         raise click.UsageError("--lines and --repeat exclude each other.")
     if if_subscribed and wait:
         raise click.UsageError("--if-subscribed and --wait exclude each other.")
+    if (if_subscribed or wait) and key is None:
+        raise click.UsageError("--if-subscribed and --wait need KEY, and --json-lines has none.")
     with time_limit(timeout, "publishing"), target.connect() as bus:
-        if if_subscribed and not bus.has_subscribers(key, None):
+        if if_subscribed and key is not None and not bus.has_subscribers(key, None):
             raise Nothing(f"nothing was published: nobody subscribes to {escape(key)}")
-        if wait:
+        if wait and key is not None:
             _wait_for_subscriber(bus, key)
         limiter = _RateLimiter(bus, rate)
-        for batch in _batches(payload, file, lines, 1 if repeat is None else repeat, rate, target.max_packet):
+        for messages in _batches(
+            key, payload, file, lines, json_lines, 1 if repeat is None else repeat, rate, target.max_packet
+        ):
             limiter.wait()
-            bus.publish_many([(key, each) for each in batch])
+            bus.publish_many(messages)
         if not no_wait:
             bus.fence()
 
@@ -102,14 +117,50 @@ def _wait_for_subscriber(bus: Bus, key: bytes) -> None:
 
 
 def _batches(
+    key: bytes | None,
+    payload: bytes | None,
+    file: BinaryIO | None,
+    lines: bool,
+    json_lines: bool,
+    repeat: int,
+    rate: float | None,
+    limit: int,
+) -> Iterator[list[tuple[bytes | str, bytes]]]:
+    """Yield the messages to publish, each batch with one call."""
+    if key is None:
+        assert json_lines
+        stream = file or sys.stdin.buffer
+        return ([_from_json(line, number, stream)] for number, line in enumerate(stream, 1))
+    return ([(key, each) for each in batch] for batch in _payloads(payload, file, lines, repeat, rate, limit))
+
+
+def _payloads(
     payload: bytes | None, file: BinaryIO | None, lines: bool, repeat: int, rate: float | None, limit: int
 ) -> Iterator[list[bytes]]:
-    """Yield the payloads to publish, each batch with one call."""
     if lines:
         return ([line] for line in _lines(file or sys.stdin.buffer, limit))
     if file is not None or payload == b"-":
-        payload = _read_payload(file or sys.stdin.buffer, limit)
+        payload = read_payload(file or sys.stdin.buffer, limit)
     return _repeated(payload or b"", repeat, 1 if rate else _BATCH_MESSAGES)
+
+
+def _from_json(line: bytes, number: int, stream: BinaryIO) -> tuple[bytes, bytes]:
+    """Return the key and the payload in a line of JSON.
+
+    :raises UsageError: if it is something else; with the number of the line.
+    """
+    try:
+        fields = json.loads(line)
+        return _decoded(fields, "key", "key_encoding"), _decoded(fields, "payload", "encoding")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"line {number} of {_name(stream)} is no message: write an object with key and payload, as sub --json does"
+        ) from None
+
+
+def _decoded(fields: dict[str, str], name: str, encoding: str) -> bytes:
+    text = fields[name].encode()
+    return base64.b64decode(text, validate=True) if fields.get(encoding, "text") == "base64" else text
 
 
 def _repeated(payload: bytes, count: int, batch_size: int) -> Iterator[list[bytes]]:
@@ -121,7 +172,12 @@ def _repeated(payload: bytes, count: int, batch_size: int) -> Iterator[list[byte
         yield batch[: count - start]
 
 
-def _read_payload(stream: BinaryIO, limit: int) -> bytes:
+def read_payload(stream: BinaryIO, limit: int) -> bytes:
+    """Read a payload to its end.
+
+    :param limit: the number of bytes that it may have.
+    :raises PacketTooLong: if it has more.
+    """
     payload = stream.read(limit + 1)
     if len(payload) > limit:
         raise _too_long(f"{_name(stream)} has more than {limit} bytes", "publish it in parts (see --lines)")

@@ -9,14 +9,15 @@ from typing import Any
 import click
 
 from sbus.daemon.values import duration
+from sbus.errors import UsageError
 from sbus.journal import clock
 
-__all__ = ["BYTES", "COUNT", "SECONDS", "Duration", "Speed", "Time"]
+__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Speed", "Time"]
 
 BYTES = os.fsencode
 """A key, a pattern or a payload: the argument byte for byte, whatever its encoding."""
 COUNT = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0, min_open=True)
+RATE = click.FloatRange(min=0, min_open=True)
 
 
 class Duration(click.ParamType[float]):
@@ -35,6 +36,22 @@ class Duration(click.ParamType[float]):
             return value
         name = param.name if param is not None and param.name else self.name
         return duration(name, self.minimum)(value)
+
+
+class _TimeLimit(Duration):
+    """A time above 0; plain numbers are seconds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = super().convert(value, param, ctx)
+        except UsageError:
+            seconds = 0.0
+        if not seconds > 0:
+            self.fail(f"{value!r} is not a time above 0: write it as 90, 90s, 1.5m or 500ms", param, ctx)
+        return seconds
+
+
+SECONDS = _TimeLimit()
 
 
 class Time(click.ParamType[datetime]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,15 @@ def _keep_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK_BYTES)
 
 
+def _collect_less() -> None:
+    """Leave what the process has made to start with out of later garbage collections.
+
+    A full collection that visits all modules takes 30 ms, in which nobody is served.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class Process(Service):
     """What belongs to the process rather than to the service that it runs.
 
@@ -69,6 +79,7 @@ class Process(Service):
         Multiplexer.of(cast(Reactor, reactor)).on_fatal = self.fail
         # With Twisted's own handlers the process would end by the signal instead of with status 0.
         reactor.callWhenRunning(self._handle_signals)
+        reactor.callWhenRunning(_collect_less)
         self._notifier = Notifier(IReactorTime(reactor))
         reactor.callWhenRunning(self._notifier.ready)
 

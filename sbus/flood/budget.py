@@ -159,7 +159,7 @@ class UserShare:
             share = min(share, MINIMUM)
         return share // max(self.queues, 1)
 
-    def hold(self, size: int) -> None:
+    def charge_memory(self, size: int) -> None:
         """Charge memory to this user, or give it back.
 
         :param size: bytes; below 0 what is given back.

@@ -138,6 +138,7 @@ class SendQueue:
         "_limits",
         "_losses",
         "_oversized",
+        "_price",
         "_reply_pending",
         "_stamped",
         "_substitute",
@@ -178,6 +179,7 @@ class SendQueue:
         self._user = user
         self.copies = user.copies
         self._backlog: FifoBacklog | PriorityBacklog | None = None
+        self._price = 0  # of a packet in the backlog, beside its bytes
         self._is_arranged = True
         self._reply_pending = False
         self._oversized: Sequence[bytes] = ()
@@ -315,7 +317,7 @@ class SendQueue:
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.unreserved
-            and self._user.has_memory(size + messages * self._price())
+            and self._user.has_memory(size + messages * self._price)
         )
 
     def drop_next(self) -> bool:
@@ -441,7 +443,7 @@ class SendQueue:
         """Return the limit that these messages would exceed, as the cause of a loss."""
         if self.messages + messages > self._limits.messages:
             return LossReason.QUEUE_FULL
-        return self._lacks_bytes(size, messages * self._price())
+        return self._lacks_bytes(size, messages * self._price)
 
     def _lacks_bytes(self, size: int, price: int = 0) -> LossReason | None:
         budget = self._user.budget
@@ -461,20 +463,19 @@ class SendQueue:
         self.size += size
         user.queued_bytes += size
         user.budget.bytes += size
-        self._charge(size + messages * self._price())
+        memory = size + messages * self._price
+        self.memory += memory
+        user.charge_memory(memory)
 
     def _charge(self, memory: int) -> None:
         """Charge memory of the backlog to the user, or give it back."""
         self.memory += memory
-        self._user.hold(memory)
-
-    def _price(self) -> int:
-        return 0 if self._backlog is None else self._backlog.PRICE
+        self._user.charge_memory(memory)
 
     def _keep_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: bytes) -> None:
         self.replies += 1
         backlog.push([reply])
-        self._charge(len(reply) + backlog.PRICE)
+        self._charge(len(reply) + self._price)
         if backlog.marks and isinstance(backlog, FifoBacklog):
             backlog[backlog.marks[-1]].replies += 1
 
@@ -604,6 +605,7 @@ class SendQueue:
         elif left:
             self.pending = left + self.pending
             self._backlog = self._new_backlog(iter(()))
+            self._price = self._backlog.PRICE
             self._is_arranged = True
             self.is_congested = True
             self._user.add_queue()
@@ -714,7 +716,7 @@ class SendQueue:
             messages -= len(replies)
             reply_bytes = sum(map(len, replies))
             size -= reply_bytes
-            self._charge(-reply_bytes - len(replies) * self._price())
+            self._charge(-reply_bytes - len(replies) * self._price)
         self._count(-messages, -size)
         is_empty = not self.messages and not self.replies
         limits = self._limits
@@ -730,6 +732,7 @@ class SendQueue:
             self._backlog, self._keys = self._new_backlog(iter(())), None
             return
         self._backlog = self._keys = None
+        self._price = 0
         self.is_congested = False
         self._user.remove_queue()
 
@@ -738,9 +741,9 @@ class SendQueue:
             self._is_arranged = True
             self._collect()
             self._keys = None
-            before = backlog.PRICE
             backlog = self._backlog = self._new_backlog(iter(backlog))
-            self._charge((backlog.PRICE - before) * len(backlog))
+            self._charge((backlog.PRICE - self._price) * len(backlog))
+            self._price = backlog.PRICE
         return backlog
 
     def _new_backlog(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:

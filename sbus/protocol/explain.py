@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sbus.protocol.keys import CURRENT, Dialect, SecretKey
 
-__all__ = ["Mismatch", "explain"]
+__all__ = ["Mismatch", "explain", "never_matches"]
 
 
 class Mismatch(NamedTuple):
@@ -46,6 +46,21 @@ def explain(pattern: bytes, key: bytes, dialect: Dialect = CURRENT) -> Mismatch 
     if not secret:
         return Mismatch(0, 0, "the pattern is for secret keys, which begin with !/cred/, and this key is open")
     return _explain_secret(wanted, secret)
+
+
+def never_matches(pattern: bytes, dialect: Dialect = CURRENT) -> str | None:
+    """Explain why no key at all can match a pattern; None if some key can.
+
+    Matching does not backtrack: ``*`` takes a segment to its end, so nothing but ``*`` can follow it there.
+    """
+    for part in pattern.split(dialect.separator):
+        _, star, rest = part.partition(b"*")
+        if star and rest.strip(b"*"):
+            return (
+                f"it can never match: '*' takes everything up to the next {dialect.separator.decode()!r} or the end, "
+                f"so nothing is left for {rest.lstrip(b'*').decode(errors='replace')!r}; end the segment with '*'"
+            )
+    return None
 
 
 def _explain_secret(wanted: SecretKey, secret: SecretKey) -> Mismatch | None:

@@ -14,7 +14,10 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.journal import clock
 
-__all__ = ["Batch", "BatchBuffer"]
+__all__ = ["Batch", "BatchBuffer", "memory_of"]
+
+_MESSAGE_OVERHEAD = 160
+"""Bytes of memory that a message takes besides its key and payload."""
 
 
 class Batch(NamedTuple):
@@ -87,3 +90,12 @@ class BatchBuffer:
             batch = Batch(self._messages, self._times, self.size)
             self._messages, self._times, self.rows, self.size = [], [], 0, 0
             self._send(batch)
+
+
+def memory_of(messages: int, size: int) -> int:
+    """Return the bytes of memory that messages take.
+
+    :param messages: the number of messages.
+    :param size: the bytes in their keys and payloads.
+    """
+    return size + messages * _MESSAGE_OVERHEAD

@@ -10,7 +10,8 @@ says so.* Four decisions follow from it:
 * The recorder asks the bus for receipts. What the bus drops for the recorder becomes a row in its place
   (`RecordSink.add_lost`). A bus that knows no receipts drops silently.
 * After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
-  it. Messages that arrive earlier are kept in `_unconfirmed`, because some of the patterns may not be in force yet.
+  it. Messages that arrive earlier are kept (`sbus.recorder.unconfirmed`), because some of the patterns may not be in
+  force yet; beyond ``buffer_bytes`` the oldest of them are dropped, as a part of the gap.
   When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the kept
   messages follow it.
 
@@ -27,8 +28,7 @@ confirmed and lasted `_MIN_LIFETIME`. So a bus that accepts and disconnects at o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.task import deferLater
@@ -36,13 +36,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff
-from sbus.client.core import Message
 from sbus.client.losses import Lost
 from sbus.client.tx import Bus, Subscription, connect
 from sbus.errors import ConnectError, Disconnected
 from sbus.journal import clock
 from sbus.protocol.controls import OBSERVER_ON
 from sbus.recorder.settings import Settings
+from sbus.recorder.unconfirmed import Unconfirmed
 
 __all__ = ["Connection", "GapDetails", "RecordSink"]
 
@@ -111,7 +111,8 @@ class Connection:
         self._is_draining = False  # the bus sends what it has queued for us, and closes
         self._waiting: defer.Deferred[Any] | None = None  # what `_abort` cancels
         self._finished: defer.Deferred[None] = defer.succeed(None)
-        self._unconfirmed: list[Message | Lost] = []
+        self._unconfirmed = Unconfirmed(settings.buffer_bytes)
+        self._unconfirmed_losses: list[Lost] = []
         self._last_report: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
 
     def start(self) -> None:
@@ -195,7 +196,7 @@ class Connection:
         if self._is_recording:
             self._sink.add_lost(lost)
         else:
-            self._unconfirmed.append(lost)
+            self._unconfirmed_losses.append(lost)
 
     async def _wait(self, deferred: defer.Deferred[T]) -> T:
         """Wait for a Deferred, so that `_abort` can cancel it."""
@@ -216,7 +217,8 @@ class Connection:
         """Record the messages of one connection; return why it ended."""
         lost_at: list[int] = []
         bus.whenClosed().addBoth(lambda _: lost_at.append(clock.now()))
-        self._unconfirmed = []
+        self._unconfirmed = Unconfirmed(self._settings.buffer_bytes)
+        self._unconfirmed_losses = []
         try:
             subscription = self._subscription = self._subscribe(bus)
             bus.fence(_CONFIRM_TIMEOUT).addCallbacks(
@@ -225,7 +227,7 @@ class Connection:
             while True:
                 messages = await subscription.get_many()
                 if not self._is_recording:
-                    self._unconfirmed += messages
+                    self._unconfirmed.add(messages)
                     continue
                 self._sink.add(messages)
                 capacity = self._sink.wait_for_capacity()
@@ -264,13 +266,15 @@ class Connection:
         self._is_recording = self._has_recorded = True
         self._last_report = ("", 0.0)
         self._sink.recording_started(gap)
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
-        for is_lost, items in groupby(unconfirmed, key=lambda item: isinstance(item, Lost)):
-            if is_lost:
-                for lost in items:
-                    self._sink.add_lost(cast(Lost, lost))
-            else:
-                self._sink.add(cast(list[Message], list(items)))
+        if self._unconfirmed.dropped:
+            self._log.warn(
+                "{dropped} messages arrived before the bus had confirmed the patterns and found no memory "
+                "(--buffer-bytes): they are not recorded",
+                dropped=self._unconfirmed.dropped,
+            )
+        for lost in self._unconfirmed_losses:  # before the messages: no gap may stand in front of its row
+            self._sink.add_lost(lost)
+        self._sink.add(self._unconfirmed.take())
 
     def _not_confirmed(self, bus: Bus, failure: Failure) -> None:
         if not failure.check(Disconnected):

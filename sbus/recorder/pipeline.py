@@ -11,9 +11,8 @@
 * *Order.* Messages and gaps reach the journal in the order in which they happened: before a gap is submitted, the
   buffer is flushed, and the thread keeps the order of its jobs.
 * *Bounded memory.* The messages that are not in the journal yet take at most ``buffer_bytes``, and one read of the
-  socket. At that limit the connection is not read; it is read again when half of them are written. The limit does not
-  apply to the messages that arrive before the bus has confirmed the patterns. `_MESSAGE_OVERHEAD` estimates what Python
-  needs for a message besides its key and payload.
+  socket. At that limit the connection is not read; it is read again when half of them are written. The messages that
+  arrive before the bus has confirmed the patterns have the same limit; of them, the oldest are dropped.
 * *A full disk costs no message by itself.* From the first failed job until the disk recovers, the connection is not
   read. Then the messages received in the meantime are written, a ``full`` row after them, and reading goes on. What the
   bus did with the messages that it could not send is flood control; if it disconnected the recorder, `Connection`
@@ -43,7 +42,7 @@ from sbus.client.losses import Lost, format_lost
 from sbus.journal import clock
 from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
-from sbus.recorder.buffer import Batch, BatchBuffer
+from sbus.recorder.buffer import Batch, BatchBuffer, memory_of
 from sbus.recorder.connection import Connection, GapDetails
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.settings import Settings
@@ -59,8 +58,6 @@ _STOP_TIMEOUT = 10.0
 """Seconds that the bus, and after it the disk, may take when the recorder stops."""
 _IDLE_SYNC_INTERVAL = 60.0
 """Seconds between two syncs of a silent bus."""
-_MESSAGE_OVERHEAD = 160
-"""Bytes of memory that a message takes besides its key and payload."""
 
 
 @dataclass(slots=True)
@@ -224,7 +221,7 @@ class Recording:
     # --- jobs for the thread -------------------------------------------------------------------
 
     def _submit_batch(self, batch: Batch) -> None:
-        self._submitted_bytes += _memory_of(len(batch.messages), batch.size)
+        self._submitted_bytes += memory_of(len(batch.messages), batch.size)
         self._thread.submit(Job(lambda journal: journal.append(batch.messages, batch.times), batch))
         self._sync_soon()
 
@@ -258,7 +255,7 @@ class Recording:
 
     def _buffered_bytes(self) -> int:
         """Return the bytes of memory in messages that are not in the journal yet."""
-        return self._submitted_bytes + _memory_of(self._buffer.rows, self._buffer.size)
+        return self._submitted_bytes + memory_of(self._buffer.rows, self._buffer.size)
 
     # --- calls of the thread -------------------------------------------------------------------
 
@@ -275,7 +272,7 @@ class Recording:
             counters.bytes += batch.size
             counters.lag = max(0.0, clock.to_seconds(clock.now() - batch.times[0]))
             counters.longest_lag = max(counters.lag, counters.longest_lag)
-            self._submitted_bytes -= _memory_of(rows, batch.size)
+            self._submitted_bytes -= memory_of(rows, batch.size)
             self._release_waiters()
 
     def disk_failed(self, error: OSError) -> None:
@@ -294,6 +291,8 @@ class Recording:
     def disk_recovered(self) -> None:
         """Implement `sbus.recorder.writer_thread.ThreadListener`."""
         gap, self._disk_failure = self._disk_failure, None
+        if self._stopping:
+            return  # the stop row has the failure, and no row can follow it
         if gap is not None:
             # Messages that had arrived before reading stopped come before the row of the gap.
             self._connection.add_ready()
@@ -319,15 +318,6 @@ class Recording:
 
 
 _SYNC = Job(lambda journal: journal.sync())
-
-
-def _memory_of(messages: int, size: int) -> int:
-    """Return the bytes of memory that messages take.
-
-    :param messages: the number of messages.
-    :param size: the bytes in their keys and payloads.
-    """
-    return size + messages * _MESSAGE_OVERHEAD
 
 
 def _is_active(timer: IDelayedCall | None) -> TypeGuard[IDelayedCall]:

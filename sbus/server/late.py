@@ -116,7 +116,7 @@ class Late:
         queue.pending += packets
         queue.late_bytes += size
         self._bytes += size
-        receiver.user.hold(size)
+        receiver.user.charge_memory(size)
         if not queue.is_late:
             queue.is_late = True
             line = self._lines.get(queue.copies)
@@ -139,7 +139,7 @@ class Late:
         if queue.is_late:
             queue.is_late = False
             self._bytes -= queue.late_bytes
-            receiver.user.hold(-queue.late_bytes)
+            receiver.user.charge_memory(-queue.late_bytes)
             queue.late_bytes = 0
             line = self._lines[queue.copies]
             del line.receivers[receiver]

@@ -74,12 +74,12 @@ from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
 from sbus.server.interfaces import Client, Receiver
-from sbus.server.limits import MAX_REPLIES, pattern_cost
+from sbus.server.limits import MAX_REPLIES
 from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REPLY, SENDING, SUBSCRIPTION
+from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REORDERED, REPLY, SENDING, subscription_work
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -197,7 +197,7 @@ class BusProtocol:
         transport.queue = self.queue
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep
-        self.user.hold(CLIENT_MEMORY)
+        self.user.charge_memory(CLIENT_MEMORY)
         self._buffer = START
         self._registry.memory.add_buffer(self.user)
         self.connectionMade()
@@ -276,7 +276,7 @@ class BusProtocol:
             else:
                 self.reason = CloseReason.SERVER_ERROR
         self._registry.disconnected(self, self.reason)
-        self.user.hold(-CLIENT_MEMORY - self._kept - self._in_kernel)
+        self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
         self._registry.memory.add_buffer(self.user, -self._buffer)
         self._registry.disconnect_user(self.user)
@@ -391,11 +391,11 @@ class BusProtocol:
         if self.reason is None:
             self._release_kept()
             self._kept = total_size(packets) + KEPT_PACKET * len(packets)
-            self.user.hold(self._kept)
+            self.user.charge_memory(self._kept)
             self._registry.memory.check()
 
     def _release_kept(self) -> None:
-        self.user.hold(-self._kept)
+        self.user.charge_memory(-self._kept)
         self._kept = 0
 
     def pause_publishing(self) -> None:
@@ -444,11 +444,11 @@ class BusProtocol:
             if verb == MSG:
                 self._publish(packet, key, payload)
             elif verb == SUB:
-                work += SUBSCRIPTION + (pattern_cost(key, self._registry.dialect.separator) >> 8)
+                work += subscription_work(key, self._registry.dialect.separator)
                 if not self._write_closed:
                     self._registry.subscribe(self, key)
             elif verb == UNSUB:
-                work += SUBSCRIPTION
+                work += subscription_work(key, self._registry.dialect.separator)
                 self._registry.unsubscribe(self, key)
             else:
                 self._control(key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
@@ -537,6 +537,8 @@ class BusProtocol:
     def _apply(self, settings: ClientSettings) -> None:
         if self.queue.is_late:
             self._delivery.catch_up(self)
+        if settings.order is not self.settings.order or settings.newest_first != self.settings.newest_first:
+            self.user.work_left -= len(self.queue) // REORDERED
         self.settings = settings
         self._configure_queue()
         self._fast_path = settings.echo and self._registry.fast_path
@@ -631,7 +633,7 @@ class BusProtocol:
         """See `sbus.server.memory.Holder`."""
         if self.transport is not None:
             held = self.transport.unread_bytes() + self.transport.partial_bytes()
-            self.user.hold(held - self._in_kernel)
+            self.user.charge_memory(held - self._in_kernel)
             self._in_kernel = held
 
     def _may_grow(self, size: int) -> bool:

@@ -392,7 +392,7 @@ class SubscriptionRegistry(Service):
                 raise
             client.pattern_bytes += cost
             client.pattern_memory += memory
-            client.user.hold(memory)
+            client.user.charge_memory(memory)
             client.user.charge(1, cost)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
@@ -424,7 +424,7 @@ class SubscriptionRegistry(Service):
         client.pattern_bytes -= cost
         memory = pattern_memory(pattern, self.dialect.separator, secret)
         client.pattern_memory -= memory
-        client.user.hold(-memory)
+        client.user.charge_memory(-memory)
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
@@ -541,7 +541,12 @@ class SubscriptionRegistry(Service):
 
 
 _USER_LIMITS = frozenset(
-    (CloseReason.TOO_MANY_USER_CLIENTS, CloseReason.TOO_MANY_USER_CONNECTS, CloseReason.KEPT_FOR_OTHERS)
+    (
+        CloseReason.USER_LIMIT,
+        CloseReason.TOO_MANY_USER_CLIENTS,
+        CloseReason.TOO_MANY_USER_CONNECTS,
+        CloseReason.KEPT_FOR_OTHERS,
+    )
 )
 
 

@@ -62,6 +62,8 @@ A local message bus, with the command line of the original daemon.
   -p pidfile   file for the process ID (default: /run/sbus.pid; /dev/null: none)
   -r           replace a leftover socket, or an empty file, at the address, and a leftover pid file
   -u user      let only this user (name or UID) and the daemon's own connect; repeatable
+  --max-memory=SIZE, --user-memory=SIZE
+               as for twistd sbus, such as 64M
   --help       print this, and exit
   --version    print the version, and exit
 
@@ -82,6 +84,8 @@ class _Settings:
     reuse: bool = False
     mode: int = 0o700
     users: tuple[int, ...] = ()
+    max_memory: int | None = None
+    user_memory: int | None = None
 
 
 class _StartError(SbusError):
@@ -108,11 +112,11 @@ def _parse(arguments: list[str]) -> _Settings:
     """Parse the command line.
 
     :raises getopt.GetoptError: if it is malformed.
-    :raises UsageError: if it names a user who does not exist.
+    :raises UsageError: if it names a user who does not exist, or if a size is malformed.
     :raises SystemExit: after printing what ``--help`` or ``--version`` asks for.
     """
     settings = _Settings()
-    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", ["help", "version"])
+    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", ["help", "version", "max-memory=", "user-memory="])
     if rest:
         raise getopt.GetoptError("too many arguments")
     for option, value in options:
@@ -123,6 +127,10 @@ def _parse(arguments: list[str]) -> _Settings:
             case "--version":
                 print(f"sbus {__version__}")
                 sys.exit()
+            case "--max-memory":
+                settings.max_memory = _size("max-memory", value)
+            case "--user-memory":
+                settings.user_memory = _size("user-memory", value)
             case "-a":
                 settings.address = value
             case "-c":
@@ -140,6 +148,12 @@ def _parse(arguments: list[str]) -> _Settings:
             case "-u":
                 settings.users += (_uid(value),)
     return settings
+
+
+def _size(option: str, text: str) -> int:
+    from sbus.daemon.values import size
+
+    return size(option)(text)
 
 
 def _uid(text: str) -> int:
@@ -310,6 +324,7 @@ def _serve(
     from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
     from sbus.server.components import FloodControls
     from sbus.server.credentials import AccessSettings, KernelPolicy
+    from sbus.server.limits import Limits
     from sbus.server.process import BusProcess
     from sbus.server.service import BusService
 
@@ -323,6 +338,7 @@ def _serve(
     bus = BusService(
         SeqpacketServerEndpoint(reactor, bound),
         KernelPolicy().make(access),
+        Limits(max_memory=settings.max_memory, user_memory=settings.user_memory),
         controls=FloodControls.built_in(),
         log_budget=log_budget,
     )

@@ -54,12 +54,14 @@ __all__ = [
     "LOOK_UP_STEPS",
     "PACKET",
     "REFUSED",
+    "REORDERED",
     "REPLY",
     "SENDING",
     "SUBSCRIPTION",
     "TURN_BUDGET",
     "Balance",
     "Turns",
+    "subscription_work",
 ]
 
 TURN_BUDGET = 2_000
@@ -85,9 +87,15 @@ REFUSED = 12
 CONNECTION = 50
 """The price of a connection that comes and goes."""
 SUBSCRIPTION = 15
-"""The price of a subscription that comes or goes, before the routes that it makes the cache forget."""
+"""The price of a subscription that comes or goes, before its segments and the routes that it changes."""
+_WILDCARD = 20
+"""The price of the count of the steps that a pattern with a wildcard can add to a look-up."""
+_COUNTED_SEGMENTS = 16
+"""Segments that cost more in a pattern with a wildcard: whatever is behind them, its steps seldom change."""
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
+REORDERED = 3
+"""Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
 
@@ -99,6 +107,15 @@ CROWD = 64
 """Batches of one user, without one of another user between them, after which nobody else counts as waiting."""
 _RESUMED = 16
 """Clients of one user that go on in one turn: each costs two system calls, whatever it has to do."""
+
+
+def subscription_work(pattern: bytes, separator: bytes) -> int:
+    """Return the price of a subscription to a pattern that comes or goes, before the routes that it changes."""
+    segments = pattern.count(separator)
+    work = SUBSCRIPTION + segments // 4
+    if b"*" in pattern:
+        work += _WILDCARD + 3 * min(segments, _COUNTED_SEGMENTS)
+    return work
 
 
 class Balance(Protocol):

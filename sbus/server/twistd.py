@@ -11,7 +11,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.daemon.clock import use_monotonic_clock
-from sbus.daemon.options import CommandLine, amount, choice, mode, size
+from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
@@ -93,7 +93,7 @@ class Options(CommandLine):
             None,
             _DEFAULTS.block_timeout,
             "Seconds after which a client that blocks publishers and reads nothing is disconnected",
-            amount("block-timeout", "seconds", float),
+            duration("block-timeout", 0.001),
         ],
         [
             "queue-messages",

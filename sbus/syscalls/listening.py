@@ -45,11 +45,11 @@ from sbus.syscalls.sockets import disable_fd_passing, is_unix
 
 __all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "unit_setting"]
 
-BACKLOG = 512
+BACKLOG = 128
 """Connections that wait to be accepted at most (listen(2)).
 
-One user who connects in a loop keeps the backlog full, whatever its length, and another one's connection waits behind
-all of it: 350 ms with 4,096, and 30 ms with 512.
+A user who connects in a loop keeps the backlog full, whatever its length, and the connections of others wait behind all
+of it: 350 ms if it has 4,096.
 """
 
 _LOCK_TIMEOUT = 1.0
@@ -326,7 +326,7 @@ def _inherited(address: Address, stream: bool) -> socket.socket:
     if not is_unix(sock, _type(stream)):
         sock.detach()
         raise ListenError(
-            f"{address.text}: descriptor {address.descriptor} is not a Unix {_type(stream).name} socket: "
+            f"{address.text}: descriptor {address.descriptor} is not a Unix socket of type {_type(stream).name}: "
             f"pass one (for systemd: {unit_setting(stream)})"
         )
     return sock

@@ -25,6 +25,7 @@ bus = Bus(
         max_memory=MANY,
         user_memory=MANY,
         max_patterns=MANY,
+        user_patterns=MANY,
         max_pattern_bytes=MANY,
         max_match_steps=MANY,
         queue_messages=MANY,

@@ -116,11 +116,11 @@ class TestWrongOptions:
     @pytest.mark.parametrize(
         ("option", "remedy"),
         [
-            ("--block-timeout=0", "a number of seconds above 0"),
-            ("--block-timeout=-1", "a number of seconds above 0"),
-            ("--block-timeout=soon", "a number of seconds above 0"),
-            ("--block-timeout=nan", "a number of seconds above 0"),
-            ("--block-timeout=inf", "a number of seconds above 0"),
+            ("--block-timeout=0", "give a time of 0.001 seconds or more, such as"),
+            ("--block-timeout=-1", "give a time of 0.001 seconds or more, such as"),
+            ("--block-timeout=soon", "give a time of 0.001 seconds or more, such as"),
+            ("--block-timeout=nan", "give a time of 0.001 seconds or more, such as"),
+            ("--block-timeout=inf", "give a time of 0.001 seconds or more, such as"),
             ("--queue-messages=0", "a number of messages above 0"),
             ("--queue-messages=1.5", "a number of messages above 0"),
             ("--queue-bytes=-5", "a number of bytes above 0"),

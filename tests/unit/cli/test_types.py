@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import click
 import pytest
 
-from sbus.cli.types import BYTES, Duration, Speed, Time
+from sbus.cli.types import BYTES, SECONDS, Duration, Speed, Time
 from sbus.errors import UsageError
 
 
@@ -49,6 +49,19 @@ def test_impossible_times(text: str) -> None:
 def test_speeds(text: str, speed: float) -> None:
     """A speed is a factor; 0 stands for ``max``."""
     assert Speed().convert(text, None, None) == speed
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("0.5", 0.5), ("5m", 300.0), ("20ms", 0.02)])
+def test_time_limits(text: str, seconds: float) -> None:
+    """A time limit is a number of seconds, or a number with a unit."""
+    assert SECONDS.convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", "0s", ""])
+def test_impossible_time_limits(text: str) -> None:
+    """A time limit is above 0."""
+    with pytest.raises(click.BadParameter, match="is not a time above 0: write it as 90, 90s"):
+        SECONDS.convert(text, None, None)
 
 
 def test_bytes() -> None:

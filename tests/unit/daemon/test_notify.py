@@ -10,7 +10,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from sbus.daemon.notify import Notifier
-from tests.support.harness import TIMEOUT, Bus
+from tests.support.harness import TIMEOUT, Bus, Process
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -69,6 +69,24 @@ def test_no_watchdog(environ):
     notifier.ready()
     assert clock.getDelayedCalls() == []
     notifier.stopService()
+
+
+def test_recorder(systemd, spawn, directory):
+    """``twistd sbus-recorder`` does the same, without a bus."""
+    sock, name = systemd
+    options = [f"--socket={directory}/bus", f"--journal={directory}/journal"]
+    started = spawn(
+        Process,
+        directory,
+        ["-n", "--pidfile=", "sbus-recorder", *options],
+        env={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "200000", "WATCHDOG_PID": None},
+    )
+    started.wait_log("starting up")
+    assert [sock.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+    started.kill(signal.SIGTERM)
+    while (said := sock.recv(100)) != b"STOPPING=1":
+        assert said == b"WATCHDOG=1"
+    assert started.wait() == 0
 
 
 def test_process(systemd, spawn, directory):

@@ -1248,7 +1248,7 @@ class Model:
         """What is charged for the packets that wait."""
         return sum(len(packet) + self.price for packet in self.waiting or ())
 
-    def arrange(self) -> None:
+    def price_places(self) -> None:
         """The packets that wait are kept as their order needs it."""
         self.price = FifoBacklog.PRICE if self.order == "queue" else PriorityBacklog.PRICE
 
@@ -1341,7 +1341,7 @@ class FloodMachine(RuleBasedStateMachine):
         model.waiting = None
 
     def flush_model(self, model, room, may):
-        model.arrange()
+        model.price_places()
         if model.waiting is None:
             sent, left = model.pending[:room], model.pending[room:]
             model.pending = []

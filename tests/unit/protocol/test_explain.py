@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbus.errors import Violation
-from sbus.protocol.explain import explain
+from sbus.protocol.explain import explain, never_matches
 from sbus.protocol.keys import CURRENT, EARLY, PeerCredentials, SecretKey, matches, matches_open
 
 TEXT = st.text("ab*/.", max_size=8).map(str.encode)
@@ -84,3 +84,27 @@ def test_forbidden(pattern, key):
     """A forbidden pattern or key is a violation, not a mismatch."""
     with pytest.raises(Violation):
         explain(pattern, key)
+
+
+@given(TEXT, TEXT)
+def test_impossible_patterns_match_nothing(pattern: bytes, key: bytes) -> None:
+    """A pattern that is called impossible matches no key."""
+    if never_matches(pattern) is not None:
+        assert not matches_open(pattern, key)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_impossible"),
+    [
+        (b"a/*b", True),
+        (b"*x/", True),
+        (b"a**b", True),
+        (b"a/b*", False),
+        (b"a/**/c", False),
+        (b"", False),
+        (b"*", False),
+    ],
+)
+def test_patterns_that_can_never_match(pattern: bytes, is_impossible: bool) -> None:
+    """Nothing but ``*`` can follow a ``*`` within a segment."""
+    assert (never_matches(pattern) is not None) == is_impossible

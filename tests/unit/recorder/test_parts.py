@@ -25,12 +25,13 @@ from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import list_segments
 from sbus.recorder import pipeline as recording
-from sbus.recorder.buffer import Batch, BatchBuffer
+from sbus.recorder.buffer import Batch, BatchBuffer, memory_of
 from sbus.recorder.pipeline import Recording
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.service import open_journal
 from sbus.recorder.settings import Settings
 from sbus.recorder.twistd import Options, makeService
+from sbus.recorder.unconfirmed import Unconfirmed
 from sbus.recorder.writer_thread import Job, JournalThread
 from tests.support.faults import let_go
 from tests.support.journals import rows
@@ -589,6 +590,37 @@ def test_disk_that_stays_full(record: Callable[..., Recorder], faulty: Disk) -> 
     del faulty.errors["write"]
     open_journal(str(recorder.directory), recorder.settings).close()
     assert shown(rows(recorder.directory)) == ["<start>", "0", "1"]
+
+
+def test_disk_that_recovers_during_the_stop(record: Callable[..., Recorder], faulty: Disk) -> None:
+    """If the disk recovers when the journal is about to be closed, all is written, and no other row is counted."""
+    recorder = record(batch_rows=2)
+    faulty.errors["write"] = errno.ENOSPC
+    recorder.recording.add(numbered(0, 2))
+    recorder.loop.until(recorder.recording.wait_for_capacity)
+    stopped = defer.Deferred.fromCoroutine(recorder.recording.stop())
+    del faulty.errors["write"]
+    recorder.loop.until(lambda: stopped.called)
+    assert stopped.result is None
+    assert shown(rows(recorder.directory)) == ["<start>", "0", "1", "<stop>"]
+    assert (recorder.recording.counters.gaps, recorder.recording.counters.lost) == (2, 0)
+    assert not recorder.loop.getDelayedCalls()
+
+
+@given(st.lists(st.lists(st.integers(0, 300), max_size=5), max_size=20), st.integers(0, 2_000))
+def test_unconfirmed_messages_are_the_newest(batches: list[list[int]], limit: int) -> None:
+    """What is kept before the confirmation is the end of what came, and takes no more memory than the limit."""
+    kept = Unconfirmed(limit)
+    came: list[tuple[bytes, bytes]] = []
+    for sizes in batches:
+        messages = [(b"%d" % (len(came) + n), bytes(size)) for n, size in enumerate(sizes)]
+        came += messages
+        kept.add(messages)
+    found = kept.take()
+    assert found == came[len(came) - len(found) :]
+    assert kept.dropped + len(found) == len(came)
+    assert sum(memory_of(1, len(key) + len(payload)) for key, payload in found) <= limit
+    assert kept.take() == []
 
 
 def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:

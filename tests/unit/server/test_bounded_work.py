@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
-from sbus.server.turns import COPIES, PACKET, REPLY, SUBSCRIPTION, TURN_BUDGET
+from sbus.server.turns import COPIES, PACKET, REORDERED, REPLY, SUBSCRIPTION, TURN_BUDGET, subscription_work
 from tests.support.buses import Bus, Peer
 
 
@@ -52,6 +52,7 @@ def connect(bus: Bus, *packets: bytes, uid: int = 1000) -> Peer:
         ([b"MSG k\0", b"CMSG unknown"], 1 + 2 // COPIES + PACKET),
         ([b"SUB a", b"SUB a", b"UNSUB a"], 3 * (PACKET + SUBSCRIPTION)),
         ([b"CMSG !/cred/whoami"], PACKET + REPLY),
+        ([b"SUB a/b*/c", b"UNSUB a/b*/c"], 2 * (PACKET + subscription_work(b"a/b*/c", b"/"))),
         ([b"NONSENSE"], PACKET),
     ],
 )
@@ -246,3 +247,15 @@ def test_a_debt_outlives_the_connection():
     assert 5 <= turns_taken <= 12
     assert len(bus.registry.users) == 0
     assert not bus.registry.turns._waiting
+
+
+def test_the_order_of_a_long_backlog_has_a_price():
+    """To choose another order costs by the messages that have to be put into it; the same order again costs nothing."""
+    bus = Bus()
+    reader, publisher = connect(bus, b"SUB k", uid=2), connect(bus)
+    reader.stall()
+    publisher.send(*[b"MSG k\0"] * 600)
+    for packet, work in ((b"CMSG order/stack", 600 // REORDERED), (b"CMSG order/stack", 0)):
+        reader.protocol.user.work_left = TURN_BUDGET
+        reader.send(packet)
+        assert work <= TURN_BUDGET - reader.protocol.user.work_left <= work + 3 * PACKET

@@ -9,10 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbus.errors import CloseReason
+from sbus.daemon import values
+from sbus.errors import CloseReason, UsageError
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
-from sbus.server import memory
+from sbus.server import memory, sbusd
 from sbus.server.limits import MAX_REPLIES, Limits
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET, cgroup_limits, pattern_memory
 from sbus.server.protocol import BusProtocol
@@ -419,7 +420,7 @@ class Account(RuleBasedStateMachine):
             users[client.user] = users.get(client.user, 0) + client.memory()
             assert client.pattern_memory == sum(map(price, client.patterns))
             waiting = client.queue.snapshot()["packets"]
-            backlog = client.queue._price() * len(waiting) + sum(len(packet) for _, packet in waiting)
+            backlog = client.queue._price * len(waiting) + sum(len(packet) for _, packet in waiting)
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
         for left in set(registry._leaving).difference(registry.clients.values()):
             users[left.user] = users.get(left.user, 0) + left.pattern_memory
@@ -441,3 +442,28 @@ class Account(RuleBasedStateMachine):
 
 TestAccount = Account.TestCase
 TestAccount.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+def test_the_daemon_has_the_options_of_memory():
+    """``sbusd`` takes the same sizes; a malformed one is named."""
+    parsed = sbusd._parse(["-f", "--max-memory=64M", "--user-memory=8MiB"])
+    assert (parsed.max_memory, parsed.user_memory) == (64 << 20, 8 << 20)
+    assert sbusd._parse([]).max_memory is None
+    with pytest.raises(UsageError, match="--max-memory=lots: give a number of bytes above 0"):
+        sbusd._parse(["--max-memory=lots"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("65536", 65536), ("512K", 512 << 10), ("64M", 64 << 20), ("64MiB", 64 << 20), ("2g", 2 << 30)],
+)
+def test_sizes(text, value):
+    """A size is a number of bytes, or of KiB, MiB, GiB or TiB."""
+    assert values.size("x")(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0M", "M", "1.5G", "64X", "64 M", "64MB", "\u0661", "1e6"])
+def test_no_sizes(text):
+    """Anything else is refused by the option's name."""
+    with pytest.raises(UsageError, match=r"^--x=.*: give a number of bytes above 0"):
+        values.size("x")(text)

@@ -684,10 +684,10 @@ def wrong_sockets():
         (theirs, "is not bound to an address"),
         (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
-            r"not a Unix SOCK_SEQPACKET socket: .*ListenSequentialPacket=",
+            r"not a Unix socket of type SOCK_SEQPACKET: .*ListenSequentialPacket=",
         ),
-        (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), "not a Unix SOCK_SEQPACKET socket"),
-        (socket.socket(socket.AF_INET, socket.SOCK_STREAM), "not a Unix SOCK_SEQPACKET socket"),
+        (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), "not a Unix socket of type SOCK_SEQPACKET"),
+        (socket.socket(socket.AF_INET, socket.SOCK_STREAM), "not a Unix socket of type SOCK_SEQPACKET"),
     ]
 
 
@@ -725,7 +725,7 @@ def test_adopt_refuses_what_is_no_socket(directory):
 def test_inherited_name_of_other_kinds():
     """The name of another kind of socket is not returned."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        with pytest.raises(ListenError, match="not a Unix SOCK_SEQPACKET socket"):
+        with pytest.raises(ListenError, match="not a Unix socket of type SOCK_SEQPACKET"):
             inherited_name(parse(f"/dev/fd/{sock.fileno()}"))
         assert sock.getsockname() == ""
 
