@@ -232,7 +232,7 @@ def test_a_snapshot_is_work_of_its_user():
         one.protocol.user.work_left = TURN_BUDGET
         one.send(*(b"MSG %d\0x" % n for n in range(start, start + 50)))
     late.transport.deliver(b"CMSG last\0*")
-    assert 0 < len(late.transport.written) <= TURN_BUDGET // 2
+    assert len(late.transport.written) <= TURN_BUDGET // 2
     other.transport.deliver(b"CMSG !/cred/whoami")
     assert len(other.take()) == 1
     for _ in range(10):
@@ -352,6 +352,8 @@ def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor):
                 snapshot = [packet for key, packet, _, _ in model.values if matches(pattern, key)]
                 expected += [[*snapshot, done(pattern)], []]
                 reader.transport.deliver(b"CMSG last\0" + pattern)
+                if reader.protocol._is_waiting:
+                    bus.settle()  # the request is handled in a later turn of the reader's user
     except Tied:
         return
     reader.drain()
