@@ -62,6 +62,7 @@ class Kind(enum.StrEnum):
     STOP = "stop"  # the recorder was stopped
     RECONNECT = "reconnect"  # the connection to the bus was lost, and is back
     FULL = "full"  # the disk could not be written for a time: it was full, or failed
+    LOST = "lost"  # the bus dropped messages for the recorder
 
 
 KINDS = tuple(Kind)
@@ -100,10 +101,19 @@ COLUMNS = (
         "before: the time never goes back",
     ),
     Column(
-        "kind", _NAMES, pa.int8(), "``message``, or the kind of a gap: ``start``, ``stop``, ``reconnect``, ``full``"
+        "kind",
+        _NAMES,
+        pa.int8(),
+        "``message``, or the kind of a gap: ``start``, ``stop``, ``reconnect``, ``full``, ``lost``",
     ),
     Column("key", pa.binary(), pa.binary(), "the key of a message; empty for a gap"),
-    Column("payload", pa.binary(), pa.binary(), "the payload of a message; for a gap, a JSON object"),
+    Column(
+        "payload",
+        pa.binary(),
+        pa.binary(),
+        "the payload of a message; for ``lost``, the receipt of the bus: ``<messages> <bytes> <total> <why>``; for "
+        "other gaps, a JSON object",
+    ),
 )
 """The columns of a journal, in their order."""
 
@@ -175,10 +185,19 @@ class Format:
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-FORMAT = 1
+def _with_todays_kinds(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Lift rows of format 1, which has no ``lost``: the indices of the other kinds are the same."""
+    kinds = pa.DictionaryArray.from_arrays(rows.column("kind").indices, pa.array(KINDS, pa.utf8()))
+    return rows.set_column(rows.schema.get_field_index("kind"), rows.schema.field("kind"), kinds)
+
+
+FORMAT = 2
 """The newest format, which this package writes."""
 
-FORMATS = {1: Format(1, COLUMNS, tuple(map(str, KINDS)))}
+FORMATS = {
+    1: Format(1, COLUMNS, tuple(map(str, KINDS[:5])), _with_todays_kinds),
+    2: Format(2, COLUMNS, tuple(map(str, KINDS))),
+}
 """Every format that this package can read, by its version."""
 
 

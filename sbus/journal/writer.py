@@ -247,6 +247,15 @@ class JournalWriter:
         """
         self._write(kind, [b""], [json.dumps(details).encode()], time)
 
+    def append_lost(self, receipt: bytes, time: int | None = None) -> None:
+        """Append the row for messages that the bus has dropped.
+
+        :param receipt: the bus's receipt: ``<messages> <bytes> <total> <why>``.
+        :param time: when it was received; as for `append`.
+        :raises OSError: as for `append_gap`.
+        """
+        self._write(Kind.LOST, [b""], [receipt], time)
+
     def _write(
         self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
     ) -> None:

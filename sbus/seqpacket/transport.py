@@ -29,7 +29,7 @@ Reading and writing end separately, as the kernel ends them:
 * *A failed send* (``EPIPE``, ``ECONNRESET``): the queue is discarded at once. Reading goes on to the end of file.
 
 Closing a socket that has unread packets resets the connection: the peer gets ``ECONNRESET`` ahead of packets that wait
-for it. `dismiss` avoids that: it sends the last packets past the queue, shuts the socket down both ways, discards what
+for it. `close_gracefully` avoids that: it sends the last packets past the queue, shuts the socket down both ways, discards what
 the peer has sent (nothing more can come), and closes. The last packets nearly always fit, because the send buffer is
 raised above what it holds; else they are tried until the peer has read, for as long as the caller says.
 
@@ -700,7 +700,7 @@ class PacketTransport(Connection):
         """Close soon, and discard what waits."""
         self._abort(Failure(error.ConnectionAborted()))
 
-    def dismiss(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+    def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon, so that the peer can still read what was delivered; see `IPacketTransport`."""
         self._depart(Failure(error.ConnectionAborted()), farewell, patience, input_limit)
 

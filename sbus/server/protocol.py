@@ -40,7 +40,7 @@ been closed handles no packet more, which bounds the time that the server takes 
 
 .. rubric:: The end
 
-A client that the server disconnects is dismissed (`IPacketTransport.dismiss`): its last packets go past the queue, and
+A client that the server disconnects is dismissed (`IPacketTransport.close_gracefully`): its last packets go past the queue, and
 it can still read what the kernel holds for it. The last packets are one receipt for all that waited, if it asked for
 receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the client is in no
 route any more, so the receipt is complete.
@@ -225,7 +225,7 @@ class BusProtocol:
             self.queue.can_block = False
             patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
             input_limit = max(MIN_DISCARDED, DISCARDED // (len(self._registry.clients) or 1))
-            self.transport.dismiss(lambda: self._farewell(reason, detail), patience, input_limit)
+            self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, input_limit)
 
     def _farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
         """Stop receiving, drop what waits, and return the last packets for the client."""

@@ -13,7 +13,7 @@ import pytest
 
 from sbus.client.connecting import Backoff
 from sbus.client.subscription import HIGH_WATER
-from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.errors import Closed, ConnectError, ConnectionLost, Disconnected
 from tests.integration.clients.backends import (
     Backend,
     BlockingBackend,
@@ -65,7 +65,7 @@ async def gather(calls: list[asyncio.Future[Any]]) -> list[Any]:
 
 
 async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: StartBus) -> None:
-    """When the server dies, every waiting call raises Disconnected with the reason and the address."""
+    """When the server dies, every waiting call raises ConnectionLost with the reason and the address."""
     server = bus()
     clients = [await backend.connect(server.address) for _ in range(len(CALLS) + 3)]
     subs = [await client.subscribe("never") for client in clients[-3:]]
@@ -78,12 +78,13 @@ async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: St
         assert not any(call.done() for call in calls)
         server.kill(signal.SIGKILL)
     for error in await gather(calls):
-        assert type(error) is Disconnected
+        assert type(error) is ConnectionLost
+        assert error.reason is None
         assert str(error) == f"the server closed the connection ({server.address})"
 
 
 async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: StartBus) -> None:
-    """Many calls on one connection all raise Disconnected, several of a kind included."""
+    """Many calls on one connection all raise ConnectionLost, several of a kind included."""
     server = bus()
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
@@ -93,7 +94,7 @@ async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: 
         calls += [asyncio.ensure_future(sub.get()) for _ in range(3)] + [asyncio.ensure_future(iterate(sub))]
         await turn()
         server.kill(signal.SIGKILL)
-    assert {type(error) for error in await gather(calls)} == {Disconnected}
+    assert {type(error) for error in await gather(calls)} == {ConnectionLost}
 
 
 async def use(client: Client, sub: Sub) -> list[Any]:
@@ -118,7 +119,7 @@ async def use(client: Client, sub: Sub) -> list[Any]:
 
 
 async def test_lost_connection_cannot_be_used(backend: Backend, bus: StartBus) -> None:
-    """Every call after the loss raises Disconnected too; closing does not."""
+    """Every call after the loss raises ConnectionLost too; closing does not."""
     server = bus()
     client = await backend.connect(server.address)
     sub = await client.subscribe("x")
@@ -128,7 +129,7 @@ async def test_lost_connection_cannot_be_used(backend: Backend, bus: StartBus) -
     with pytest.raises(Disconnected):
         await client.fence()
     for _ in range(2):
-        assert {type(error) for error in await use(client, sub)} == {Disconnected}
+        assert {type(error) for error in await use(client, sub)} == {ConnectionLost}
     await sub.close()
     await client.close()
 

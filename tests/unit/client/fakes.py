@@ -32,6 +32,12 @@ class WithoutCalls(ClientApi[Sub]):
     def fence(self, timeout: float | None = None) -> NoReturn:
         raise NotImplementedError
 
+    def has_subscribers(self, key: bytes | str, timeout: float | None = 10.0) -> NoReturn:
+        raise NotImplementedError
+
+    def watch_subscribers(self, key: bytes | str) -> NoReturn:
+        raise NotImplementedError
+
     def inbox(self, name: bytes | str) -> NoReturn:
         raise NotImplementedError
 

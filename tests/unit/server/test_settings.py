@@ -78,9 +78,10 @@ NOT_STATE = {
     "_delivery", "_registry", "transport", "queue", "user",  # other objects
     "_drain_timer",  # a time left
     "_fast_path", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_is_loading", "_snapshot", "on_room",  # a client asks again
     "_buffer", "_in_kernel", "_kept",  # figures of the account, which a new connection makes anew
     "_has_turn", "_is_blocked", "_is_waiting", "_price", "_route", "is_paused",  # found out again by the next message
-    "_is_loading", "_snapshot", "on_room",  # a client asks again
+    "_snapshot",  # a client asks again
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from sbus.client.losses import parse_lost
 from sbus.spark.report.analysis.figures import Gap
 from sbus.spark.report.analysis.spans import Span, merged, without
 
@@ -57,7 +58,10 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
             continue  # the gap ends with the next start
         ended = str(details.get("ended", ""))
         begin = whole.start if ended == "new" else before.get((row.journal, row.seq), whole.start)
-        gaps.append(Gap(row.journal, begin, row.us, row.kind, ended, str(details.get("reason", ""))))
+        if row.kind == "lost":
+            begin = min(begin, row.us - 1)  # a loss counts, also between two messages of the same microsecond
+        reason = _dropped(row.details) if row.kind == "lost" else str(details.get("reason", ""))
+        gaps.append(Gap(row.journal, begin, row.us, row.kind, ended, reason))
     for journal, (extent, first_seq, last_kind) in journals.items():
         if last_kind == "stop":
             gaps.append(Gap(journal, extent.end, whole.end, "stop", "", ""))
@@ -66,6 +70,14 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
         if first_seq == 0 and not any(g.journal == journal and g.start == whole.start for g in gaps):
             gaps.append(Gap(journal, whole.start, extent.start, "start", "new", ""))
     return sorted((g for g in gaps if g.end > g.start), key=lambda g: (g.start, g.end))
+
+
+def _dropped(receipt: str | None) -> str:
+    """Return the number of messages and the reason in the bus's receipt, in words."""
+    lost = parse_lost((receipt or "").encode())
+    if lost is None:
+        return ""
+    return lost.why if lost.messages is None else f"{lost.messages:,} ({lost.why})"
 
 
 def _details(payload: str | None) -> dict[str, object]:
