@@ -64,14 +64,15 @@ class _Request(Request):
     """One request, answered by the pages of the service."""
 
     def gotLength(self, length: int | None) -> None:
-        super().gotLength(0)
+        Request.gotLength(self, 0)
         if length is None or length > MOST_BODY:
-            transport = self.channel.transport
+            transport: Any = self.channel.transport
             transport.write(b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             transport.loseConnection()
 
     def process(self) -> None:
-        self.channel.site.service.answer(self)
+        channel: Any = self.channel
+        channel.service.answer(self)
 
 
 class AdminService(Service):
@@ -94,12 +95,12 @@ class AdminService(Service):
         self._bound = bound
         self._access = access
         self._pages = pages
-        self._running: dict[_Request, IDelayedCall] = {}
+        self._running: dict[Any, IDelayedCall] = {}
         self._open: dict[Any, bool] = {}
         self.longest_slice = 0.0
-        self.site = Site(None, requestFactory=_Request, timeout=_IDLE, reactor=IReactorTime(reactor))
+        site: Any = Site(None, requestFactory=_Request, timeout=_IDLE, reactor=IReactorTime(reactor))
+        self.site = site
         self.site.noisy = False
-        self.site.service = self
         self.site.log = lambda request: None
 
     def startService(self) -> None:
@@ -158,7 +159,7 @@ class AdminService(Service):
         """Count a connection less."""
         self._open.pop(transport, None)
 
-    def answer(self, request: _Request) -> None:
+    def answer(self, request: Any) -> None:
         """Answer a request, or begin to."""
         channel = request.channel
         if not channel.is_admin:
@@ -196,12 +197,12 @@ class AdminService(Service):
         request.notifyFinish().addBoth(lambda _: self._ended(request))
         self._go_on(request, pieces, [first])
 
-    def _ended(self, request: _Request) -> None:
+    def _ended(self, request: Any) -> None:
         call = self._running.pop(request, None)
         if call is not None:
             call.cancel()
 
-    def _go_on(self, request: _Request, pieces: Iterator[str], made: list[str]) -> None:
+    def _go_on(self, request: Any, pieces: Iterator[str], made: list[str]) -> None:
         """Make pieces for one slice."""
         self._running.pop(request, None)
         began = time.perf_counter()
@@ -226,7 +227,7 @@ class AdminService(Service):
             self._running[request] = self._reactor.callLater(0, self._go_on, request, pieces, [])
 
 
-def _refuse(request: _Request, problem: Problem) -> None:
+def _refuse(request: Any, problem: Problem) -> None:
     body = {
         "type": "about:blank",
         "title": http.RESPONSES.get(problem.status, b"").decode(),
@@ -250,7 +251,8 @@ class _Factory:
         self._may_read = may_read
 
     def buildProtocol(self, address: object) -> Any:
-        protocol = _Channel()
+        channel: Any = _Channel
+        protocol = channel()
         protocol.requestFactory = self._service.site.requestFactory
         protocol.site = self._service.site
         protocol.factory = self._service.site
@@ -271,15 +273,15 @@ class _Channel(http.HTTPChannel):
     persistent = True
 
     def connectionMade(self) -> None:
-        super().connectionMade()
+        http.HTTPChannel.connectionMade(self)
         self.service.opened(self.transport, self.is_admin)
 
     def checkPersistence(self, request: Any, version: bytes) -> bool:
-        return self.is_admin and super().checkPersistence(request, version)
+        return self.is_admin and bool(http.HTTPChannel.checkPersistence(self, request, version))
 
     def connectionLost(self, reason: Any = error.ConnectionDone) -> None:
         self.service.closed(self.transport)
-        super().connectionLost(reason)
+        http.HTTPChannel.connectionLost(self, reason)
 
 
 def need(parameters: Mapping[str, str], name: str) -> str:

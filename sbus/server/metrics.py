@@ -31,7 +31,7 @@ class _Family:
 def render(registry: SubscriptionRegistry) -> Iterator[str]:
     """Yield the families in Prometheus's text format."""
     for metric in families(registry):
-        yield generate_latest(_Family(metric)).decode()  # type: ignore[arg-type]
+        yield generate_latest(_Family(metric)).decode()
 
 
 def families(registry: SubscriptionRegistry) -> Iterator[Metric]:
