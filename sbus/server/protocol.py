@@ -40,10 +40,10 @@ been closed handles no packet more, which bounds the time that the server takes 
 
 .. rubric:: The end
 
-A client that the server disconnects is dismissed (`IPacketTransport.close_gracefully`): its last packets go past the queue, and
-it can still read what the kernel holds for it. The last packets are one receipt for all that waited, if it asked for
-receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the client is in no
-route any more, so the receipt is complete.
+The server disconnects a client gracefully (`IPacketTransport.close_gracefully`): the last packets go past the queue,
+and the client can still read what the kernel holds for it. The last packets are one receipt for all that waited, if the
+client asked for receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the
+client is in no route any more, so the receipt is complete.
 
 .. rubric:: Replies
 
