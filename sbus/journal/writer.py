@@ -26,6 +26,7 @@ format is written, so that an older version of this package refuses the journal 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -33,7 +34,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple, Self
 
@@ -56,7 +57,7 @@ from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.summary import read_summary
 
-__all__ = ["JournalWriter"]
+__all__ = ["JournalWriter", "locked"]
 
 _log = logging.getLogger("sbus.journal")
 
@@ -247,6 +248,15 @@ class JournalWriter:
         """
         self._write(kind, [b""], [json.dumps(details).encode()], time)
 
+    def append_lost(self, receipt: bytes, time: int | None = None) -> None:
+        """Append the row for messages that the bus has dropped.
+
+        :param receipt: the bus's receipt: ``<messages> <bytes> <total> <why>``.
+        :param time: when it was received; as for `append`.
+        :raises OSError: as for `append_gap`.
+        """
+        self._write(Kind.LOST, [b""], [receipt], time)
+
     def _write(
         self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
     ) -> None:
@@ -351,7 +361,10 @@ class JournalWriter:
         if writer.torn:
             self._warn(f"{segment.path()}: cut off {writer.torn} bytes of an incomplete batch")
         if writer.damaged:
-            self._warn(f"{segment.path()}: it is damaged: run 'sbus journal verify' to see what is affected")
+            self._warn(
+                f"{segment.path()}: it is damaged: run 'sbus journal verify' to see what is affected, and "
+                "'sbus journal repair' to make it readable"
+            )
         return writer
 
     def close(self) -> None:
@@ -398,6 +411,22 @@ def _make_directory(directory: str, mode: int) -> None:
         return
     os.chmod(directory, mode)  # mkdir(2) applies the umask
     disk.sync_directory(os.path.dirname(directory))
+
+
+@contextlib.contextmanager
+def locked(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of an existing journal's writer.
+
+    :raises JournalLocked: if a writer has the journal open.
+    :raises JournalError: if there is no journal.
+    """
+    directory = os.path.abspath(directory)
+    read_identity(directory)
+    lock = _lock(directory, 0o600)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _lock(directory: str, mode: int) -> int:

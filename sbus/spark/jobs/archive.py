@@ -72,7 +72,8 @@ class Archive:
     :param every: seconds from one batch to the next; None: archive the rows that are there at the start, and end.
     :param max_rows: the largest number of rows in a batch.
     :param consumer: the name under which the job reports to the journals; each lake of a journal needs its own.
-    :param fail_on_data_loss: whether the job fails if rows were deleted before they are archived; else it goes on.
+    :param fail_on_data_loss: whether the job fails if rows were deleted before they are archived, or are damaged; else
+        it goes on, and a row of the kind ``damaged`` stands in place of damaged ones.
     :ivar rows: rows that are in the lake since the start.
     :ivar batches: the batches that they came in.
     """

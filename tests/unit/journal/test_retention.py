@@ -16,6 +16,7 @@ from sbus.errors import JournalError, UsageError
 from sbus.journal import disk
 from sbus.journal import verify as verifying
 from sbus.journal.consumers import advance, consumers
+from sbus.journal.index import REPAIR
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.retention import retain
@@ -237,7 +238,7 @@ class TestRetain:
         os.unlink(segment.path(".idx"))
         problems: list[str] = []
         assert len(list(verifying.verify(journal.directory, problems.append))) == 4
-        assert problems == [f"{segment.path('.idx')}: it is missing: restore it from a copy"]
+        assert problems == [f"{segment.path('.idx')}: it is missing: {REPAIR}"]
 
     def test_not_a_journal(self, tmp_path):
         """Nothing is deleted where there is no journal."""

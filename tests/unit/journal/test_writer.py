@@ -16,7 +16,7 @@ import pytest
 from sbus.errors import JournalError, JournalLocked
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, Slice, find_journals, read
-from sbus.journal.schema import Kind, schema
+from sbus.journal.schema import FORMAT, Kind, schema
 from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock, messages, rows
 
@@ -369,8 +369,9 @@ class TestReading:
         """A journal of a newer format is refused, with the remedy."""
         journal.close()
         with open(f"{journal.directory}/journal.json", "w") as file:
-            file.write('{"format": 2}')
+            file.write(f'{{"format": {FORMAT + 1}}}')
         with pytest.raises(
-            JournalError, match="written in format 2, but this version of sbus reads formats up to 1: install a newer"
+            JournalError,
+            match=f"written in format {FORMAT + 1}, but this version of sbus reads formats up to {FORMAT}: install",
         ):
             messages(journal.directory)
