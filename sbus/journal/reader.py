@@ -140,16 +140,19 @@ class JournalReader:
     def seq_at_time(self, moment: int) -> int:
         """Return the number of the first row at or after a time; else `end`.
 
+        All rows before it are earlier. If the clock was set back, rows behind it may be earlier too.
+
         :param moment: the time, in µs since the epoch.
         """
         segments, end = self._visible()
-        following = bisect.bisect_left(segments, moment, key=lambda segment: segment.first_time)
-        if following:
-            segment = segments[following - 1]
-            for batch in self._index(segment).batches:
-                if batch.max_time >= moment:
-                    return self._seq_in(segment, batch, moment)
-        return segments[following].first_seq if following < len(segments) else end
+        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+            if segment.first_time >= moment:
+                return min(segment.first_seq, end)
+            if not following or following.epoch != segment.epoch or following.first_time >= moment:
+                for batch in self._index(segment).batches:
+                    if batch.max_time >= moment:
+                        return self._seq_in(segment, batch, moment)
+        return end
 
     def _seq_in(self, segment: Segment, batch: Record, moment: int) -> int:
         if batch.min_time >= moment:
@@ -201,7 +204,12 @@ class JournalReader:
             if (
                 ends > segment.first_seq
                 and (max_time is None or segment.first_time <= max_time)
-                and (min_time is None or not following or following.first_time >= min_time)
+                and (
+                    min_time is None
+                    or not following
+                    or following.epoch != segment.epoch
+                    or following.first_time >= min_time
+                )
                 and not (wanted and segment.closed and not self._is_wanted(segment, wanted))
             ):
                 part = replace(

@@ -52,11 +52,11 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
     except JournalError as e:
         report(str(e))
     segments = list_segments(os.fspath(directory))
-    next_seq, time = None, 0
+    next_seq, time, epoch = None, 0, 0
     for segment, after in zip_longest(segments, segments[1:]):
         if next_seq is not None and segment.first_seq != next_seq:
             report(f"{segment.path()}: it begins with row {segment.first_seq}, but row {next_seq} should follow")
-        if segment.first_time < time:
+        if segment.epoch == epoch and segment.first_time < time:
             report(f"{segment.path()}: it begins before the end of the segment before it")
         # A segment without rows, which its writer failed to remove, does no harm: the next begins with the same row.
         if not segment.closed and after and after.first_seq != segment.first_seq:
@@ -75,7 +75,7 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
         except JournalError as e:
             check.problems.append(str(e))
         yield Verified(segment, check.rows, check.problems)
-        next_seq, time = check.next_seq, check.last_time
+        next_seq, time, epoch = check.next_seq, check.last_time, segment.epoch
 
 
 def problems_of(segment: Segment, journal_id: str) -> list[str]:

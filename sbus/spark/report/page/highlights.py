@@ -40,7 +40,11 @@ def cause(gap: Gap) -> str:
         return "the recorder is stopped"
     if gap.kind == "end":
         return "no rows since then: check that the recorder runs and the archive is up to date"
-    causes = {"reconnect": "the connection to the bus was lost", "full": "the journal could not be written"}
+    causes = {
+        "reconnect": "the connection to the bus was lost",
+        "full": "the journal could not be written",
+        "damaged": "a part of the journal is damaged",
+    }
     known = causes.get(gap.kind, printable_key(gap.kind))
     return f"{known}: {printable_key(gap.reason)}" if gap.reason else known
 
