@@ -265,6 +265,23 @@ def test_a_damaged_batch_does_not_stop_the_archive(spark, new_journal, tmp_path)
     assert consumers(journal.directory) == {"archive": 30}
 
 
+def test_another_lake_under_the_same_name(spark, new_journal, tmp_path):
+    """A second lake under the first one's consumer name is refused before it takes a row; under another it is not."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    journal.append(messages(3))
+    journal.sync()
+    put_away(spark, [journal.directory], tmp_path / "one")
+    with pytest.raises(JournalError, match=r"the consumer 'archive' is another lake.*two: .*--consumer=NAME"):
+        put_away(spark, [journal.directory], tmp_path / "two")
+    assert not files(tmp_path / "two")
+    put_away(spark, [journal.directory], tmp_path / "two", consumer="two")
+    (tmp_path / "one").rename(tmp_path / "moved")
+    journal.append(messages(2))
+    journal.sync()
+    put_away(spark, [journal.directory], tmp_path / "moved")
+    assert consumers(journal.directory) == {"archive": 5, "two": 3}
+
+
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
     """With several tasks, all rows of an hour are in one file, in order."""
     journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]

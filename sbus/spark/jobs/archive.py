@@ -23,6 +23,9 @@ repeatedly; each call notes the batches that are done by now and reports them to
 ``consumers/<name>.json``. Nothing depends on when that happens: a report that is late only delays retention. A report
 that fails, because the journal cannot be written, is tried again every 10 seconds.
 
+A consumer's name belongs to one lake, by the ID in ``_sbus/lake.json``. A second lake under that name is refused before
+its first batch: its reports would let retention delete rows that the first one lacks.
+
 At the start the last batch that is done is synced before anything is reported, because the process before may have
 ended between the mark and the sync.
 """
@@ -43,7 +46,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sbus.journal.clock import HOUR
-from sbus.journal.consumers import advance
+from sbus.journal.consumers import advance, check_consumer
 from sbus.journal.reader import JournalReader
 from sbus.spark.datasource.snapshot import open_journals
 from sbus.spark.jobs.checkpoint import Checkpoint, Offsets
@@ -99,6 +102,7 @@ class Archive:
         self._consumer = consumer
         self._fail_on_data_loss = fail_on_data_loss
         self._checkpoint = Checkpoint(lake.checkpoint)
+        self._identity = ""
         self._writing = lake.locked()
         self._query: StreamingQuery | None = None
         self._done = -1
@@ -109,11 +113,15 @@ class Archive:
     def start(self) -> None:
         """Start the query.
 
-        :raises sbus.errors.SbusError: if a journal is missing, or the lake cannot be written.
+        :raises sbus.errors.SbusError: if a journal is missing, the lake cannot be written, or another lake is the
+            consumer of a journal under this name.
         """
         journals = open_journals(self._journals)
         self._writing.__enter__()
         try:
+            self._identity = self._lake.identity()
+            for journal in journals.values():
+                check_consumer(journal.directory, self._consumer, self._identity, str(self._lake.directory))
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
             if self._done >= 0:
@@ -219,7 +227,7 @@ class Archive:
             if self._reported.get(journal_id) == next_seq:
                 continue
             try:
-                advance(journal.directory, self._consumer, next_seq)
+                advance(journal.directory, self._consumer, next_seq, identity=self._identity)
             except OSError as e:
                 self._retry_at = time.monotonic() + _RETRY_INTERVAL
                 if journal.directory not in self._unwritable:
