@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from sbus.client.blocking import Bus, Subscription, connect
     from sbus.client.connecting import Backoff
     from sbus.client.dispatch import Message
+    from sbus.client.losses import Lost
     from sbus.client.responding import Request
     from sbus.errors import (
         Closed,
         ConnectError,
+        ConnectionLost,
         Disconnected,
         InvalidKey,
+        NobodyListens,
         PacketTooLong,
         RequestFailed,
         SbusError,
@@ -40,10 +43,13 @@ __all__ = [
     "Bus",
     "Closed",
     "ConnectError",
+    "ConnectionLost",
     "Disconnected",
     "Inbox",
     "InvalidKey",
+    "Lost",
     "Message",
+    "NobodyListens",
     "PacketTooLong",
     "Request",
     "RequestFailed",
@@ -59,6 +65,7 @@ _HOMES = {
     "Backoff": ".client.connecting",
     "Bus": ".client.blocking",
     "Inbox": ".client.api",
+    "Lost": ".client.losses",
     "Message": ".client.dispatch",
     "Request": ".client.responding",
     "Subscription": ".client.blocking",

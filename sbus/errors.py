@@ -12,12 +12,14 @@
      ├─ ListenError          the server cannot listen on the address (the text has the remedy)
      ├─ ConnectError         the client cannot connect (the text has the remedy)
      ├─ Disconnected         the connection is gone; everything that waited for it fails with this
-     │   └─ Closed           this program closed the connection
+     │   ├─ Closed           this program closed the connection
+     │   └─ ConnectionLost   the server closed the connection, or it broke (has a CloseReason or None)
      ├─ JournalError         a journal cannot be read or written (the text has the path and the remedy)
      │   └─ JournalLocked    another recorder is writing it
      ├─ LakeError            a lake cannot be read or written (the text has the path and the remedy)
      ├─ SparkError           a Spark job failed
      ├─ TimedOut             something did not happen in time; also a TimeoutError
+     ├─ NobodyListens        nobody subscribes to the key of a request, so no reply will come
      └─ RequestFailed        the other client answered a request with an error
 
 Any other exception that escapes from this package is a bug.
@@ -32,12 +34,14 @@ __all__ = [
     "CloseReason",
     "Closed",
     "ConnectError",
+    "ConnectionLost",
     "Disconnected",
     "InvalidKey",
     "JournalError",
     "JournalLocked",
     "LakeError",
     "ListenError",
+    "NobodyListens",
     "PacketTooLong",
     "PluginError",
     "RequestFailed",
@@ -65,6 +69,7 @@ class ViolationReason(enum.Enum):
     REFUSED_PUBLICATION = "the credentials policy refuses this publication"
     TOO_MANY_PATTERNS = "more patterns than the limit for one client"
     TOO_MANY_PATTERN_BYTES = "more bytes in patterns than the limit for one client"
+    TOO_MANY_WATCHED_KEYS = "more than 1024 watched keys, or one of more than 1024 bytes"
     TOO_MANY_MATCH_STEPS = (
         "the wildcards of this user's patterns together make look-ups too slow; use fewer of them, or raise "
         "--max-match-steps"
@@ -164,6 +169,17 @@ class Closed(Disconnected):
     """This program closed the connection."""
 
 
+class ConnectionLost(Disconnected):
+    """The server closed the connection, or it broke.
+
+    :ivar reason: the server's reason; None if it gave none, or one that this version does not know.
+    """
+
+    def __init__(self, message: str, reason: CloseReason | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class JournalError(SbusError):
     """A journal that cannot be read or written.
 
@@ -188,6 +204,10 @@ class SparkError(SbusError):
 
 class TimedOut(SbusError, TimeoutError):
     """Something did not happen in the given time."""
+
+
+class NobodyListens(SbusError):
+    """Nobody subscribes to the key of a request, so no reply will come."""
 
 
 class RequestFailed(SbusError):

@@ -12,7 +12,8 @@ import click
 
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
-from sbus.errors import Disconnected, SbusError, TimedOut, UsageError
+from sbus.cli.output import Nothing
+from sbus.errors import ConnectionLost, Disconnected, NobodyListens, SbusError, TimedOut, UsageError
 from sbus.version import __version__
 
 __all__ = ["cli", "main"]
@@ -20,6 +21,8 @@ __all__ = ["cli", "main"]
 _MODULES = {
     "pub": "sbus.cli.pub",
     "sub": "sbus.cli.sub",
+    "get": "sbus.cli.get",
+    "probe": "sbus.cli.probe",
     "request": "sbus.cli.request",
     "reply": "sbus.cli.reply",
     "serve": "sbus.cli.serve",
@@ -58,9 +61,11 @@ class _Main(LazyGroup):
         except UsageError as e:
             raise _Failure(str(e), 2) from None
         except Disconnected as e:
-            raise _Failure(
-                f"{e}: it may have stopped, or it may have disconnected this client; its log says which", 1
-            ) from None
+            has_reason = isinstance(e, ConnectionLost) and e.reason is not None
+            advice = ": it may have stopped, or it may have disconnected this client; its log says which"
+            raise _Failure(f"{e}{'' if has_reason else advice}", 1) from None
+        except (NobodyListens, Nothing) as e:
+            raise _Failure(str(e), 3) from None
         except SbusError as e:
             raise _Failure(str(e), 1) from None
         except OSError as e:
@@ -104,6 +109,7 @@ Exit status:
   0    success
   1    failure
   2    wrong usage
+  3    nobody subscribes; no last value
   124  timed out
   130  interrupted by Ctrl-C
   141  the reader of the output has gone

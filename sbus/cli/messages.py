@@ -6,14 +6,16 @@ import base64
 import functools
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
-from sbus.cli.output import escape, has_colors, speaks_utf8
+from sbus.cli.output import escape, has_colors, pluralize, speaks_utf8
 from sbus.client.core import Message
+from sbus.client.losses import Lost
 from sbus.journal import clock
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "as_text",
     "custom",
     "json_fields",
+    "lost_fields",
+    "lost_text",
     "message_options",
     "raw",
 ]
@@ -94,6 +98,19 @@ class MessageFormat:
         except ValueError as e:
             raise click.BadParameter(f"{e} (see --help)", param_hint="--format") from None
 
+    def show_lost(self, lost: Lost) -> None:
+        """Print a loss among the messages: as JSON, or as text behind ``#``; with other formats, on standard error."""
+        now = clock.now()
+        output = sys.stdout.buffer
+        if self.json:
+            output.write(json.dumps(lost_fields(lost, now)).encode() + b"\n")
+        elif self.raw or self.template is not None:
+            output.flush()
+            click.echo(f"sbus: {lost_text(lost)}", err=True)
+        else:
+            time = f"{clock.format_local(now)} " if self.time else ""
+            output.write(f"# {time}{lost_text(lost)}\n".encode())
+
 
 def message_options(*, noun: str, moment: str) -> Callable[[F], F]:
     """Return a decorator that adds the options for printing messages.
@@ -154,8 +171,30 @@ def as_json(received: ReceivedMessage) -> bytes:
     return json.dumps(json_fields(received)).encode() + b"\n"
 
 
+def lost_text(lost: Lost) -> str:
+    """Return a loss in words: ``lost 3 messages, 300 bytes (5 in all): queue-full``."""
+    number = "messages" if lost.messages is None else pluralize(lost.messages, "message")
+    size = "" if lost.bytes is None else f", {pluralize(lost.bytes, 'byte')}"
+    total = "" if lost.total is None else f" ({lost.total:,} in all)"
+    return f"lost {number}{size}{total}: {escape(lost.why.encode())}"
+
+
+def lost_fields(lost: Lost, time: int) -> dict[str, object]:
+    """Return ``time``, ``lost``, ``bytes``, ``total`` and ``why``; an unknown number is None.
+
+    :param time: when it was reported, in µs since the epoch.
+    """
+    return {
+        "time": clock.to_seconds(time),
+        "lost": lost.messages,
+        "bytes": lost.bytes,
+        "total": lost.total,
+        "why": lost.why,
+    }
+
+
 def json_fields(received: ReceivedMessage) -> dict[str, object]:
-    """Return ``time``, ``key``, ``payload``, and ``encoding``: ``text`` or ``base64``.
+    """Return ``time``, ``key``, ``payload``, ``encoding`` (``text`` or ``base64``), and ``last`` for a last value.
 
     A key that is not UTF-8 is in base64 too, and ``key_encoding`` says so.
     """
@@ -165,6 +204,8 @@ def json_fields(received: ReceivedMessage) -> dict[str, object]:
     if encoding != "text":
         fields["key_encoding"] = encoding
     fields["payload"], fields["encoding"] = _for_json(payload)
+    if received.message.is_last_value:
+        fields["last"] = True
     return fields
 
 

@@ -7,9 +7,15 @@ import sys
 
 import click
 
+from sbus.errors import SbusError
 from sbus.journal.keytext import printable
 
-__all__ = ["Progress", "escape", "has_colors", "pluralize", "speaks_utf8"]
+__all__ = ["Nothing", "Progress", "escape", "has_colors", "pluralize", "speaks_utf8"]
+
+
+class Nothing(SbusError):
+    """There is none of what the command was to find; it exits with status 3."""
+
 
 _NAMED_ESCAPES = str.maketrans({"\n": "\\n", "\t": "\\t", "\r": "\\r"})
 

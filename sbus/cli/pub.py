@@ -15,6 +15,7 @@ import click
 from sbus.cli.deadline import time_limit, wait_readable
 from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.output import Nothing, escape
 from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
@@ -38,6 +39,7 @@ Examples:
   tail -F /var/log/syslog | sbus pub --lines logs/syslog
   sbus sub --json 'sensors/' | sbus -s /run/other.sock pub --json-lines
   sbus pub --repeat 100 --rate 10 test/ticks tick
+  sbus pub --wait --timeout 30 jobs/start now
 """,
 )
 @click.argument("key", type=BYTES, required=False)
@@ -54,6 +56,8 @@ Examples:
     help="Publish the message N times; 0: until interrupted.  [default: 1]",
 )
 @click.option("--rate", type=RATE, metavar="N", help="Publish at most N messages per second.")
+@click.option("--if-subscribed", is_flag=True, help="Publish nothing if nobody subscribes to KEY, and exit with 3.")
+@click.option("--wait", is_flag=True, help="Wait until somebody subscribes to KEY.")
 @click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Give up after SECONDS, with status 124.")
 @click.option("--no-wait", is_flag=True, help="Exit without waiting for the server to handle the messages.")
 @connection_options
@@ -67,6 +71,8 @@ def pub(
     json_lines: bool,
     repeat: int | None,
     rate: float | None,
+    if_subscribed: bool,
+    wait: bool,
     timeout: float | None,
     no_wait: bool,
 ) -> None:
@@ -85,7 +91,15 @@ def pub(
         raise click.UsageError("Missing argument 'KEY'.")
     if lines and repeat is not None:
         raise click.UsageError("--lines and --repeat exclude each other.")
+    if if_subscribed and wait:
+        raise click.UsageError("--if-subscribed and --wait exclude each other.")
+    if (if_subscribed or wait) and key is None:
+        raise click.UsageError("--if-subscribed and --wait need KEY, and --json-lines has none.")
     with time_limit(timeout, "publishing"), target.connect() as bus:
+        if if_subscribed and key is not None and not bus.has_subscribers(key, None):
+            raise Nothing(f"nothing was published: nobody subscribes to {escape(key)}")
+        if wait and key is not None:
+            _wait_for_subscriber(bus, key)
         limiter = _RateLimiter(bus, rate)
         for messages in _batches(
             key, payload, file, lines, json_lines, 1 if repeat is None else repeat, rate, target.max_packet
@@ -94,6 +108,12 @@ def pub(
             bus.publish_many(messages)
         if not no_wait:
             bus.fence()
+
+
+def _wait_for_subscriber(bus: Bus, key: bytes) -> None:
+    with bus.watch_subscribers(key) as watch:
+        while not watch.get():
+            pass
 
 
 def _batches(

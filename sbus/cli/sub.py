@@ -35,6 +35,7 @@ Examples:
   sbus sub --json --count 10 'sensors/' | jq .payload
   sbus sub --raw --count 1 camera/picture >picture.jpeg
   sbus sub --format '%t %s bytes under %k' ''
+  sbus sub --last --receipts 'state/'
 """,
 )
 @click.argument("patterns", type=BYTES, nargs=-1, required=True, metavar="PATTERN...")
@@ -56,6 +57,8 @@ Examples:
     type=click.Choice(_ORDERS),
     help=f"The order in which the server sends queued messages.  [default: {_ORDERS[0]}]",
 )
+@click.option("--last", is_flag=True, help="Print the last values first, as far as the server keeps them.")
+@click.option("--receipts", is_flag=True, help="Report lost messages where they are missing.")
 @click.option("--reconnect", is_flag=True, help="Reconnect and subscribe again when the connection is lost.")
 @click.option("--verbose", "-v", is_flag=True, help="Report on standard error when the subscriptions are in force.")
 @connection_options
@@ -69,6 +72,8 @@ def sub(
     soft: SoftChoice | None,
     hard: HardChoice | None,
     order: OrderChoice | None,
+    last: bool,
+    receipts: bool,
     reconnect: bool,
     verbose: bool,
 ) -> None:
@@ -87,13 +92,14 @@ def sub(
     def on_gap(error: Exception) -> None:
         click.echo(f"sbus: connected again; messages may have been missed: {error}", err=True)
 
+    on_lost = message_format.show_lost if receipts else None
     with contextlib.ExitStack() as connection:
         # A server that accepts and closes would otherwise keep the first packets waiting without end.
         with time_limit(timeout, "subscribing"):
-            bus = connection.enter_context(target.connect(reconnect=reconnect, on_gap=on_gap))
+            bus = connection.enter_context(target.connect(reconnect=reconnect, on_gap=on_gap, on_lost=on_lost))
             bus.flood_control(soft=soft, hard=hard, order=order)
             for pattern in patterns:
-                bus.subscribe(pattern)
+                bus.subscribe(pattern, last=last)
             if verbose:
                 _fence(bus, reconnect)
                 click.echo(f"sbus: subscribed to {' '.join(map(escape, patterns))} at {target.address}", err=True)

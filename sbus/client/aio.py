@@ -19,17 +19,25 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import BACKLOG_RETRY, SERVER_CLOSED, backlog_full, connect_once, describe_loss
-from sbus.client.core import Message
+from sbus.client.connecting import (
+    BACKLOG_RETRY,
+    SERVER_CLOSED,
+    Backoff,
+    backlog_full,
+    connect_once,
+    describe_loss,
+    is_absent,
+)
+from sbus.client.core import Message, as_bytes
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import read_limit, send_limit, send_some
 from sbus.client.session import Session
-from sbus.client.subscription import QueuedSubscription
+from sbus.client.subscription import QueuedSubscription, QueuedWatch
 from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import max_sendable
 
-__all__ = ["Bus", "Subscription", "connect"]
+__all__ = ["Bus", "Subscription", "Watch", "connect"]
 
 T = TypeVar("T")
 Socket = socket.socket  # inside `Bus`, the property `socket` hides the module
@@ -78,13 +86,30 @@ class Subscription(QueuedSubscription):
         return await self._get_many()
 
 
+class Watch(QueuedWatch):
+    """Whether anybody subscribes to a key; read it with ``async for`` or `get`.
+
+    :ivar key: the key.
+    :ivar has_subscribers: the newest state; None until the server has reported one.
+    """
+
+    async def get(self) -> bool:
+        """Wait for the state at first, and then for each change; return the newest state.
+
+        :raises sbus.errors.Disconnected: if no more changes will come, because the connection is gone.
+        :raises sbus.errors.Closed: if no more changes will come, because the watch or the bus was closed.
+        :raises sbus.errors.UsageError: if the server does not report this.
+        """
+        return await self._get()
+
+
 async def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_control.
+        reconnect, on_gap, on_lost, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -134,6 +159,12 @@ class Bus(Session[Subscription]):
 
     async def fence(self, timeout: float | None = None) -> None:
         await self._run(self._fence(), timeout)
+
+    async def has_subscribers(self, key: bytes | str, timeout: float | None = 10.0) -> bool:
+        return await self._run(self._has_subscribers(key), timeout)
+
+    def watch_subscribers(self, key: bytes | str) -> Watch:
+        return self._start(Watch(self, as_bytes(key)))
 
     async def inbox(self, name: bytes | str) -> Inbox[Subscription]:
         return await self._inbox(name)
@@ -220,11 +251,22 @@ class Bus(Session[Subscription]):
             raise TimedOut(f"no answer within {timeout} seconds") from None
 
     async def _open_initially(self) -> None:
+        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
+        absent: ConnectError | None = None
+        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
+        next(delays)
         try:
             async with asyncio.timeout(self._options.timeout):
-                await self._open()
+                while True:
+                    try:
+                        return await self._open()
+                    except ConnectError as error:
+                        if self._backoff is None or not is_absent(error):
+                            raise
+                        absent = error
+                    await asyncio.sleep(next(delays))
         except TimeoutError:
-            raise ConnectError(backlog_full(self.address)) from None
+            raise absent or ConnectError(backlog_full(self.address)) from None
 
     async def _open(self) -> None:
         while (sock := connect_once(self.address, self._options.buffer_size)) is None:

@@ -12,6 +12,11 @@ abandoned at any ``await`` (a timeout, a cancellation), and must clean up in ``f
 therefore proves that everything sent before it is in force. The early dialect has no ``whoami``; a message to the
 client itself takes its place (`sbus.client.core`).
 
+*Nobody listens.* A question behind a request asks how many clients get messages with its key. If the answer is 0 and
+no reply has come before it, none will come, and the request fails at once. A server that ignores the question leaves it
+to the time-out. A question in front of the request could be wrong by the time that the server handles the request, and
+waiting for its answer would cost each request a second round trip.
+
 *Request.* The payload of a request begins with the key to reply to and a NUL. The reply is a message to that key, whose
 payload begins with ``+``, or with ``-`` and the text of an error. The reply key is a secret key of the requester,
 ``!/cred/<gid>/<uid>/<pid>/sbus/reply/<token>``, and the token is 16 random bytes. Only a peer that could read the
@@ -38,12 +43,15 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.client.identity import check_name
+from sbus.client.losses import Lost
+from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder
-from sbus.errors import RequestFailed, UsageError, Violation
+from sbus.client.watches import Watch
+from sbus.errors import NobodyListens, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -56,10 +64,11 @@ from sbus.protocol.controls import (
     choices,
 )
 
-__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "inbox_key"]
+__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
 T = TypeVar("T")
+State: TypeAlias = Literal["connected", "reconnecting", "closed"]
 Result: TypeAlias = T | Awaitable[T]
 """What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
@@ -89,6 +98,13 @@ def inbox_key(me: bytes, name: bytes | str) -> bytes:
     return b"%b/%b" % (me, as_bytes(name))
 
 
+def _fail_if_none(count: bytes, key: bytes | str, waiter: Waiter) -> None:
+    """Fail a request that nobody has got."""
+    if int(count) == 0:
+        name = as_bytes(key).decode(errors="backslashreplace")
+        waiter.set_exception(NobodyListens(f"nobody subscribes to '{name}': start the program that answers"))
+
+
 class ClientApi(ABC, Generic[Sub]):
     """The calls that the three clients share.
 
@@ -102,6 +118,7 @@ class ClientApi(ABC, Generic[Sub]):
         self._me: bytes | None = None
         self._requests: dict[bytes, Waiter] = {}
         self._replies: Sub | None = None
+        self._lost = 0
 
     # --- what a backend implements -----------------------------------------------------------
 
@@ -132,10 +149,14 @@ class ClientApi(ABC, Generic[Sub]):
         """
 
     @abstractmethod
-    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], object] | None = None) -> Sub:
+    def subscribe(
+        self, pattern: bytes | str, callback: Callable[[Message], object] | None = None, *, last: bool = False
+    ) -> Sub:
         """Subscribe to a pattern.
 
         :param callback: called with each message; without one, read the messages from the result.
+        :param last: get the last values of matching keys first, as far as the server keeps them
+            (`sbus.client.core.Message.is_last_value`).
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
 
@@ -157,6 +178,28 @@ class ClientApi(ABC, Generic[Sub]):
         """
 
     @abstractmethod
+    def has_subscribers(self, key: bytes | str, timeout: float | None = 10.0) -> Result[bool]:
+        """Return whether anybody would get a message that this client published now.
+
+        One's own subscriptions count, unless echo is off. For secret keys it is always true.
+
+        :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
+        :raises sbus.errors.UsageError: if the server does not know.
+        :raises sbus.errors.TimedOut: if the server has not replied within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def watch_subscribers(self, key: bytes | str) -> Watch:
+        """Watch whether anybody subscribes to a key: read the state, and then each change, from the result.
+
+        A change from subscribers to none is reported after 100 ms, so that one that reconnects does not count.
+
+        :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
+        :raises sbus.errors.UsageError: in a dialect without control messages, for a key of more than 1,024 bytes, and
+            for more than 1,024 keys. Reading raises it if the server does not report this.
+        """
+
+    @abstractmethod
     def inbox(self, name: bytes | str) -> Result[Inbox[Sub]]:
         """Subscribe to a secret key that only this process can read.
 
@@ -168,6 +211,7 @@ class ClientApi(ABC, Generic[Sub]):
         """Send a request and return the payload of the first reply.
 
         :raises sbus.errors.TimedOut: if there is no reply within `timeout` seconds.
+        :raises sbus.errors.NobodyListens: if nobody subscribes to the key, and the server says so.
         :raises sbus.errors.RequestFailed: if the reply is an error; the text is the responder's.
         :raises sbus.errors.InvalidKey: if the server cannot tell this process from others, as across containers.
         """
@@ -183,13 +227,31 @@ class ClientApi(ABC, Generic[Sub]):
         False if there is no proof within `timeout` seconds.
         """
 
+    @property
+    @abstractmethod
+    def state(self) -> State:
+        """``connected``; ``reconnecting`` after a loss, until everything is in force again; or ``closed``.
+
+        It changes when the client notices: the blocking one in its calls.
+        """
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """Extensions of the protocol that the server has confirmed on this connection.
+
+        Names such as ``bundle``, ``bye``, ``receipts``, ``interest``, ``probe`` and ``last``. The client finds out when
+        it asks for one; call `fence` first for ``bundle``, ``bye`` and ``receipts``.
+        """
+        return frozenset(self.core.extensions.answered)
+
     # --- settings ----------------------------------------------------------------------------
 
     def control(self, key: bytes | str, payload: bytes | None = None) -> None:
         """Send a control message. Settings are sent again after a reconnect.
 
         :raises sbus.errors.InvalidKey: if the key contains a NUL.
-        :raises sbus.errors.UsageError: in a dialect without control messages, and for ``bundle/…``.
+        :raises sbus.errors.UsageError: in a dialect without control messages, and for those that the library sends
+            itself: ``bundle``, ``bye``, ``interest``, ``probe`` and ``last``.
         """
         self.send([self.core.control(key, payload)])
 
@@ -198,7 +260,9 @@ class ClientApi(ABC, Generic[Sub]):
     ) -> None:
         """Choose what the server does when this client falls behind.
 
-        :param soft: when its socket is full: ``queue``, ``discard``, ``block`` or ``error``.
+        Besides the names given here, a server may have others, of plugins.
+
+        :param soft: when its socket is full: ``queue``, ``discard``, ``block``, ``error`` or ``latest``.
         :param hard: when its queue at the server is full: ``discard``, ``block`` or ``error``.
         :param order: the order in which its queue is sent: ``queue``, ``stack`` or ``random``.
         :raises sbus.errors.UsageError: for any other word; nothing is sent then. `control` chooses a plugin's.
@@ -232,6 +296,11 @@ class ClientApi(ABC, Generic[Sub]):
         self.send(self.core.fence(waiter))
         await waiter
 
+    async def _has_subscribers(self, key: bytes | str) -> bool:
+        waiter = self.waiter()
+        self.send(self.core.probe(key, waiter))
+        return int(await waiter) > 0
+
     async def _own_name(self) -> bytes:
         """Return this client's name, which secret keys can begin with.
 
@@ -253,7 +322,9 @@ class ClientApi(ABC, Generic[Sub]):
         token = os.urandom(16).hex().encode()
         waiter = self._requests[token] = self.waiter()
         try:
-            self.send([self.core.publish(key, b"%b%b%b\0%b" % (self._me, _REPLY, token, payload))])
+            packet = self.core.publish(key, b"%b%b%b\0%b" % (self._me, _REPLY, token, payload))
+            on_count = CallingWaiter(lambda count: _fail_if_none(count, key, waiter))
+            self.send([packet, *self.core.probe_request(key, on_count)])
             reply = await waiter
         finally:
             del self._requests[token]
@@ -329,6 +400,23 @@ class ClientApi(ABC, Generic[Sub]):
             return await self._request(key, nonce) == nonce
         except (Violation, RequestFailed):
             return False
+
+    # --- losses ------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> int:
+        """Messages that the server has reported as lost, on all connections (see ``on_lost``).
+
+        Losses of unknown number are not in it.
+        """
+        return self._lost
+
+    def _count_lost(self, lost: Lost) -> None:
+        self._lost += lost.messages or 0
+
+    @abstractmethod
+    def _loss_received(self, lost: Lost) -> None:
+        """Count a loss, and report it in its place."""
 
     # --- losing the connection ---------------------------------------------------------------
 

@@ -11,6 +11,7 @@ the user gave must fail loudly rather than fall through to another bus. An error
 long as the server does not accept. `connect_once` therefore uses a non-blocking socket. EAGAIN means "the server is
 there, and busy", so it is the one failure that is retried, every 10 ms until the timeout; any other failure raises at
 once. For a client that reconnects, such a failure ends one attempt, and the next one follows after a pause (`Backoff`).
+Its first connection is retried, too, while there is no server, until the timeout.
 
 *Reconnecting.* The first attempt is immediate, since a server that was restarted is usually back already. The pauses
 then start at 50 ms and grow by a factor of 1.6 up to 15 s. Each is shortened at random by up to half: otherwise
@@ -49,6 +50,7 @@ __all__ = [
     "describe_connect_error",
     "describe_loss",
     "find_address",
+    "is_absent",
 ]
 
 SERVER_CLOSED = "the server closed the connection"
@@ -142,6 +144,14 @@ def connect_blocking(address: str, max_packet: int, timeout: float | None) -> so
             raise ConnectError(backlog_full(address))
         time.sleep(BACKLOG_RETRY)
     return sock
+
+
+def is_absent(error: ConnectError) -> bool:
+    """Return whether a failure to connect means that no server is there, perhaps not yet."""
+    cause = error.__cause__
+    number = cause.errno if isinstance(cause, OSError) else None
+    number = getattr(cause, "osError", number)
+    return number in (errno.ENOENT, errno.ECONNREFUSED)
 
 
 def describe_loss(error: OSError) -> str:

@@ -7,7 +7,7 @@ A *backend* (Twisted, asyncio, blocking) owns the socket. It sends the packets t
 and passes every packet that it receives to `ClientCore.receive`. The core never waits, never reads a clock and never
 touches a file descriptor, so one set of unit tests covers three libraries.
 
-The core knows three things:
+The core knows four things:
 
 * **What this client has chosen** (`sbus.client.choices`): settings in force and patterns. `ClientCore.snapshot`
   returns them as one frozen value, and `ClientCore.resync_packets` turns that value into the first packets of every
@@ -16,8 +16,9 @@ The core knows three things:
 * **Which subscription gets a message** (`sbus.client.dispatch`). The server sends one copy of a message to a client,
   however many patterns match, so the client routes again, with the server's own trie and route cache. Runs of
   messages with one route are delivered as one list; with bundles a list holds up to 512 messages.
-* **Who is waiting for a reply.** The server answers ``whoami`` in order, so the waiters are a queue. A plain
-  ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
+* **Who is waiting for a reply.** The server answers questions in order, so the waiters are a queue
+  (`sbus.client.questions`). A plain ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
+* **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore.
 
 Invariants:
 
@@ -35,14 +36,16 @@ and ``UNSUB``; no subscription sees it.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from sbus.client.choices import Choices
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
+from sbus.client.extensions import Extensions
+from sbus.client.losses import Lost
+from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, Violation, ViolationReason
-from sbus.protocol.controls import BUNDLE, BUNDLE_ON, WHOAMI
+from sbus.protocol.controls import BUNDLE, BUNDLE_ON, BYE, BYE_ON, INTEREST, LAST, PROBE, RECEIPTS_ON, WHOAMI
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, SecretKey
 from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
 from sbus.routing.runs import build_messages
@@ -51,6 +54,14 @@ __all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find
 
 _MAX_LIMIT_DIGITS = 9
 """Digits of the largest bundle limit that is believed (just under 1 GB)."""
+_OWN_CONTROLS = {
+    BUNDLE: "connect with bundles=True, or bundles=False",
+    BYE: "see ConnectionLost.reason",
+    INTEREST: "use watch_subscribers",
+    PROBE: "use has_subscribers",
+    LAST: "use subscribe with last=True",
+}
+"""Control messages that the client sends itself, and what the application does instead."""
 
 
 def as_bytes(text: bytes | str, what: str = "key") -> bytes:
@@ -105,8 +116,12 @@ class ClientCore:
     :param max_packet: bytes in the longest packet that the server takes.
     :param on_control: called with (key, payload) of control messages that the core does not handle.
     :param bundles: ask the server for bundles, if the dialect has them.
+    :param bye: ask the server to give the reason before it disconnects this client, if the dialect has that.
+    :param on_lost: called with each loss that the server reports, in its place among the messages; None: do not ask
+        for such reports.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
+    :ivar extensions: what was asked beyond the original protocol.
     """
 
     def __init__(
@@ -116,6 +131,8 @@ class ClientCore:
         on_control: Callable[[bytes, bytes], object] | None = None,
         *,
         bundles: bool = False,
+        bye: bool = False,
+        on_lost: Callable[[Lost], object] | None = None,
     ) -> None:
         self.dialect = dialect
         self.max_packet = max_packet
@@ -123,10 +140,11 @@ class ClientCore:
         self._configured_max_packet = self._max_sendable = max_packet
         self.on_control = on_control
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
-        if bundles and dialect.control:
-            self._choices = self._choices.with_control(BUNDLE_ON)
+        for key, wanted in ((BUNDLE_ON, bundles), (BYE_ON, bye), (RECEIPTS_ON, on_lost is not None)):
+            if wanted and dialect.control:
+                self._choices = self._choices.with_control(key)
         self._dispatcher = Dispatcher(dialect, self._receive_control)
-        self._whoami_waiters: deque[Waiter | None] = deque()  # None for a question asked with `control`
+        self.extensions = Extensions(on_lost, self._set_intercept, self._dispatcher.sinks_for)
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
         self.sinks_for = self._dispatcher.sinks_for
@@ -165,25 +183,32 @@ class ClientCore:
             packets += build_messages(messages, len(packets), self.max_packet)
         return packets
 
-    def subscribe(self, pattern: bytes | str, sink: Sink) -> list[bytes]:
+    def subscribe(self, pattern: bytes | str, sink: Sink, *, last: bool = False) -> list[bytes]:
         """Subscribe a sink to a pattern.
 
-        :returns: the packets to send; none if another sink has the same pattern.
+        :param last: ask for the last values of matching keys too.
+        :returns: the packets to send; without `last`, none if another sink has the same pattern.
         :raises InvalidKey: if the protocol does not allow the pattern.
         :raises PacketTooLong: if the pattern does not fit a packet.
+        :raises UsageError: for `last`, in a dialect without control messages.
         """
         pattern = as_bytes(pattern, "pattern")
         secret = self._check(pattern, "pattern")
         self._sized(build(UNSUB, pattern))  # longer than SUB by two bytes
+        if last:
+            self._control(LAST, pattern)
         sink.pattern = pattern
-        return [build(SUB, pattern)] if self._dispatcher.add(sink, secret) else []
+        is_first = self._dispatcher.add(sink, secret)
+        if last:
+            return self.extensions.subscribe_last(sink, is_first=is_first, choices=self._choices)
+        return [build(SUB, pattern)] if is_first else []
 
     def unsubscribe(self, sink: Sink) -> list[bytes]:
         """End a subscription.
 
         :returns: the packets to send; none if another sink has the same pattern, or if this one has ended before.
         """
-        return [build(UNSUB, sink.pattern)] if self._dispatcher.remove(sink) else []
+        return self.extensions.unsubscribe(sink, is_last=self._dispatcher.remove(sink))
 
     def control(self, key: bytes | str, payload: bytes | None = None) -> bytes:
         """Return the packet of a control message.
@@ -191,15 +216,16 @@ class ClientCore:
         A setting is also put in force for later connections.
 
         :raises InvalidKey: if the key contains a NUL.
-        :raises UsageError: in a dialect without control messages, and for ``bundle/…``.
+        :raises UsageError: in a dialect without control messages, and for those that the client sends itself:
+            ``bundle``, ``bye``, ``interest``, ``probe``, ``last``.
         """
         key = as_bytes(key)
-        if key.startswith(BUNDLE + b"/"):
-            raise UsageError("the client negotiates bundles itself: connect with bundles=True, or bundles=False")
+        if instead := _OWN_CONTROLS.get(key.partition(b"/")[0]):
+            raise UsageError(f"the client sends {key.decode(errors='replace')} itself: {instead}")
         packet = self._control(key, payload)
         self._choices = self._choices.with_control(key)
         if key == WHOAMI:
-            self._whoami_waiters.append(None)
+            self.extensions.questions.ask(WHOAMI, b"", None)
         return packet
 
     def _control(self, key: bytes, payload: bytes | None = None) -> bytes:
@@ -215,7 +241,7 @@ class ClientCore:
         :raises UsageError: in a dialect without control messages.
         """
         packet = self._control(WHOAMI)
-        self._whoami_waiters.append(waiter)
+        self.extensions.questions.ask(WHOAMI, b"", waiter)
         return [packet]
 
     def fence(self, waiter: Waiter) -> list[bytes]:
@@ -226,20 +252,59 @@ class ClientCore:
         self._dispatcher.expect(key, waiter)
         return [build(SUB, key), build(MSG, key, b""), build(UNSUB, key)]
 
+    def probe(self, key: bytes | str, waiter: Waiter) -> list[bytes]:
+        """Ask how many clients would get a message; `waiter` gets the number, or `UsageError` if the server ignores it.
+
+        :raises InvalidKey: if the protocol does not allow the key.
+        :raises UsageError: in a dialect without control messages.
+        """
+        key = as_bytes(key)
+        self._check(key, "routing key")
+        self._control(PROBE, key)
+        return self.extensions.probe(key, waiter)
+
+    def probe_request(self, key: bytes | str, waiter: Waiter) -> list[bytes]:
+        """Ask as `probe` does about the key of a request.
+
+        :returns: the packets to send; none if the server does not say.
+        """
+        if self._check(as_bytes(key), "routing key") or PROBE in self.extensions.questions.ignored:
+            return []  # about secret keys it says the same to everybody
+        return self.probe(key, waiter)
+
+    def watch(self, watch: Watch) -> list[bytes]:
+        """Have the server report whether anybody subscribes to a key.
+
+        :returns: the packets to send; none if the key has another watch.
+        :raises InvalidKey: if the protocol does not allow the key.
+        :raises UsageError: in a dialect without control messages, for a long key, and for too many keys.
+        """
+        self._check(watch.key, "routing key")
+        self._control(INTEREST, watch.key)
+        if len(watch.key) > MAX_WATCHED_KEY:
+            raise UsageError(f"{len(watch.key)} bytes in a key, and at most {MAX_WATCHED_KEY} can be watched")
+        return self.extensions.watch(watch)
+
     # --- connections -------------------------------------------------------------------------
 
     def connected(self, max_sendable: int) -> None:
         """Note a new connection, which can send packets of `max_sendable` bytes."""
         self._max_sendable = max_sendable
         self._ids = _own_ids()
+        self.extensions.connected(has_subscriptions=any(True for _ in self.sinks()))
         self.max_packet = min(self._configured_max_packet, max_sendable)
 
     def snapshot(self) -> Choices:
-        """Return what this client has chosen so far: settings in force and patterns."""
-        return replace(self._choices, patterns=tuple(self._dispatcher.pattern_counts().items()))
+        """Return what this client has chosen so far: settings in force, watched keys and patterns."""
+        return replace(
+            self._choices,
+            watched=self.extensions.watches.keys(),
+            patterns=tuple(self._dispatcher.pattern_counts().items()),
+            last=self.extensions.snapshots.patterns(),
+        )
 
     def resync_packets(self) -> list[bytes]:
-        """Return the first packets of a connection: those of `snapshot`.
+        """Return the first packets of a connection, those of `snapshot`, and expect their replies.
 
         Secret patterns with IDs that this process no longer has, as after a fork, are given up first: the server would
         disconnect the client for them.
@@ -253,18 +318,17 @@ class ClientCore:
         for sink in self.sinks():
             if sink.pattern in stale:
                 self.unsubscribe(sink)
-        return self.snapshot().packets()
+        choices = self.snapshot()
+        self.extensions.restart(choices)
+        return choices.packets()
 
     def disconnected(self) -> list[Waiter]:
         """Forget the connection and the replies expected on it.
 
         :returns: the waiters to fail, once the caller's own state is consistent: they may call the client at once.
         """
-        waiters = [waiter for waiter in self._whoami_waiters if waiter is not None]
-        waiters += self._dispatcher.take_awaited()
         self.bundle_limit = 0
-        self._whoami_waiters.clear()
-        return waiters
+        return self.extensions.disconnected() + self._dispatcher.take_awaited()
 
     def sinks(self) -> Iterator[Sink]:
         """Iterate over all subscriptions."""
@@ -274,18 +338,17 @@ class ClientCore:
 
     def receive(self, packets: list[bytes]) -> None:
         """Process received packets: messages for sinks, replies for waiters."""
-        self.process(Batch(packets))
+        self.process(Batch(self.extensions.mark_gap(packets)))
 
     def _receive_control(self, key: bytes, payload: bytes) -> None:
-        if key == WHOAMI:
-            waiter = self._whoami_waiters.popleft() if self._whoami_waiters else None
-            if waiter is not None:
-                waiter.set_result(payload)
-                return
         if key == BUNDLE_ON and BUNDLE_ON in self._choices.controls and _is_limit(payload):
             self.bundle_limit = min(int(payload), self._max_sendable)
-        elif self.on_control is not None:
+            self.extensions.answered.add("bundle")
+        elif not self.extensions.handle(key, payload) and self.on_control is not None:
             self.on_control(key, payload)
+
+    def _set_intercept(self, intercept: Callable[[bytes], bool] | None) -> None:
+        self._dispatcher.intercept = intercept
 
     # --- checks ------------------------------------------------------------------------------
 

@@ -27,6 +27,11 @@ class Message(NamedTuple):
     key: bytes
     payload: bytes
 
+    @property
+    def is_last_value(self) -> bool:
+        """Whether it was published before this client subscribed (``subscribe(…, last=True)``)."""
+        return False
+
 
 class Waiter(Protocol):
     """The receiving end of one result; exactly one of the two methods is called, once."""
@@ -88,6 +93,7 @@ class Dispatcher:
 
     :param dialect: the revision of the protocol, which says how keys match patterns.
     :param on_control: called with the key and the payload of each control message.
+    :ivar intercept: sees each packet first, if it is not None; returns whether the packet is dealt with.
     """
 
     def __init__(self, dialect: Dialect, on_control: Callable[[bytes, bytes], object]) -> None:
@@ -98,6 +104,7 @@ class Dispatcher:
         self._cache: RouteCache[Sink] = RouteCache(dialect)
         self._secret: dict[bytes, SecretKey] = {}
         self._awaited: dict[bytes, Waiter] = {}
+        self.intercept: Callable[[bytes], bool] | None = None
 
     # --- subscriptions -----------------------------------------------------------------------
 
@@ -168,6 +175,11 @@ class Dispatcher:
         """Deliver the rest of a batch to its sinks and to `on_control`."""
         packets, routes = batch.packets, self._cache.routes
         while (position := batch.position) < len(packets):
+            if self.intercept is not None:
+                batch.position = position + 1
+                if not self.intercept(packets[position]):
+                    self._process_one(packets[position])
+                continue
             end = min(position + _MAX_RUN, len(packets))
             sinks, messages = next_messages(packets, position, end, routes, Message)
             if sinks is None:

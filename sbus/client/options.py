@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from sbus.client.connecting import Backoff
 from sbus.client.core import ClientCore, find_dialect
+from sbus.client.losses import Lost
 from sbus.errors import UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
@@ -26,6 +27,7 @@ class ServiceKeywords(TypedDict, total=False):
     bundles: bool
     timeout: float | None
     on_gap: Callable[[Exception], object] | None
+    on_lost: Callable[[Lost], object] | None
     on_control: Callable[[bytes, bytes], object] | None
 
 
@@ -42,9 +44,12 @@ class ConnectOptions:
     :ivar dialect: ``current``, or ``early`` for servers of the protocol's first revision.
     :ivar max_packet: bytes in the longest packet; give the server's limit (``--max-packet``).
     :ivar bundles: negotiate :doc:`bundles </bundles>` with the server, and use them if it has them.
-    :ivar timeout: seconds to retry while the server's backlog is full; None for no limit.
+    :ivar timeout: seconds to retry while the server's backlog is full and, with `reconnect`, while there is no server;
+        None for no limit.
     :ivar reconnect: reconnect and subscribe again when the connection is lost; a `Backoff` sets the pauses.
     :ivar on_gap: called with the reason once a connection has been replaced; messages may have been missed.
+    :ivar on_lost: called with each `Lost` that the server reports, in its place among the messages (see
+        `sbus.client.losses`); without it the client does not ask for such reports.
     :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.
     :raises sbus.errors.UsageError: if there is no such dialect, or if `max_packet` is not positive.
     """
@@ -55,6 +60,7 @@ class ConnectOptions:
     timeout: float | None = 30.0
     reconnect: bool | Backoff = False
     on_gap: Callable[[Exception], object] | None = None
+    on_lost: Callable[[Lost], object] | None = None
     on_control: Callable[[bytes, bytes], object] | None = None
 
     def __post_init__(self) -> None:
@@ -72,9 +78,17 @@ class ConnectOptions:
         """The pauses between attempts to reconnect; None if the client does not reconnect."""
         return Backoff() if self.reconnect is True else (self.reconnect or None)
 
-    def new_core(self, on_control: Callable[[bytes, bytes], object] | None) -> ClientCore:
+    def new_core(self, on_control: Callable[[bytes, bytes], object], on_lost: Callable[[Lost], object]) -> ClientCore:
         """Return the state of a new client.
 
-        :param on_control: called in place of the option of that name.
+        :param on_control: called in place of the option of that name, if that is given.
+        :param on_lost: likewise.
         """
-        return ClientCore(find_dialect(self.dialect), self.max_packet, on_control, bundles=self.bundles)
+        return ClientCore(
+            find_dialect(self.dialect),
+            self.max_packet,
+            self.on_control and on_control,
+            bundles=self.bundles,
+            bye=True,
+            on_lost=self.on_lost and on_lost,
+        )

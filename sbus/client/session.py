@@ -38,12 +38,13 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi
+from sbus.client.api import ClientApi, State
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
+from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
-from sbus.client.subscription import QueuedSubscription
+from sbus.client.subscription import QueuedSubscription, QueuedWatch, Readers
 from sbus.errors import Closed, ConnectError, Disconnected
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.routing.runs import total_size
@@ -52,6 +53,7 @@ from sbus.syscalls.batch import BATCH
 __all__ = ["Session"]
 
 Sub = TypeVar("Sub", bound=QueuedSubscription)
+W = TypeVar("W", bound=QueuedWatch)
 Args = TypeVarTuple("Args")
 
 
@@ -64,7 +66,7 @@ class Session(ClientApi[Sub]):
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = options.new_core(options.on_control and self._control_received)
+        self.core = options.new_core(self._control_received, self._loss_received)
         self.outbox = Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._options = options
@@ -73,7 +75,7 @@ class Session(ClientApi[Sub]):
         self._turn_writes = 0  # writes deferred to the end of this turn
         self._deferred_bytes = 0  # bytes in them
         self._above_high_water: set[QueuedSubscription] = set()
-        self._to_wake: list[QueuedSubscription] = []
+        self._to_wake: list[Readers] = []
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` has been called
         self._reconnecting = False
         self._closing = False
@@ -142,15 +144,30 @@ class Session(ClientApi[Sub]):
 
     # --- what users call ---------------------------------------------------------------------
 
-    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], object] | None = None) -> Sub:
+    @property
+    def state(self) -> State:
+        if self._error is not None:
+            return "closed"
+        return "connected" if self.is_connected() and not self._reconnecting else "reconnecting"
+
+    def subscribe(
+        self, pattern: bytes | str, callback: Callable[[Message], object] | None = None, *, last: bool = False
+    ) -> Sub:
         """Subscribe to a pattern: read the messages from the result, or pass a callback.
 
+        :param last: get the last values of matching keys first, as far as the server keeps them.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         self._check_open()
         subscription = self._make_subscription(callback)
-        self.send(self.core.subscribe(pattern, subscription))
+        self.send(self.core.subscribe(pattern, subscription, last=last))
         return subscription
+
+    def _start(self, watch: W) -> W:
+        """Have the server report to a new watch, and return it."""
+        self._check_open()
+        self.send(self.core.watch(watch))
+        return watch
 
     def unsubscribe(self, subscription: QueuedSubscription) -> None:
         """End a subscription."""
@@ -158,6 +175,12 @@ class Session(ClientApi[Sub]):
             self.send(self.core.unsubscribe(subscription))
         subscription.end(Closed("the subscription was closed here"))
         self.resume_for(subscription)
+
+    def unwatch(self, watch: QueuedWatch) -> None:
+        """End a watch."""
+        if self._error is None:
+            self.send(self.core.extensions.unwatch(watch))
+        watch.end(Closed("the watch was closed here"))
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.api.ClientApi.send`."""
@@ -200,13 +223,13 @@ class Session(ClientApi[Sub]):
         """Dispatch received packets, then wake the readers."""
         self.core.receive(packets)
         while self._to_wake:
-            subscriptions, self._to_wake = self._to_wake, []
-            for subscription in subscriptions:
-                subscription.wake()
+            to_wake, self._to_wake = self._to_wake, []
+            for readers in to_wake:
+                readers.wake()
 
-    def schedule_wake(self, subscription: QueuedSubscription) -> None:
-        """Wake a subscription's readers once the packets at hand are dispatched."""
-        self._to_wake.append(subscription)
+    def schedule_wake(self, readers: Readers) -> None:
+        """Wake the readers of a subscription or watch once the packets at hand are dispatched."""
+        self._to_wake.append(readers)
 
     def call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
         """Call the application. If it raises, log the error and go on."""
@@ -218,6 +241,20 @@ class Session(ClientApi[Sub]):
     def _control_received(self, key: bytes, payload: bytes) -> None:
         if self._options.on_control is not None:
             self.call_user(self._options.on_control, key, payload)
+
+    def _loss_received(self, lost: Lost) -> None:
+        self._count_lost(lost)
+        sinks = self.core.sinks()
+        place_loss(
+            lost,
+            [sink for sink in sinks if isinstance(sink, QueuedSubscription) and sink is not self._replies],
+            self.report_lost,
+        )
+
+    def report_lost(self, lost: Lost) -> None:
+        """Call ``on_lost``."""
+        assert self._options.on_lost is not None
+        self.call_user(self._options.on_lost, lost)
 
     # --- back-pressure -----------------------------------------------------------------------
 
@@ -244,7 +281,7 @@ class Session(ClientApi[Sub]):
         """Reconnect after a loss, or end if the client does not reconnect."""
         if self._error is not None:
             return
-        error = Disconnected(f"{why} ({self.address})")
+        error = self.core.extensions.connection_lost(why, self.address)
         if self._closing:
             self._end(Closed("the connection to the bus was closed here"))
         elif self._backoff is None:
@@ -312,4 +349,6 @@ class Session(ClientApi[Sub]):
         for subscription in self.core.sinks():
             assert isinstance(subscription, QueuedSubscription)
             subscription.end(error)
+        for watch in self.core.extensions.watches.all():
+            watch.end(error)
         self._on_end(error)

@@ -1,16 +1,17 @@
-"""A subscription with a queue, for the Twisted and the asyncio client."""
+"""Subscriptions with a queue, and watches, for the Twisted and the asyncio client."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, Self
 
 from sbus.client.api import AwaitableWaiter
 from sbus.client.core import Message
+from sbus.client.losses import LossMark, Lost, MessageQueue
+from sbus.client.watches import Watch
 from sbus.errors import Closed
 
-__all__ = ["HIGH_WATER", "LOW_WATER", "QueuedSubscription"]
+__all__ = ["HIGH_WATER", "LOW_WATER", "QueuedSubscription", "QueuedWatch", "Readers"]
 
 HIGH_WATER = 4096
 """Unread messages of one subscription at which the client stops reading its socket."""
@@ -19,7 +20,7 @@ LOW_WATER = HIGH_WATER // 4
 
 
 class Owner(Protocol):
-    """What a subscription needs of its connection."""
+    """What a subscription or a watch needs of its connection."""
 
     def waiter(self) -> AwaitableWaiter:
         """Return a new waiter."""
@@ -27,8 +28,11 @@ class Owner(Protocol):
     def call_user(self, callback: Callable[[Message], object], message: Message, /) -> None:
         """Call the application and log what it raises."""
 
-    def schedule_wake(self, subscription: QueuedSubscription) -> None:
-        """Call `QueuedSubscription.wake` once the packets at hand are processed."""
+    def report_lost(self, lost: Lost) -> None:
+        """Call ``on_lost``."""
+
+    def schedule_wake(self, readers: Readers) -> None:
+        """Call `Readers.wake` once the packets at hand are processed."""
 
     def pause_for(self, subscription: QueuedSubscription) -> None:
         """Stop reading the socket until `resume_for`."""
@@ -38,6 +42,38 @@ class Owner(Protocol):
 
     def unsubscribe(self, subscription: QueuedSubscription) -> None:
         """End a subscription."""
+
+    def unwatch(self, watch: QueuedWatch) -> None:
+        """End a watch."""
+
+
+class Readers:
+    """The coroutines that wait for one subscription or watch."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._waiters: list[AwaitableWaiter] = []
+
+    def wake(self) -> None:
+        """Let them look again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set_result(b"")
+
+    def wake_soon(self) -> None:
+        """Let them look again once the packets at hand are processed."""
+        if self._waiters:
+            self._owner.schedule_wake(self)
+
+    async def wait(self) -> None:
+        """Wait to be woken up."""
+        waiter = self._owner.waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
 
 
 class QueuedSubscription:
@@ -51,8 +87,8 @@ class QueuedSubscription:
         self.pattern = b""
         self.callback = callback
         self._owner = owner
-        self._messages: deque[Message] = deque()
-        self._waiters: list[AwaitableWaiter] = []
+        self._messages = MessageQueue()
+        self._readers = Readers(owner)
         self._error: Exception | None = None
 
     def deliver(self, messages: list[Message]) -> None:
@@ -64,8 +100,17 @@ class QueuedSubscription:
                 self._owner.call_user(self.callback, message)
             return
         self._messages.extend(messages)
-        if self._waiters:
-            self._owner.schedule_wake(self)
+        self._readers.wake_soon()
+        if len(self._messages) >= HIGH_WATER:
+            self._owner.pause_for(self)
+
+    def has_unread(self) -> bool:
+        """See `sbus.client.losses.LossKeeper`."""
+        return bool(self._messages)
+
+    def keep(self, mark: LossMark) -> None:
+        """See `sbus.client.losses.LossKeeper`."""
+        self._messages.keep(mark)
         if len(self._messages) >= HIGH_WATER:
             self._owner.pause_for(self)
 
@@ -73,43 +118,29 @@ class QueuedSubscription:
         """Take no more messages; reading the rest ends with `error`."""
         if self._error is None:
             self._error = error
-        self.wake()
-
-    def wake(self) -> None:
-        """Let the readers that wait look again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.set_result(b"")
+        self._readers.wake()
 
     async def _get(self) -> Message:
         """Wait for the next message; several readers may wait, and are served in order."""
         while (message := self._next()) is None:
-            await self._change()
+            await self._readers.wait()
         return message
 
     async def _get_many(self) -> list[Message]:
-        """Wait for a message, then return all that are here."""
-        while not self._messages:
+        """Wait for a message, then return all that are here, up to the next loss."""
+        while not (messages := self.get_ready()):
             if self._error is not None:
                 raise self._error
-            await self._change()
-        return self.get_ready()
-
-    async def _change(self) -> None:
-        """Wait until messages have come or the subscription has ended."""
-        waiter = self._owner.waiter()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            await self._readers.wait()
+        return messages
 
     def _next(self) -> Message | None:
         """Remove and return the next message, or None if there is none yet.
 
         :raises sbus.errors.Disconnected: if no more messages will come.
         """
+        if self._messages.marks:
+            self._settle()
         if not self._messages:
             if self._error is not None:
                 raise self._error
@@ -119,11 +150,22 @@ class QueuedSubscription:
             self._owner.resume_for(self)
         return message
 
+    def _settle(self) -> None:
+        """Report the losses that were reached."""
+        self._messages.settle(self._owner.report_lost)
+        if len(self._messages) <= LOW_WATER:
+            self._owner.resume_for(self)
+
     def get_ready(self) -> list[Message]:
-        """Return all messages that are here, without waiting; perhaps none."""
-        messages = list(self._messages)
-        self._messages.clear()
-        self._owner.resume_for(self)
+        """Return all messages that are here, without waiting; perhaps none.
+
+        With ``on_lost``, a list ends where messages are missing: call it again for the rest.
+        """
+        if self._messages.marks:
+            self._settle()
+        messages = self._messages.take()
+        if len(self._messages) <= LOW_WATER:
+            self._owner.resume_for(self)
         return messages
 
     def close(self) -> None:
@@ -136,6 +178,49 @@ class QueuedSubscription:
     async def __anext__(self) -> Message:
         try:
             return self._next() or await self._get()
+        except Closed:
+            raise StopAsyncIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class QueuedWatch(Watch):
+    """Whether anybody subscribes to a key: the state at first, and then each change."""
+
+    def __init__(self, owner: Owner, key: bytes) -> None:
+        super().__init__(key)
+        self._owner = owner
+        self._readers = Readers(owner)
+
+    def update(self, has_subscribers: bool) -> None:
+        """See `sbus.client.watches.Watch`."""
+        super().update(has_subscribers)
+        self._readers.wake_soon()
+
+    def end(self, error: Exception) -> None:
+        """See `sbus.client.watches.Watch`."""
+        super().end(error)
+        self._readers.wake()
+
+    async def _get(self) -> bool:
+        while (state := self._next()) is None:
+            await self._readers.wait()
+        return state
+
+    def close(self) -> None:
+        """End the watch; iteration over it ends."""
+        self._owner.unwatch(self)
+
+    def __aiter__(self) -> AsyncIterator[bool]:
+        return self
+
+    async def __anext__(self) -> bool:
+        try:
+            return await self._get()
         except Closed:
             raise StopAsyncIteration from None
 

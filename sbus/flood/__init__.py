@@ -17,6 +17,7 @@ from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
 from sbus.flood.orders import ORDERS, Order, Reply
 from sbus.flood.send_queue import QueueOwner, SendQueue
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
+from sbus.flood.snapshot import Snapshot
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Reply",
     "SendQueue",
     "SharedBudget",
+    "Snapshot",
     "Strategy",
     "Until",
     "UserShare",

@@ -73,6 +73,15 @@ class MemoryAccount:
         """Return the bytes that a user may have even if the account is full."""
         return min(MINIMUM, self.limit // max(self.users, 1))
 
+    def charge(self, size: int) -> None:
+        """Charge memory that belongs to no connection, or give it back.
+
+        :param size: bytes; below 0 what is given back.
+        """
+        self.held += size
+        if self.held > self.limit:
+            self.full()
+
     def full(self) -> None:
         """Report that the limit is reached."""
         if self.on_full is not None:
@@ -164,11 +173,8 @@ class UserShare:
 
         :param size: bytes; below 0 what is given back.
         """
-        account = self.budget.memory
         self.memory += size
-        account.held += size
-        if account.held > account.limit:
-            account.full()
+        self.budget.memory.charge(size)
 
     def may_hold(self, size: int) -> bool:
         """Return whether `size` bytes of memory more are within the limit of this user."""

@@ -119,7 +119,9 @@ class SendQueue:
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
+    :ivar is_held: whether a snapshot is in front of this queue, which has to go first.
     :ivar memory: bytes of memory that the backlog takes, replies included; charged to the user.
+    :ivar owner: the object whose callbacks are called.
     :ivar settings: the receiver's choices; change them with `configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
@@ -136,7 +138,6 @@ class SendQueue:
         "_limits",
         "_losses",
         "_oversized",
-        "_owner",
         "_price",
         "_reply_pending",
         "_stamped",
@@ -148,11 +149,13 @@ class SendQueue:
         "copies",
         "head",
         "is_congested",
+        "is_held",
         "is_late",
         "late_bytes",
         "lost",
         "memory",
         "messages",
+        "owner",
         "pending",
         "replies",
         "settings",
@@ -172,7 +175,7 @@ class SendQueue:
         self.memory = 0
         self.settings: ClientSettings = DEFAULT_SETTINGS
         self.watch: Callable[[list[bytes]], None] | None = None
-        self._owner = owner
+        self.owner = owner
         self._limits = limits
         self._user = user
         self.copies = user.copies
@@ -193,10 +196,39 @@ class SendQueue:
         self.conflated = 0
         self._conflated = 0  # since the last outcome
         self._keys: KeyIndex | None = None
+        self.is_held = False
 
     def __len__(self) -> int:
         waiting = len(self._backlog) if self._backlog is not None else 0
         return len(self.pending) + waiting + (self.head is not None)
+
+    def hold(self, before: SendQueue) -> None:
+        """Count as congested until `release`: nothing leaves this queue, which is new (`sbus.flood.snapshot`).
+
+        :param before: the queue in front of this one; this one continues its counts of losses.
+        """
+        self.lost, self.conflated = before.lost, before.conflated
+        before.lost = before.conflated = 0
+        self.is_held = True
+        self._backlog = self._new_backlog(iter(()))
+        self._price = self._backlog.PRICE
+        self.is_congested = True
+        self._user.add_queue()
+
+    def release(self, before: SendQueue) -> None:
+        """End a `hold`: all packets in front of this queue are gone.
+
+        :param before: as for `hold`; what it has lost since then becomes this one's.
+        """
+        self.is_held = False
+        self.lost += before.lost
+        self.conflated += before.conflated
+        if before.head is not None:
+            self._untold += before.head.messages
+            self._put_first(before.head)
+            before.head = None
+        if not self.messages and not self.replies:
+            self._relax()
 
     def configure(self, settings: ClientSettings) -> None:
         """Replace the settings.
@@ -373,7 +405,7 @@ class SendQueue:
             block = None
             if self._backlog is not None:  # nothing was kept, and a strategy has dropped the rest
                 self._relax()
-                self._owner.on_drained(True, True)
+                self.owner.on_drained(True, True)
         losses = self._take_losses()
         conflated, self._conflated = self._conflated, 0
         if not losses:
@@ -635,7 +667,7 @@ class SendQueue:
         else:
             self._oversized = (*self._oversized, packet)
             self.lost += 1
-        self._owner.on_lost((Loss(LossReason.TOO_LARGE, 1, size),))
+        self.owner.on_lost((Loss(LossReason.TOO_LARGE, 1, size),))
         return True
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:
@@ -645,7 +677,7 @@ class SendQueue:
         """
         self._discard(taken)
         if losses := self._take_losses():
-            self._owner.on_lost(losses)
+            self.owner.on_lost(losses)
 
     def _discard(self, taken: Sequence[bytes]) -> None:
         messages, size = self.messages, self.size
@@ -693,11 +725,15 @@ class SendQueue:
         has_room = self.messages <= limits.messages // _LOW_WATER and self.size <= limits.bytes // _LOW_WATER
         if is_empty:
             self._relax()
-        self._owner.on_drained(has_room, is_empty)
+        self.owner.on_drained(has_room, is_empty)
 
     def _relax(self) -> None:
         self._charge(-self.memory)  # also for replies that were discarded
         self._collect()
+        if self.is_held:
+            self._backlog, self._keys = self._new_backlog(iter(())), None
+            self._price = self._backlog.PRICE
+            return
         self._backlog = self._keys = None
         self._price = 0
         self.is_congested = False

@@ -25,6 +25,7 @@ class ClientSettings:
     :ivar bundles: whether the client sends and takes bundles.
     :ivar bye: whether the client gets the reason before the server disconnects it.
     :ivar receipts: whether the client gets a receipt where messages for it were dropped.
+    :ivar observer: whether the client's subscriptions count as no interest.
     """
 
     soft: ISoftStrategy = SOFT_STRATEGIES[0]
@@ -35,6 +36,7 @@ class ClientSettings:
     bundles: bool = False
     bye: bool = False
     receipts: bool = False
+    observer: bool = False
 
     def with_order(self, order: IQueueOrder) -> ClientSettings:
         """Return these settings with another order.
@@ -59,6 +61,7 @@ class ClientSettings:
             "bundles": self.bundles,
             "bye": self.bye,
             "receipts": self.receipts,
+            "observer": self.observer,
         }
 
 

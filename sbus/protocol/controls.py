@@ -4,7 +4,7 @@ A control message is ``CMSG <key>``, optionally with a payload. Each belongs to 
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
-Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Bye".
+Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Bye", "Interest", "Last values".
 """
 
 from __future__ import annotations
@@ -25,16 +25,29 @@ __all__ = [
     "ECHO_OFF",
     "ECHO_ON",
     "HARD",
+    "INTEREST",
+    "INTEREST_OFF",
+    "INTEREST_ON",
+    "INTEREST_PATTERN",
+    "INTEREST_PATTERNS",
+    "LAST",
+    "LAST_DONE",
+    "OBSERVER",
+    "OBSERVER_OFF",
+    "OBSERVER_ON",
     "ORDER",
+    "PROBE",
     "RECEIPTS",
     "RECEIPTS_OFF",
     "RECEIPTS_ON",
+    "REQUESTS",
     "SOFT",
     "WHOAMI",
     "Answer",
     "Control",
     "HardChoice",
     "OrderChoice",
+    "Request",
     "SoftChoice",
     "choices",
     "find",
@@ -42,7 +55,7 @@ __all__ = [
 ]
 
 
-SoftChoice: TypeAlias = Literal["queue", "discard", "block", "error"]
+SoftChoice: TypeAlias = Literal["queue", "discard", "block", "error", "latest"]
 """The soft strategies of this package, for annotations; a test compares them with the table."""
 HardChoice: TypeAlias = Literal["discard", "block", "error"]
 """The hard strategies of this package."""
@@ -80,14 +93,34 @@ class Control:
     meaning: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One question that comes with a payload; it changes no setting.
+
+    :ivar key: the key, as sent.
+    :ivar payload: the payload in a word; empty if there is none. Without a payload that it needs, a request is unknown.
+    :ivar answer: the key of the answer.
+    :ivar meaning: the request in one line.
+    """
+
+    key: bytes
+    payload: str = ""
+    answer: bytes
+    meaning: str
+
+
 WHOAMI = b"!/cred/whoami"
 ECHO_ON, ECHO_OFF = b"echo/on", b"echo/off"
 BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
 BYE_ON, BYE_OFF = b"bye/on", b"bye/off"
 RECEIPTS_ON, RECEIPTS_OFF = b"receipts/on", b"receipts/off"
+OBSERVER_ON, OBSERVER_OFF = b"observer/on", b"observer/off"
+INTEREST, INTEREST_ON, INTEREST_OFF = b"interest", b"interest/on", b"interest/off"
+INTEREST_PATTERN, INTEREST_PATTERNS = b"interest/pattern", b"interest/patterns"
+PROBE, LAST, LAST_DONE = b"probe", b"last", b"last/done"
 
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
-BYE, RECEIPTS = b"bye", b"receipts"
+BYE, RECEIPTS, OBSERVER = b"bye", b"receipts", b"observer"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
 
 CONTROLS = (
@@ -132,8 +165,26 @@ CONTROLS = (
         repeated=False,
         meaning="report no losses",
     ),
+    Control(key=OBSERVER_ON, group=OBSERVER, answer=Answer.EMPTY, meaning="count none of my subscriptions as interest"),
+    Control(
+        key=OBSERVER_OFF,
+        group=OBSERVER,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="count my subscriptions as interest",
+    ),
 )
 """Every control message of the protocol, in the order of its documentation."""
+
+REQUESTS = (
+    Request(key=INTEREST_ON, payload="key", answer=INTEREST, meaning="say whether anybody listens, now and on change"),
+    Request(key=INTEREST_OFF, payload="key", answer=INTEREST, meaning="say no more; without a key, of none"),
+    Request(key=PROBE, payload="key", answer=PROBE, meaning="say how many listen"),
+    Request(key=INTEREST_PATTERNS, answer=INTEREST_PATTERNS, meaning="list the patterns of all others, and changes"),
+    Request(key=LAST, payload="pattern", answer=LAST_DONE, meaning="subscribe, and send the last values first"),
+)
+"""The questions of the protocol, in the order of its documentation."""
 
 _BY_KEY = {control.key: control for control in CONTROLS}
 

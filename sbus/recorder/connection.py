@@ -1,12 +1,14 @@
 """The recorder's connection to the bus: subscribes, reads, reconnects.
 
 The invariant that this module is for: *between two messages in the journal, messages may be missing only where a row
-says so.* Three decisions follow from it:
+says so.* Four decisions follow from it:
 
 * Each connection is a `sbus.client.tx.Bus` of its own. The client library can reconnect by itself, but it would put the
   messages of the old and the new connection into one queue, and the recorder could not tell where the gap is.
 * One subscription has all the patterns, so that a message that several patterns match arrives once, and the messages of
   all patterns arrive in the order in which the bus sent them.
+* The recorder asks the bus for receipts. What the bus drops for the recorder becomes a row in its place
+  (`RecordSink.add_lost`). A bus that knows no receipts drops silently.
 * After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
   it. Messages that arrive earlier are kept (`sbus.recorder.unconfirmed`), because some of the patterns may not be in
   force yet; beyond ``buffer_bytes`` the oldest of them are dropped, as a part of the gap.
@@ -34,10 +36,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff
-from sbus.client.core import Message
+from sbus.client.losses import Lost
 from sbus.client.tx import Bus, Subscription, connect
 from sbus.errors import ConnectError, Disconnected
 from sbus.journal import clock
+from sbus.protocol.controls import OBSERVER_ON
 from sbus.recorder.settings import Settings
 from sbus.recorder.unconfirmed import Unconfirmed
 
@@ -67,6 +70,9 @@ class RecordSink(Protocol):
 
     def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
         """Take messages that have just arrived."""
+
+    def add_lost(self, lost: Lost) -> None:
+        """Take a loss that the bus has reported; it stands behind the messages added before."""
 
     def wait_for_capacity(self) -> defer.Deferred[None] | None:
         """Return None if the sink has capacity, else a Deferred that fires when it has."""
@@ -106,22 +112,25 @@ class Connection:
         self._waiting: defer.Deferred[Any] | None = None  # what `_abort` cancels
         self._finished: defer.Deferred[None] = defer.succeed(None)
         self._unconfirmed = Unconfirmed(settings.buffer_bytes)
+        self._unconfirmed_losses: list[Lost] = []
         self._last_report: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
 
     def start(self) -> None:
         """Start connecting."""
         self._finished = defer.Deferred.fromCoroutine(self._run()).addErrback(self._sink.failed)
 
-    def take_ready(self) -> list[Message]:
-        """Return the messages that were received while the connection is paused.
+    def add_ready(self) -> None:
+        """Add the messages that were received while the connection is paused to the sink.
 
         No further packets are read.
         """
-        if not self._is_paused or self._bus is None or self._subscription is None:
-            return []
-        messages = self._subscription.get_ready()
-        self._bus.pause_for(self._subscription)
-        return messages
+        if self._is_paused and self._bus is not None and self._subscription is not None:
+            self._add_all(self._subscription)
+            self._bus.pause_for(self._subscription)
+
+    def _add_all(self, subscription: Subscription) -> None:
+        while messages := subscription.get_ready():  # a list ends where messages are missing
+            self._sink.add(messages)
 
     async def stop(self, timeout: float) -> None:
         """Receive what the bus has queued for us, and disconnect.
@@ -175,7 +184,19 @@ class Connection:
 
     def _connect(self) -> defer.Deferred[Bus]:
         settings = self._settings
-        return connect(self._reactor, self._address, dialect=settings.dialect, max_packet=settings.max_packet)
+        return connect(
+            self._reactor,
+            self._address,
+            dialect=settings.dialect,
+            max_packet=settings.max_packet,
+            on_lost=self._lost_received,
+        )
+
+    def _lost_received(self, lost: Lost) -> None:
+        if self._is_recording:
+            self._sink.add_lost(lost)
+        else:
+            self._unconfirmed_losses.append(lost)
 
     async def _wait(self, deferred: defer.Deferred[T]) -> T:
         """Wait for a Deferred, so that `_abort` can cancel it."""
@@ -197,6 +218,7 @@ class Connection:
         lost_at: list[int] = []
         bus.whenClosed().addBoth(lambda _: lost_at.append(clock.now()))
         self._unconfirmed = Unconfirmed(self._settings.buffer_bytes)
+        self._unconfirmed_losses = []
         try:
             subscription = self._subscription = self._subscribe(bus)
             bus.fence(_CONFIRM_TIMEOUT).addCallbacks(
@@ -221,7 +243,7 @@ class Connection:
             reason = str(error) or "the recorder is stopping"
         if self._is_recording:
             self._is_recording = False
-            self._sink.add(subscription.get_ready())
+            self._add_all(subscription)
             if self._is_draining:
                 return reason  # everything was recorded, so there is no gap
             self.gap = {"since": lost_at[0] if lost_at else clock.now(), "reason": reason}
@@ -231,6 +253,7 @@ class Connection:
         """Choose the flood control and subscribe: one subscription for all patterns."""
         settings = self._settings
         if bus.core.dialect.control:
+            bus.control(OBSERVER_ON)
             bus.flood_control(soft=settings.soft, hard=settings.hard, order=settings.order)
         first, *more = settings.patterns
         subscription = bus.subscribe(first)
@@ -249,6 +272,8 @@ class Connection:
                 "(--buffer-bytes): they are not recorded",
                 dropped=self._unconfirmed.dropped,
             )
+        for lost in self._unconfirmed_losses:  # before the messages: no gap may stand in front of its row
+            self._sink.add_lost(lost)
         self._sink.add(self._unconfirmed.take())
 
     def _not_confirmed(self, bus: Bus, failure: Failure) -> None:

@@ -38,6 +38,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff, find_address
+from sbus.client.losses import Lost, format_lost
 from sbus.journal import clock
 from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
@@ -66,6 +67,7 @@ class Counters:
     :ivar rows: the number of messages in the journal.
     :ivar bytes: the bytes in their keys and payloads.
     :ivar gaps: the number of gaps recorded, of any kind.
+    :ivar dropped: the number of messages that the bus reported as dropped for the recorder.
     :ivar lost: the number of messages that were received and not written, because the disk was full until the end or
         the recorder failed.
     :ivar lag: the seconds from the arrival of the first message of the last batch until the batch was in the journal.
@@ -75,6 +77,7 @@ class Counters:
     rows: int = 0
     bytes: int = 0
     gaps: int = 0
+    dropped: int = 0
     lost: int = 0
     lag: float = 0.0
     longest_lag: float = 0.0
@@ -163,7 +166,8 @@ class Recording:
         """Log what has been recorded so far."""
         self._log.info(
             "recorded {c.rows} messages ({c.bytes} bytes) and {c.gaps} gaps; {waiting} bytes of memory wait for the "
-            "disk; lag {c.lag:.3f} s, at most {c.longest_lag:.3f} s; lost {c.lost} messages",
+            "disk; lag {c.lag:.3f} s, at most {c.longest_lag:.3f} s; lost {c.lost} messages; the bus dropped "
+            "{c.dropped}",
             c=self.counters,
             waiting=self._buffered_bytes(),
         )
@@ -195,6 +199,12 @@ class Recording:
         """Implement `sbus.recorder.connection.RecordSink`."""
         self._buffer.add(messages)
 
+    def add_lost(self, lost: Lost) -> None:
+        """Implement `sbus.recorder.connection.RecordSink`."""
+        self.counters.dropped += lost.messages or 0
+        receipt = format_lost(lost)
+        self._submit_row(lambda journal, now: journal.append_lost(receipt, now))
+
     def wait_for_capacity(self) -> defer.Deferred[None] | None:
         """Implement `sbus.recorder.connection.RecordSink`."""
         if not self._disk_failure and self._buffered_bytes() < self._settings.buffer_bytes:
@@ -216,9 +226,13 @@ class Recording:
         self._sync_soon()
 
     def _submit_gap(self, kind: Kind, details: GapDetails) -> None:
+        self._submit_row(lambda journal, now: journal.append_gap(kind, details, now))
+
+    def _submit_row(self, append: Callable[[JournalWriter, int], object]) -> None:
+        """Append the row of a gap behind the messages in the buffer."""
         self._buffer.flush()
         now = clock.now()
-        self._thread.submit(Job(lambda journal: journal.append_gap(kind, details, now)))
+        self._thread.submit(Job(lambda journal: append(journal, now)))
         self.counters.gaps += 1
         self._sync_soon()
 
@@ -281,7 +295,7 @@ class Recording:
             return  # the stop row has the failure, and no row can follow it
         if gap is not None:
             # Messages that had arrived before reading stopped come before the row of the gap.
-            self._buffer.add(self._connection.take_ready())
+            self._connection.add_ready()
             self._submit_gap(Kind.FULL, gap)
             self._log.warn("the journal {journal} can be written again", journal=self._journal.directory)
         self._release_waiters()

@@ -320,6 +320,10 @@ class PatternIndex(Generic[S]):
                 steps += collect_readers(table, secret.gid, secret.uid, secret.pid, found)
         return tuple(found), steps
 
+    def open_tables(self, key: bytes) -> tuple[list[dict[S, Any]], int]:
+        """Return one table of subscribers for each pattern that matches an open key, and the steps to find them."""
+        return self._open.tables(key)
+
     def is_empty(self) -> bool:
         """Return whether there is no subscription at all."""
         return self._open.is_empty() and self._secret.is_empty()

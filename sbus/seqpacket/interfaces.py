@@ -119,7 +119,7 @@ class IPacketTransport(Interface):
     def abortConnection() -> None:
         """Close soon, and discard the queue."""
 
-    def dismiss(farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+    def close_gracefully(farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon, so that the peer can still read all that the kernel holds for it.
 
         The socket is shut down both ways, and what the peer has sent is discarded, before it is closed: closing a

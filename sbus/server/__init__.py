@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sbus.server.counters import Counters
     from sbus.server.credentials import AccessSettings, KernelCredentials, KernelPolicy, OwnUserPolicy
     from sbus.server.interfaces import Publisher, Receiver
+    from sbus.server.last_values import LastValueRule
     from sbus.server.limits import Limits
     from sbus.server.listeners import Listener
     from sbus.server.observers import Observer
@@ -45,6 +46,7 @@ __all__ = [
     "FloodControls",
     "KernelCredentials",
     "KernelPolicy",
+    "LastValueRule",
     "Limits",
     "Listener",
     "LogBudget",
@@ -65,6 +67,7 @@ __getattr__ = lazy_names(
         "FloodControls": ".components",
         "KernelCredentials": ".credentials",
         "KernelPolicy": ".credentials",
+        "LastValueRule": ".last_values",
         "Limits": ".limits",
         "Listener": ".listeners",
         "LogBudget": "sbus.daemon.log_budget",

@@ -48,6 +48,7 @@ from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.backpressure import Backpressure
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
+from sbus.server.last_values import LastValues
 from sbus.server.late import FLUSHED_AT_ONCE, Late
 from sbus.server.observers import Events
 from sbus.server.turns import (
@@ -90,6 +91,7 @@ class Delivery:
         "_credentials",
         "_events",
         "_flushing",
+        "_keeper",
         "_late",
         "_publisher",
         "_through_queues",
@@ -111,11 +113,16 @@ class Delivery:
         self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
         self._flushing = False
+        self._keeper: LastValues | None = None
         self._through_queues = bool(events.delivered)
         self._turns = turns
         self._late = Late(turns, self._decide)
         self._catches_left = 0
         self.served = self.bundled = self.caught_up = 0
+
+    def set_keeper(self, keeper: LastValues) -> None:
+        """Keep last values: a route that contains the keeper is one of keys that are kept."""
+        self._keeper = keeper
 
     def deliver(
         self,
@@ -193,6 +200,10 @@ class Delivery:
         """Mark a receiver for `flush`: its queue has something of this publisher's batch."""
         self._touched.append(receiver)
         self._publisher = publisher
+
+    def touch_also(self, receiver: Receiver) -> None:
+        """Mark a receiver for `flush`: its queue has something that is no message of this batch."""
+        self._touched.append(receiver)
 
     def flush(self) -> None:
         """Send what the batch has brought, with one call for each receiver.
@@ -343,6 +354,11 @@ class Delivery:
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""
+        keeper = self._keeper
+        if keeper is not None and receiver is keeper:
+            keeper.keep(packets, publisher)
+            self._counters.routed -= len(packets)
+            return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
             if outcome is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason, Violation
-from sbus.flood import Outcome, SendQueue
+from sbus.flood import ClientSettings, Outcome, SendQueue
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.listeners import Listener
@@ -29,6 +30,9 @@ class Publisher(Protocol):
 
     peer: PeerCredentials
     """The publisher's credentials, from the kernel."""
+
+    user: User
+    """The publisher's user."""
 
     @property
     def is_paused(self) -> bool:
@@ -116,6 +120,26 @@ class Client(Publisher, Receiver, Holder, Protocol):
     @property
     def conflated(self) -> int:
         """Messages for it that newer ones of their keys replaced (``blocking/soft/latest``)."""
+
+    settings: ClientSettings
+    """The client's choices."""
+
+    on_room: tuple[Callable[[], None], ...]
+    """Called when packets have left its queue, after it was congested."""
+
+    def reply(self, key: bytes, payload: bytes) -> None:
+        """Send the client a reply; flood control never drops it."""
+
+    def notify(self, key: bytes, payload: bytes) -> None:
+        """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
+
+    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+        """Send packets behind those that wait, and before everything that comes from now on.
+
+        Nothing more of the client is handled until the last one has been queued.
+
+        :param packets: as for `sbus.flood.Snapshot`.
+        """
 
 
 class ICredentials(Interface):

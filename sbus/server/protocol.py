@@ -40,10 +40,10 @@ been closed handles no packet more, which bounds the time that the server takes 
 
 .. rubric:: The end
 
-A client that the server disconnects is dismissed (`IPacketTransport.dismiss`): its last packets go past the queue, and
-it can still read what the kernel holds for it. The last packets are one receipt for all that waited, if it asked for
-receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the client is in no
-route any more, so the receipt is complete.
+The server disconnects a client gracefully (`IPacketTransport.close_gracefully`): the last packets go past the queue,
+and the client can still read what the kernel holds for it. The last packets are one receipt for all that waited, if the
+client asked for receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the
+client is in no route any more, so the receipt is complete.
 
 .. rubric:: Replies
 
@@ -54,7 +54,7 @@ Replies are never dropped, so a client that asks and does not read could fill th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +64,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import ClientSettings, Loss, Outcome, SendQueue
+from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Loss, Outcome, SendQueue, Snapshot
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
@@ -73,7 +73,7 @@ from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
-from sbus.server.interfaces import Receiver
+from sbus.server.interfaces import Client, Receiver
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
@@ -127,17 +127,20 @@ class BusProtocol:
         "_has_turn",
         "_in_kernel",
         "_is_blocked",
+        "_is_loading",
         "_is_waiting",
         "_kept",
         "_price",
         "_registry",
         "_route",
+        "_snapshot",
         "_write_closed",
         "connected_at",
         "is_paused",
         "listener",
         "lost",
         "number",
+        "on_room",
         "pattern_bytes",
         "pattern_memory",
         "patterns",
@@ -161,6 +164,7 @@ class BusProtocol:
         self._price = 1.0
         self.transport: IPacketTransport | None = None
         self.number = 0
+        self.on_room: tuple[Callable[[], None], ...] = ()
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
@@ -170,10 +174,12 @@ class BusProtocol:
         self.reason: CloseReason | None = None
         self.is_paused = False
         self._is_blocked = False
+        self._is_loading = False
         self._is_waiting = False
         self._has_turn = False
         self._fast_path = registry.fast_path
         self._drain_timer: StallTimer | None = None
+        self._snapshot: Snapshot | None = None
         self._write_closed = False
         self._buffer = 0
         self._in_kernel = 0
@@ -219,12 +225,14 @@ class BusProtocol:
             self.queue.can_block = False
             patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
             input_limit = max(MIN_DISCARDED, DISCARDED // (len(self._registry.clients) or 1))
-            self.transport.dismiss(lambda: self._farewell(reason, detail), patience, input_limit)
+            self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, input_limit)
 
     def _farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
         """Stop receiving, drop what waits, and return the last packets for the client."""
         self._registry.stop_receiving(self)
         packets = []
+        if self._snapshot is not None:
+            self._snapshot.discard_all()
         last = self.queue.last_receipt()
         if last is not None and self.settings.receipts:
             packets.append(last)
@@ -420,7 +428,9 @@ class BusProtocol:
             self.transport.pauseProducing()
 
     def _maybe_resume(self) -> None:
-        if self.is_paused and not self._is_blocked and not self._is_waiting and not self._has_replies():
+        if self._is_blocked or self._is_waiting or self._is_loading:
+            return
+        if self.is_paused and not self._has_replies():
             self.is_paused = False
             if self.transport is not None:
                 self.transport.resumeProducing()
@@ -441,7 +451,7 @@ class BusProtocol:
                 work += subscription_work(key, self._registry.dialect.separator)
                 self._registry.unsubscribe(self, key)
             else:
-                self._control(key)
+                self._control(key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
                 reason = CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION
@@ -460,10 +470,12 @@ class BusProtocol:
 
     # --- control messages --------------------------------------------------------------------
 
-    def _control(self, key: bytes) -> None:
+    def _control(self, key: bytes, payload: bytes | None) -> None:
         """Handle a control message.
 
         Strategies and orders are found by their selectors, the others by their group.
+
+        :param payload: what stands behind the NUL; None without a NUL.
         """
         registry = self._registry
         if not registry.dialect.control:
@@ -475,15 +487,16 @@ class BusProtocol:
             return
         control = controls.find(key)
         handler = _HANDLERS.get(control.group) if control is not None else None
-        if handler is None or not handler(self, key):
+        if not (handler(self, key) if handler is not None else registry.requests.handle(self, key, payload)):
             registry.counters.unknown_controls += 1
 
     def _whoami(self, key: bytes) -> bool:
-        self._reply(key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid))
+        self.reply(key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid))
         return True
 
     def _choose_echo(self, key: bytes) -> bool:
         self._apply(replace(self.settings, echo=key == controls.ECHO_ON))
+        self._registry.interest.echo_changed(self)
         return True
 
     def _choose_bundles(self, key: bytes) -> bool:
@@ -502,17 +515,23 @@ class BusProtocol:
             transport.stop_bundling()
         self._apply(replace(self.settings, bundles=bundles))
         if bundles == wanted:
-            self._reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
+            self.reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
         return bundles == wanted
 
     def _choose_bye(self, key: bytes) -> bool:
         self._apply(replace(self.settings, bye=key == controls.BYE_ON))
-        self._reply(key, b"")
+        self.reply(key, b"")
         return True
 
     def _choose_receipts(self, key: bytes) -> bool:
         self._apply(replace(self.settings, receipts=key == controls.RECEIPTS_ON))
-        self._reply(key, b"")
+        self.reply(key, b"")
+        return True
+
+    def _choose_observer(self, key: bytes) -> bool:
+        self._apply(replace(self.settings, observer=key == controls.OBSERVER_ON))
+        self._registry.observe(self, self.settings.observer)
+        self.reply(key, b"")
         return True
 
     def _apply(self, settings: ClientSettings) -> None:
@@ -521,19 +540,60 @@ class BusProtocol:
         if settings.order is not self.settings.order or settings.newest_first != self.settings.newest_first:
             self.user.work_left -= len(self.queue) // REORDERED
         self.settings = settings
-        self.queue.configure(settings)
+        self._configure_queue()
         self._fast_path = settings.echo and self._registry.fast_path
 
-    def _reply(self, key: bytes, payload: bytes) -> None:
+    def _configure_queue(self) -> None:
+        """Tell the queue what the client has chosen; behind a snapshot, each message is kept if there is room."""
+        settings = self.settings
+        self.queue.configure(settings if self._snapshot is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
+
+    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        registry, transport = self._registry, self.transport
+        if transport is None or self._write_closed:
+            return
+        registry.flush()
+        if self.queue.is_late:
+            self._delivery.catch_up(self)
+        front, self.queue = self.queue, registry.new_queue(self, self, self.user)
+        self._is_loading = True
+        self._pause()
+        transport.queue = self._snapshot = Snapshot(front, packets, self.queue, self, self._snapshot_over)
+        self._configure_queue()
+        registry.strategies_changed(self)
+        registry.touch(self)
+
+    def _snapshot_over(self) -> None:
+        self._snapshot = None
+        self._is_loading = False
+        if self.transport is not None:
+            self.transport.queue = self.queue
+        self._configure_queue()
+        self._registry.strategies_changed(self)
+        if not self.queue.is_congested:
+            self._registry.drained(self, True, True)
+        if self.reason is None:
+            self._maybe_resume()
+
+    def reply(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._write(build(CMSG, key, payload), self._registry.touch)
+
+    def notify(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._write(build(CMSG, key, payload), self._registry.touch_also)
+
+    def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
         self.user.work_left -= REPLY
         if self._write_closed:
             return
         queue = self.queue
         if queue.is_late:
             self._delivery.catch_up(self)
-        queue.write(build(CMSG, key, payload))
+        queue.write(packet)
         if not queue.is_congested:
-            self._registry.touch(self)
+            touch(self)
         if len(queue.pending) >= MAX_REPLIES:
             self._registry.flush()
         if self._has_replies():
@@ -594,6 +654,8 @@ class BusProtocol:
         self._registry.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
+        for hook in self.on_room:
+            hook()
 
     def on_lost(self, losses: tuple[Loss, ...]) -> None:
         """See `sbus.flood.QueueOwner`."""
@@ -606,5 +668,6 @@ _HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
     controls.BUNDLE: BusProtocol._choose_bundles,
     controls.BYE: BusProtocol._choose_bye,
     controls.RECEIPTS: BusProtocol._choose_receipts,
+    controls.OBSERVER: BusProtocol._choose_observer,
 }
 """What handles a control message, by its group; it returns whether the message was understood."""

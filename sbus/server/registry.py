@@ -12,6 +12,9 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.closed`           the last connections that have ended, with the reasons
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
+`sbus.server.interest`         the keys that clients watch: whether anybody listens
+`sbus.server.last_values`      the last message of each key that the operator has listed
+`sbus.server.requests`         the questions of clients that come with a payload
 =============================  =============================================================================
 
 The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
@@ -41,12 +44,17 @@ from sbus.server.closed import ClosedClient, ClosedClients
 from sbus.server.components import FloodControls
 from sbus.server.counters import Counters
 from sbus.server.delivery import Delivery
+from sbus.server.interest import Interest
+from sbus.server.interest_notices import InterestNotices
 from sbus.server.interfaces import Client, ICredentials, Receiver
+from sbus.server.last_values import LastValueRule, LastValues
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.listeners import MAIN, Listener
 from sbus.server.members import Members
 from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
+from sbus.server.pattern_lists import PatternLists
+from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
@@ -67,6 +75,8 @@ class SubscriptionRegistry(Service):
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param observers: `sbus.interfaces.IObserver` s.
     :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
+    :param public_interest: whether all users may ask about interest; else only root and the server's user.
+    :param last_values: the patterns whose last values are kept.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar closed: the last connections that have ended, with the reasons.
@@ -74,6 +84,9 @@ class SubscriptionRegistry(Service):
     :ivar admission: which connections are admitted.
     :ivar memory: keeps the memory of all clients below its limit.
     :ivar turns: the clients whose users have no work left for now.
+    :ivar interest: the keys that clients watch.
+    :ivar last_values: the messages that are kept; None if none are.
+    :ivar requests: answers the questions of clients.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
@@ -95,6 +108,8 @@ class SubscriptionRegistry(Service):
         controls: FloodControls | None = None,
         observers: tuple[Any, ...] = (),
         owner_of: Callable[[int], int] | None = None,
+        public_interest: bool = True,
+        last_values: tuple[LastValueRule, ...] = (),
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
@@ -119,6 +134,36 @@ class SubscriptionRegistry(Service):
         self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
         self.clients = self._members.clients
         self.memory = MemoryGuard(account, self.clients, self._leaving, clock)
+        self._notices = InterestNotices(clock, self.delivery.flush)
+        self.interest = Interest(
+            self._router,
+            dialect,
+            credentials,
+            clock,
+            self.turns,
+            notify=self._notices.notify,
+            flush=self.delivery.flush,
+            forget_user=self._forget_user,
+        )
+        self.last_values: LastValues | None = None
+        if last_values:
+            self.last_values = LastValues(last_values, dialect, self.turns, account.charge)
+            self.delivery.set_keeper(self.last_values)
+            self.interest.observers.add(self.last_values)
+            for pattern in self.last_values.listed:
+                self._router.add(self.last_values, pattern, None)
+        self._pattern_lists = PatternLists(
+            self._router, self.clients, self.interest.observers, clock, self.turns, self.delivery.flush
+        )
+        self.requests = Requests(
+            self.interest,
+            self._pattern_lists,
+            self.last_values,
+            self.subscribe,
+            self.limits,
+            dialect,
+            public_interest=public_interest,
+        )
         self.routes = self._router.routes
         self.route = self._router.route
         self.deliver = self.delivery.deliver
@@ -221,6 +266,7 @@ class SubscriptionRegistry(Service):
         for pattern in tuple(client.patterns):
             self._drop(client, pattern)
         client.user.work_left -= work + self.routing_work()
+        self.interest.left(client)
 
     def _leave_on(self) -> None:
         """Drop some subscriptions of the clients that have left; the first to leave comes first."""
@@ -242,6 +288,7 @@ class SubscriptionRegistry(Service):
         if not client.patterns:
             del self._leaving[client]
             self._router.unmute(client)
+            self.interest.left(client)
             self._forget_user(client.user)
         return len(patterns)
 
@@ -261,7 +308,13 @@ class SubscriptionRegistry(Service):
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.leave(client)
+        self._stop_asking(client)
         self.delivery.forget(client)
+
+    def _stop_asking(self, client: Receiver) -> None:
+        self.interest.unwatch_all(client)
+        self._notices.forget(client)
+        self._pattern_lists.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
@@ -270,6 +323,7 @@ class SubscriptionRegistry(Service):
         if client not in self._members:
             return
         self.leave(client)
+        self._stop_asking(client)
         fired = self._members.remove(client)
         self.closed.add(
             ClosedClient(
@@ -321,7 +375,7 @@ class SubscriptionRegistry(Service):
             secret = self.dialect.check(pattern)
             self.credentials.checkSubscription(client.peer, pattern, secret)
             cost = pattern_cost(pattern, self.dialect.separator)
-            if len(client.patterns) >= self.limits.max_patterns:
+            if len(client.patterns) + self.interest.count(client) >= self.limits.max_patterns:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
@@ -343,6 +397,12 @@ class SubscriptionRegistry(Service):
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
+
+    def observe(self, client: Client, is_observer: bool) -> None:
+        """Have a client's subscriptions count no more as interest, or count again."""
+        if is_observer is not (client in self.interest.observers):
+            self._pattern_lists.observed(client, is_observer)
+            self.interest.observe(client, is_observer)
 
     def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
         """Take one subscription back; an unknown one is ignored and counted."""
@@ -432,6 +492,10 @@ class SubscriptionRegistry(Service):
     def touch(self, client: Client) -> None:
         """Have `flush` send what a client's own packets have brought into its queue."""
         self.delivery.touch(client, client)
+
+    def touch_also(self, client: Client) -> None:
+        """Have `flush` send what another client's packets, or nobody's, have brought into a client's queue."""
+        self.delivery.touch_also(client)
 
     def flush(self) -> None:
         """Send what the current batch has brought; see `Delivery.flush`."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
 
-__all__ = ["Router"]
+__all__ = ["Router", "SubscriptionListener"]
+
+
+class SubscriptionListener(Protocol):
+    """Wants to know of open subscriptions."""
+
+    def added(self, receiver: Receiver, pattern: bytes) -> None:
+        """A receiver has subscribed to an open pattern."""
+
+    def removed(self, receiver: Receiver, pattern: bytes) -> None:
+        """A receiver's subscription to an open pattern has ended."""
+
 
 _REFRESHED = 256
 """Cached routes that are looked up again at once when a subscription changes; more are forgotten. They take 1 ms."""
@@ -25,28 +36,17 @@ class Router:
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
     :param cache_bytes: bytes of memory that the route cache may take.
-    :param on_first: called with a pattern when its first subscriber comes.
-    :param on_last: called with a pattern when its last subscriber is gone. Subscribers of a pattern are counted only
-        if one of the two is given. Two clients with the same secret pattern count as subscribers of one pattern.
+    :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
         0: the work to charge.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
     """
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        *,
-        cache_bytes: int = 64 << 20,
-        on_first: Callable[[bytes], None] | None = None,
-        on_last: Callable[[bytes], None] | None = None,
-    ) -> None:
+    def __init__(self, dialect: Dialect, *, cache_bytes: int = 64 << 20) -> None:
         self._dialect = dialect
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
-        self._on_first = on_first
-        self._on_last = on_last
-        self._subscribers: dict[bytes, int] | None = {} if on_first or on_last else None
+        self.listeners: tuple[SubscriptionListener, ...] = ()
         self.steps = 0
         self._muted: set[Receiver] = set()
         self.routes = self._cache.routes
@@ -88,22 +88,13 @@ class Router:
     def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Add the subscription of a receiver to a pattern that it is not subscribed to.
 
-        An exception, such as one of `on_first`, leaves nothing of the subscription behind.
-
         :param secret: the result of `Dialect.check` for the pattern.
         """
         self._index.subscribe(receiver, pattern, secret, receiver.peer)
         self._changed(pattern, secret, receiver.peer)
-        if self._subscribers is not None:
-            count = self._subscribers[pattern] = self._subscribers.get(pattern, 0) + 1
-            if count == 1 and self._on_first is not None:
-                try:
-                    self._on_first(pattern)
-                except BaseException:
-                    del self._subscribers[pattern]
-                    self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
-                    self._cache.forget(pattern, secret, receiver.peer)
-                    raise
+        if self.listeners and not secret:
+            for listener in self.listeners:
+                listener.added(receiver, pattern)
 
     def mute(self, receiver: Receiver) -> None:
         """Route nothing to a receiver any more, before its subscriptions are removed."""
@@ -119,12 +110,20 @@ class Router:
         """Take an `add` back."""
         self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
         self._changed(pattern, secret, receiver.peer)
-        if self._subscribers is not None:
-            self._subscribers[pattern] -= 1
-            if not self._subscribers[pattern]:
-                del self._subscribers[pattern]
-                if self._on_last is not None:
-                    self._on_last(pattern)
+        if self.listeners and not secret:
+            for listener in self.listeners:
+                listener.removed(receiver, pattern)
+
+    def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]:
+        """Return the subscribers of an open key in one table for each pattern, and the steps that finding them took.
+
+        Muted receivers are among them. The route cache is neither asked nor changed.
+        """
+        return self._index.open_tables(key)
+
+    def is_muted(self, receiver: Receiver) -> bool:
+        """Return whether nothing is routed to a receiver any more."""
+        return receiver in self._muted
 
     def is_empty(self) -> bool:
         """Return whether nothing is subscribed to anything."""

@@ -21,6 +21,7 @@ from sbus.seqpacket.interfaces import IPeerGate
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
+from sbus.server.last_values import LastValueRule
 from sbus.server.limits import Limits
 from sbus.server.listeners import MAIN, Listener, check_names
 from sbus.server.log_observer import LogObserver
@@ -75,6 +76,8 @@ class BusService(MultiService):
     :param ignore_violations: drop packets that break the protocol, instead of disconnecting.
     :param observers: observers of the bus, besides the log.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
+    :param public_interest: whether all users may ask about interest; else only root and the server's user.
+    :param last_values: the patterns whose last values are kept.
     :param clock: an `IReactorTime`; by default the reactor.
     :param owner_of: returns the UID that a UID counts as, for the limits of one user
         (`sbus.server.subuid.SubordinateIds.owner`); by default each is its own.
@@ -101,6 +104,8 @@ class BusService(MultiService):
         ignore_violations: bool = False,
         observers: Iterable[Any] = (),
         controls: FloodControls | None = None,
+        public_interest: bool = True,
+        last_values: tuple[LastValueRule, ...] = (),
         clock: IReactorTime | None = None,
         owner_of: Callable[[int], int] | None = None,
         log_budget: LogBudget | None = None,
@@ -131,6 +136,8 @@ class BusService(MultiService):
             dialect=dialect,
             ignore_violations=ignore_violations,
             controls=controls,
+            public_interest=public_interest,
+            last_values=last_values,
             observers=(self._log_observer, *observers),
             owner_of=owner_of,
         )

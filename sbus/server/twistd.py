@@ -20,6 +20,7 @@ from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.seqpacket.systemd import passed_names
 from sbus.server.components import FloodControls, credentials_policies, find_policy
 from sbus.server.credentials import AccessSettings, KernelPolicy
+from sbus.server.last_values import check_rules, parse_rule
 from sbus.server.limits import Limits
 from sbus.server.listeners import (
     MAIN,
@@ -216,6 +217,11 @@ class Options(CommandLine):
             None,
             "Count all UIDs of a range in /etc/subuid as the range's owner, for limits and turns",
         ],
+        [
+            "no-interest",
+            None,
+            "Answer no questions about interest but those of root and the server's user",
+        ],
     ]
 
     compData = usage.Completions(
@@ -227,13 +233,14 @@ class Options(CommandLine):
             "allow-user": usage.CompleteUsernames(),
             "group": usage.CompleteGroups(),
         },
-        multiUse=["allow-user", "listen", "stream"],
+        multiUse=["allow-user", "last-value", "listen", "stream"],
     )
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self["allow-user"] = []
         self["listen"] = []
+        self["last-value"] = []
 
     def opt_allow_user(self, user: str) -> None:
         """Name or UID of a user who may connect; repeatable [default: all that --mode admits; abstract: only root]"""
@@ -248,6 +255,10 @@ class Options(CommandLine):
     def opt_stream(self, socket: str) -> None:
         """A stream socket for clients without SEQPACKET, such as Node and Java; its value is as that of --listen"""
         self["listen"].append(parse_listen(socket, stream=True))
+
+    def opt_last_value(self, rule: str) -> None:
+        """PATTERN[,keys=N][,bytes=SIZE]: keep their last values; repeatable [default: none; keys=10000,bytes=16M]"""
+        self["last-value"].append(parse_rule(rule))
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the help, with the installed components."""
@@ -273,6 +284,7 @@ class Options(CommandLine):
         if self["allow-user"]:
             _check_users(self["listen"], self["allow-user"])
         parse(self["socket"])
+        check_rules(self["last-value"], _DIALECTS[self["dialect"]])
         if self["record-options"] is not None and not self["record"]:
             raise UsageError("--record-options is for the recorder: give --record=DIRECTORY too")
         if self["record"]:
@@ -393,6 +405,8 @@ def makeService(options: Options) -> IService:
         options.limits,
         dialect=_DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
+        public_interest=not options["no-interest"],
+        last_values=tuple(options["last-value"]),
         controls=options.controls,
         owner_of=SubordinateIds().owner if options["subuid-as-owner"] else None,
         log_budget=options.log_budget,

@@ -251,7 +251,7 @@ class FakePacketTransport(Connection):
         """Close soon, and discard the queue."""
         self._abort(Failure(error.ConnectionAborted()))
 
-    def dismiss(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
+    def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon; the last packets always fit."""
         if self.life in (Life.OPEN, Life.CLOSING):
             is_writable = self._is_writable()

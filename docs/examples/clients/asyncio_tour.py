@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from sbus import InvalidKey, Request, RequestFailed, TimedOut
+from sbus import InvalidKey, NobodyListens, Request, RequestFailed, TimedOut
 from sbus.client.aio import Bus, connect
 
 
@@ -70,6 +70,18 @@ async def who_and_when(bus: Bus) -> None:
     print((await inbox.subscription.get()).payload)
 
 
+async def who_listens(bus: Bus) -> None:
+    print(await bus.has_subscribers("lamp/set"))
+    with bus.watch_subscribers("lamp/set") as watch:
+        print(await watch.get())  # the state now
+        bus.subscribe("lamp/set")
+        print(await watch.get())  # and then each change
+    try:
+        await bus.request("lamp/ask")
+    except NobodyListens as error:
+        print(error)
+
+
 def answer_slowly(bus: Bus) -> None:
     """Answer requests one beside the other, each when its reply is ready."""
 
@@ -107,7 +119,7 @@ async def refused_at_once(bus: Bus) -> None:
 
 async def main(address: str) -> None:
     await first_steps(address)
-    for topic in [several_subscriptions, time_outs, side_by_side, who_and_when, refused_at_once]:
+    for topic in [several_subscriptions, time_outs, side_by_side, who_and_when, who_listens, refused_at_once]:
         async with await connect(address) as bus:
             await topic(bus)
     async with await connect(address) as server, await connect(address) as bus:

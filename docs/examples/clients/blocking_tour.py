@@ -8,7 +8,7 @@ import sys
 import threading
 
 import sbus
-from sbus.errors import InvalidKey, TimedOut
+from sbus.errors import InvalidKey, NobodyListens, TimedOut
 
 
 def first_steps(address: str) -> None:
@@ -74,6 +74,18 @@ def who_and_when(bus: sbus.Bus) -> None:
     print(inbox.subscription.get().payload)
 
 
+def who_listens(bus: sbus.Bus) -> None:
+    print(bus.has_subscribers("lamp/set"))
+    with bus.watch_subscribers("lamp/set") as watch:
+        print(watch.get(timeout=5))  # the state now
+        bus.subscribe("lamp/set")
+        print(watch.get(timeout=5))  # and then each change
+    try:
+        bus.request("lamp/ask")
+    except NobodyListens as error:
+        print(error)
+
+
 def settings(bus: sbus.Bus) -> None:
     bus.flood_control(soft="queue", hard="discard", order="stack")  # newest first; the oldest are dropped
     bus.echo(False)  # do not send our own messages back
@@ -92,7 +104,7 @@ def refused_at_once(bus: sbus.Bus) -> None:
 
 def main(address: str) -> None:
     first_steps(address)
-    topics = [several_subscriptions, time_outs_and_flags, who_and_when, settings, refused_at_once]
+    topics = [several_subscriptions, time_outs_and_flags, who_and_when, who_listens, settings, refused_at_once]
     for topic in topics:
         with sbus.connect(address) as bus:
             topic(bus)

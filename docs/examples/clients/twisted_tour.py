@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import react
 from zope.interface import implementer
 
-from sbus import InvalidKey, Request, RequestFailed, TimedOut
+from sbus import InvalidKey, NobodyListens, Request, RequestFailed
 from sbus.client.tx import Bus, connect
 
 
@@ -103,6 +103,18 @@ async def who_and_when(bus: Bus) -> None:
     print((await inbox.subscription.get()).payload)
 
 
+async def who_listens(bus: Bus) -> None:
+    print(await bus.has_subscribers("lamp/set"))
+    with bus.watch_subscribers("lamp/set") as watch:
+        print(await watch.get())  # the state now
+        bus.subscribe("lamp/set")
+        print(await watch.get())  # and then each change
+    try:
+        await bus.request("lamp/ask")
+    except NobodyListens as error:
+        print(error)
+
+
 def answer_requests(bus: Bus) -> None:
     def double(request: Request) -> bytes:
         if not request.payload.isdigit():
@@ -121,8 +133,8 @@ async def ask(bus: Bus) -> None:
     except RequestFailed as error:
         print(error)
     try:
-        await bus.request("calculator/square", b"3", timeout=0.05)
-    except TimedOut as error:
+        await bus.request("calculator/square", b"3")
+    except NobodyListens as error:
         print(error)
 
 
@@ -137,7 +149,7 @@ async def refused_at_once(bus: Bus) -> None:
 async def main(reactor: Any, address: str) -> None:
     await first_steps(reactor, address)
     await with_deferreds(reactor, address)
-    for topic in [several_subscriptions, a_producer, who_and_when, refused_at_once]:
+    for topic in [several_subscriptions, a_producer, who_and_when, who_listens, refused_at_once]:
         bus = await connect(reactor, address)
         await topic(bus)
         await bus.close()

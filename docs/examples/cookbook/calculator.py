@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 import sbus
-from sbus import Request, RequestFailed, TimedOut
+from sbus import NobodyListens, Request, RequestFailed, TimedOut
 
 OPERATIONS: dict[bytes, Callable[[list[float]], float]] = {b"sum": math.fsum, b"product": math.prod}
 
@@ -41,7 +41,7 @@ def ask(address: str, operation: str, *numbers: str) -> None:
             print(bus.request(f"calculator/{operation}", " ".join(numbers).encode(), timeout=2).decode())
         except RequestFailed as error:
             sys.exit(f"the calculator says: {error}")
-        except TimedOut:
+        except (NobodyListens, TimedOut):
             sys.exit("no calculator is there, or it does not answer")
 
 

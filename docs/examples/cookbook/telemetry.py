@@ -30,10 +30,14 @@ def measure(address: str, name: str, interval: str = "1") -> None:
 
 
 def watch(address: str) -> None:
-    """Show the current readings: a slow terminal gets the newest first, and loses the oldest."""
-    with sbus.connect(address) as bus:
-        bus.flood_control(soft="queue", hard="discard", order="stack")
-        bus.subscribe("telemetry/*/load")
+    """Show the current readings: first the last one of each machine, and on a slow terminal only the newest."""
+
+    def report(lost: sbus.Lost) -> None:
+        print("readings were lost:", lost.why, flush=True)
+
+    with sbus.connect(address, reconnect=True, on_lost=report) as bus:
+        bus.flood_control(soft="latest")
+        bus.subscribe("telemetry/*/load", last=True)
         for message in bus:
             taken, load = message.payload.split()
             print(
@@ -46,15 +50,20 @@ def watch(address: str) -> None:
 
 def keep(address: str, path: str) -> None:
     """Write everything to a file, and block publishers that are too fast for it."""
-    with sbus.connect(address) as bus, open(path, "ab") as file:
-        bus.flood_control(soft="queue", hard="block")
-        bus.subscribe("telemetry/")
-        bus.fence()
-        print("keeping", flush=True)
-        while True:
-            for message in bus.get_many():
-                file.write(b"%b %b\n" % message)
-            file.flush()
+    with open(path, "ab") as file:
+
+        def report(lost: sbus.Lost) -> None:
+            file.write(f"# {lost.messages} readings are missing here: {lost.why}\n".encode())
+
+        with sbus.connect(address, on_lost=report) as bus:
+            bus.flood_control(soft="queue", hard="block")
+            bus.subscribe("telemetry/")
+            bus.fence()
+            print("keeping", flush=True)
+            while True:
+                for message in bus.get_many():
+                    file.write(b"%b %b\n" % message)
+                file.flush()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pyarrow as pa
 from sbus.cli.messages import MessageFormat, ReceivedMessage, json_fields
 from sbus.cli.output import escape
 from sbus.client.core import Message
+from sbus.client.losses import parse_lost
 from sbus.journal import clock
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import GAPS, Kind
@@ -151,11 +152,15 @@ class Rows:
         is_message = row.kind == Kind.MESSAGE
         if self._json:
             fields = (
-                json_fields(received)
-                if is_message
-                else {"time": clock.to_seconds(row.time), "details": json.loads(row.payload)}
+                json_fields(received) if is_message else {"time": clock.to_seconds(row.time), "details": _details(row)}
             )
             return json.dumps({"seq": row.seq, "kind": row.kind} | fields).encode() + b"\n"
         if is_message:
             return self._print_message(received)
         return f"# {row.kind} {clock.format_local(row.time)} {escape(row.payload)}\n".encode()
+
+
+def _details(row: _Row) -> object:
+    """Return what is known about a gap, for JSON."""
+    lost = parse_lost(row.payload) if row.kind == Kind.LOST else None
+    return json.loads(row.payload) if lost is None else lost._asdict()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sbus.client.blocking.bus import Bus, Subscription, connect
+from sbus.client.blocking.bus import Bus, Subscription, Watch, connect
 
-__all__ = ["Bus", "Subscription", "connect"]
+__all__ = ["Bus", "Subscription", "Watch", "connect"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self, Unpack
 
@@ -24,11 +23,14 @@ from sbus.client.api import Inbox
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.waiting import deadline_in
-from sbus.client.core import Message
+from sbus.client.blocking.watch import Watch
+from sbus.client.core import Message, as_bytes
+from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
+from sbus.client.snapshots import LastValue
 from sbus.errors import Closed, Disconnected, TimedOut
 
-__all__ = ["Bus", "Subscription", "connect"]
+__all__ = ["Bus", "Subscription", "Watch", "connect"]
 
 Socket = socket.socket  # inside `Bus`, the property `socket` hides the module
 
@@ -39,7 +41,7 @@ def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Key
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_control.
+        reconnect, on_gap, on_lost, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -55,7 +57,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
-        self._messages: deque[Message] = deque()
+        self._messages = MessageQueue()
         self._last_delivered: list[Message] | None = None
 
     # --- sending -----------------------------------------------------------------------------
@@ -81,15 +83,18 @@ class Bus(BlockingConnection[Subscription]):
 
     # --- receiving ---------------------------------------------------------------------------
 
-    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], object] | None = None) -> Subscription:
+    def subscribe(
+        self, pattern: bytes | str, callback: Callable[[Message], object] | None = None, *, last: bool = False
+    ) -> Subscription:
         """Subscribe to a pattern.
 
         Read the messages from the bus or from the result, or pass a callback.
 
+        :param last: get the last values of matching keys first, as far as the server keeps them.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         subscription = Subscription(self, callback)
-        self.send(self.core.subscribe(pattern, subscription))
+        self.send(self.core.subscribe(pattern, subscription, last=last))
         return subscription
 
     def receive(self, timeout: float | None = None, *, flags: int = 0) -> Message:
@@ -102,46 +107,44 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.Disconnected: if no more messages will come.
         """
         messages = self._messages
-        if not messages:
-            try:
-                self._read_until(lambda: messages, deadline_in(0.0 if flags & socket.MSG_DONTWAIT else timeout))
-            except TimedOut:
-                if flags & socket.MSG_DONTWAIT:
-                    raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
-                raise
+        deadline = deadline_in(0.0 if flags & socket.MSG_DONTWAIT else timeout)
+        try:
+            self._wait_for_messages(messages, deadline)
+        except TimedOut:
+            if flags & socket.MSG_DONTWAIT:
+                raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
+            raise
         return messages[0] if flags & socket.MSG_PEEK else messages.popleft()
 
     def get_ready(self) -> list[Message]:
         """Return all messages that are here, without waiting; call it after a poll.
 
+        With ``on_lost``, a list ends where messages are missing: call it again until `pending` is 0.
+
         :raises sbus.errors.Disconnected: if there are none and no more will come.
         """
+        self._messages.settle(self.report_lost)
         self._read_now(self._messages)
-        return self._take_messages()
+        return self._messages.take()
 
     def get_many(self, timeout: float | None = None) -> list[Message]:
-        """Wait for a message, then return all that are here.
+        """Wait for a message, then return all that are here; with ``on_lost``, up to where messages are missing.
 
         :raises: as `receive`.
         """
-        if not self._messages:
-            self._read_until(lambda: self._messages, deadline_in(timeout))
-        return self._take_messages()
-
-    def _take_messages(self) -> list[Message]:
-        messages = list(self._messages)
-        self._messages.clear()
-        return messages
+        self._wait_for_messages(self._messages, deadline_in(timeout))
+        return self._messages.take()
 
     def __iter__(self) -> Iterator[Message]:
         messages = self._messages
         while True:
-            while messages:
-                yield messages.popleft()
             try:
-                self._read_until(lambda: messages, None)
+                self._wait_for_messages(messages, None)
             except Closed:
                 return
+            yield messages.popleft()
+            while messages and not messages.marks:
+                yield messages.popleft()
 
     @property
     def pending(self) -> int:
@@ -149,7 +152,7 @@ class Bus(BlockingConnection[Subscription]):
 
         Subscriptions that are read themselves (inboxes always are) have a `pending` of their own.
         """
-        return len(self._messages) + len(self._batch)
+        return len(self._messages) - self._messages.marks + len(self._batch)
 
     # --- round trips (documented in `ClientApi`) ---------------------------------------------
 
@@ -158,6 +161,14 @@ class Bus(BlockingConnection[Subscription]):
 
     def fence(self, timeout: float | None = None) -> None:
         self._run(self._fence(), timeout)
+
+    def has_subscribers(self, key: bytes | str, timeout: float | None = 10.0) -> bool:
+        return self._run(self._has_subscribers(key), timeout)
+
+    def watch_subscribers(self, key: bytes | str) -> Watch:
+        watch = Watch(self, as_bytes(key))
+        self.send(self.core.watch(watch))
+        return watch
 
     def inbox(self, name: bytes | str) -> Inbox[Subscription]:
         inbox = self._run(self._inbox(name), None)
@@ -219,17 +230,23 @@ class Bus(BlockingConnection[Subscription]):
         They leave the queue of the bus, except those that other subscriptions share there.
         """
         own: list[Message] = []
-        others: deque[Message] = deque()
+        others: list[Message] = []
         for message in self._messages:
-            sinks = self.core.sinks_for(message.key)
+            if isinstance(message, LossMark):
+                own.append(message)
+                others.append(message)
+                continue
+            sinks = [s for s in self.core.sinks_for(message.key) if _is_for(message, s)]
             if subscription in sinks:
                 own.append(message)
             shared = any(isinstance(s, Subscription) and s is not subscription and s._is_shared() for s in sinks)
             if shared or subscription not in sinks:
                 others.append(message)
-        self._messages.clear()
-        self._messages.extend(others)
+        self._messages.refill(others)
         return own
+
+    def _keepers(self) -> list[LossKeeper]:
+        return [s for s in self.core.sinks() if isinstance(s, Subscription) and s is not self._replies]
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.
@@ -240,11 +257,30 @@ class Bus(BlockingConnection[Subscription]):
             self._last_delivered = messages
             self._messages.extend(messages)
 
+    def _end_watch(self, watch: Watch) -> None:
+        if self._error is None:
+            self._send_last(self.core.extensions.unwatch(watch), None)
+
+    def _has_shared(self) -> bool:
+        return bool(self._messages)
+
+    def _keep_shared(self, mark: LossMark) -> None:
+        self._messages.keep(mark)
+
     def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
         if self._error is None:
-            self._outbox.extend(self.core.unsubscribe(subscription))
-            if self._loss_reason is None:
-                try:
-                    self._drain(deadline)
-                except (Disconnected, TimedOut):
-                    pass  # the subscription has ended here all the same
+            self._send_last(self.core.unsubscribe(subscription), deadline)
+
+    def _send_last(self, packets: list[bytes], deadline: float | None) -> None:
+        """Send the packets that end a subscription or a watch, which has ended here whether they go out or not."""
+        self._outbox.extend(packets)
+        if self._loss_reason is None:
+            try:
+                self._drain(deadline)
+            except (Disconnected, TimedOut):
+                pass
+
+
+def _is_for(message: Message, sink: object) -> bool:
+    """Return whether a message may go to a subscription: a last value is for those that asked for it."""
+    return not isinstance(message, LastValue) or (isinstance(sink, Subscription) and sink.pattern == message.pattern)

@@ -21,6 +21,10 @@ amount. The kernel charges each packet with at least 512 bytes for its bookkeepi
 *Coroutines.* The calls with a round trip are coroutines of `sbus.client.api`. `_run` resumes one each time its waiter
 is done. A call may be nested in another one's callback; each keeps its own deadline.
 
+*Losses.* A receipt is dispatched like a message. A loss that is reported at once is a call of a callback: if
+``on_lost`` raises, the read raises that after the batch. A loss that stood in a queue is reported by the read that
+reaches it, which raises at once.
+
 *Bundles.* A program that only publishes never reads, and so would never see the server's reply to ``bundle/on``. Before
 it sends several messages it therefore peeks at the first packet received, which is that reply if there is one.
 
@@ -37,18 +41,30 @@ import os
 import select
 import socket
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi, Sub
+from sbus.client.api import ClientApi, State, Sub
 from sbus.client.blocking.waiting import PolledWaiter, deadline_in, poll_socket
-from sbus.client.connecting import SERVER_CLOSED, connect_blocking, connect_once, describe_loss, find_address
+from sbus.client.connecting import (
+    SERVER_CLOSED,
+    Backoff,
+    connect_blocking,
+    connect_once,
+    describe_loss,
+    find_address,
+    is_absent,
+)
 from sbus.client.core import Batch
+from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
 from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
+from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
+from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import PacketReader
@@ -62,6 +78,7 @@ Args = TypeVarTuple("Args")
 _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
 _MESSAGE = MSG + b" "
+_RECEIPT = build(CMSG, LOST, b"")
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
 _MEMORY_RETRY = 0.05
@@ -78,7 +95,7 @@ class BlockingConnection(ClientApi[Sub]):
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__()
         self.address = find_address(address)
-        self.core = options.new_core(options.on_control and self._control_received)
+        self.core = options.new_core(self._control_received, self._loss_received)
         self._options = options
         self._reader = PacketReader(options.buffer_size)
         self._batch = Batch([])  # what was received; a callback that reads on continues it
@@ -95,6 +112,12 @@ class BlockingConnection(ClientApi[Sub]):
         self._next_attempt = 0.0
         self._resync_fence = PolledWaiter()  # succeeds once the choices of this client are in force again
         self._reconnecting = False
+
+    @property
+    def state(self) -> State:
+        if self._error is not None:
+            return "closed"
+        return "connected" if self._loss_reason is None else "reconnecting"
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -216,6 +239,17 @@ class BlockingConnection(ClientApi[Sub]):
                 if late > LARGEST_SEND_BUFFER and not condition():
                     raise TimedOut("nothing has come in time")
 
+    def _wait_for_messages(self, messages: MessageQueue, deadline: float | None) -> None:
+        """Receive until there is a message, and report the losses in front of it.
+
+        :raises: as `_read_until`.
+        """
+        if messages.marks:
+            messages.settle(self.report_lost)
+        while not messages:
+            self._read_until(lambda: messages, deadline)
+            messages.settle(self.report_lost)  # a callback may have taken what came before a mark
+
     def _read(self, deadline: float | None) -> int:
         """Wait for a batch and receive it; nothing if the client has to reconnect.
 
@@ -254,9 +288,12 @@ class BlockingConnection(ClientApi[Sub]):
         if len(self._batch):
             self._dispatch()
             return _PACKET_OVERHEAD
+        was_lost = self._loss_reason is not None and not self._reconnecting
         sock = self._connected(deadline)
         if sock is None:
             raise Disconnected("not connected at present")
+        if was_lost:
+            return _PACKET_OVERHEAD  # what the caller waits for may have come while the client reconnected
         try:
             packets, ended = self._reader.read(sock, read_limit(self.core.bundle_limit))
         except OSError as e:
@@ -264,7 +301,7 @@ class BlockingConnection(ClientApi[Sub]):
         else:
             if packets:  # an end of file behind them is reported again by the next read
                 self._expects_bundle_reply = False
-                self._batch = Batch(packets)
+                self._batch = Batch(self.core.extensions.mark_gap(packets))
                 self._dispatch()
                 return total_size(packets) + len(packets) * _PACKET_OVERHEAD
             if ended:
@@ -284,6 +321,19 @@ class BlockingConnection(ClientApi[Sub]):
             callback(*args)
         except Exception as e:
             self._callback_errors.append(e)
+
+    @abstractmethod
+    def _keepers(self) -> list[LossKeeper]:
+        """Return the subscriptions of the application."""
+
+    def _loss_received(self, lost: Lost) -> None:
+        self._count_lost(lost)
+        place_loss(lost, self._keepers(), lambda lost: self._call_user(self.report_lost, lost))
+
+    def report_lost(self, lost: Lost) -> None:
+        """Call ``on_lost``."""
+        assert self._options.on_lost is not None
+        self._options.on_lost(lost)
 
     def _control_received(self, key: bytes, payload: bytes) -> None:
         if self._options.on_control is not None:
@@ -333,9 +383,23 @@ class BlockingConnection(ClientApi[Sub]):
     # --- connecting and disconnecting --------------------------------------------------------
 
     def _open(self) -> None:
-        timeout = self._options.timeout
-        self._attach(connect_blocking(self.address, self._options.buffer_size, timeout))
-        self._drain(deadline_in(timeout))
+        deadline = deadline_in(self._options.timeout)
+        self._attach(self._connect_first(deadline))
+        self._drain(deadline)
+
+    def _connect_first(self, deadline: float | None) -> socket.socket:
+        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
+        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
+        next(delays)
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                return connect_blocking(self.address, self._options.buffer_size, left)
+            except ConnectError as error:
+                pause = next(delays)
+                if self._backoff is None or not is_absent(error) or (left is not None and pause > left):
+                    raise
+            time.sleep(pause)
 
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -366,7 +430,9 @@ class BlockingConnection(ClientApi[Sub]):
 
         :param rest: packets received and not dispatched yet.
         """
-        error = Disconnected(f"{why} ({self.address})")
+        rest = unbundle(rest or [])
+        self.core.extensions.take_farewell(rest)
+        error = self.core.extensions.connection_lost(why, self.address)
         if self._backoff is None:
             self._error = error
         elif self._loss_reason is None:
@@ -374,9 +440,9 @@ class BlockingConnection(ClientApi[Sub]):
             self._next_attempt = time.monotonic() + next(self._delays)
             self._loss_reason = error
         self._detach()
-        # Messages stay valid; replies belong to the waiters that fail below.
-        rest = self._batch.take() + Batch(rest or []).packets
-        self._batch = Batch([packet for packet in rest if packet.startswith(_MESSAGE)])
+        # Messages and receipts stay valid; replies belong to the waiters that fail below.
+        rest = self._batch.take() + self.core.extensions.mark_gap(rest)
+        self._batch = Batch([packet for packet in rest if packet.startswith((_MESSAGE, _RECEIPT))])
         waiters = self._forget_connection()
         self._outbox.restart(self.core.resync_packets())
         for waiter in waiters:

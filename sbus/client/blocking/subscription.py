@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol, Self, TypeVarTuple
 
 from sbus.client.blocking.waiting import deadline_in
 from sbus.client.core import Batch, Message
+from sbus.client.losses import LossMark, Lost, MessageQueue
 from sbus.errors import Closed
 
 __all__ = ["Subscription"]
@@ -26,8 +26,17 @@ class Owner(Protocol):
     def _read_until(self, condition: Callable[[], object], deadline: float | None) -> None:
         """Receive until a condition holds."""
 
-    def _read_now(self, wanted: deque[Message]) -> None:
+    def _read_now(self, wanted: MessageQueue) -> None:
         """Receive what is here."""
+
+    def report_lost(self, lost: Lost) -> None:
+        """Call ``on_lost``."""
+
+    def _has_shared(self) -> bool:
+        """Return whether messages wait for the readers of the bus."""
+
+    def _keep_shared(self, mark: LossMark) -> None:
+        """Put a mark behind these messages."""
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus."""
@@ -55,7 +64,7 @@ class Subscription:
         self.pattern = b""
         self.callback = callback
         self._bus = bus
-        self._own: deque[Message] | None = None
+        self._own: MessageQueue | None = None
         self._closed = False
 
     def deliver(self, messages: list[Message]) -> None:
@@ -70,6 +79,19 @@ class Subscription:
         else:
             self._bus._deliver_shared(messages)
 
+    def has_unread(self) -> bool:
+        """See `sbus.client.losses.LossKeeper`."""
+        if self.callback is not None:
+            return False
+        return self._bus._has_shared() if self._own is None else bool(self._own)
+
+    def keep(self, mark: LossMark) -> None:
+        """See `sbus.client.losses.LossKeeper`."""
+        if self._own is None:
+            self._bus._keep_shared(mark)
+        else:
+            self._own.keep(mark)
+
     def get(self, timeout: float | None = None) -> Message:
         """Wait for the next message and return it.
 
@@ -79,35 +101,40 @@ class Subscription:
         return self._wait(timeout).popleft()
 
     def get_many(self, timeout: float | None = None) -> list[Message]:
-        """Wait for a message, then return all that are here.
+        """Wait for a message, then return all that are here; with ``on_lost``, up to where messages are missing.
 
         :raises: as `get`.
         """
-        return _take_all(self._wait(timeout))
+        return self._wait(timeout).take()
 
-    def _wait(self, timeout: float | None) -> deque[Message]:
+    def _wait(self, timeout: float | None) -> MessageQueue:
         """Return the subscription's own queue once it has a message."""
-        own = self._claim()
-        if not own:
-            self._bus._read_until(lambda: own or self._closed, deadline_in(timeout))
+        own, deadline = self._claim(), deadline_in(timeout)
+        own.settle(self._bus.report_lost)
+        while not own:
+            self._bus._read_until(lambda: own or self._closed, deadline)
             if not own:
                 raise Closed("the subscription was closed here")
+            own.settle(self._bus.report_lost)
         return own
 
     def get_ready(self) -> list[Message]:
         """Return all messages that are here already, without waiting.
 
+        With ``on_lost``, a list ends where messages are missing: call it again until `pending` is 0.
+
         :raises sbus.errors.Disconnected: if there are none and no more will come.
         """
         own = self._claim()
+        own.settle(self._bus.report_lost)
         if not self._closed:
             self._bus._read_now(own)
-        return _take_all(own)
+        return own.take()
 
-    def _claim(self) -> deque[Message]:
+    def _claim(self) -> MessageQueue:
         """Return the subscription's own queue, and create it first if necessary."""
         if self._own is None:
-            self._own = deque(self._bus._take_shared(self))
+            self._own = MessageQueue(self._bus._take_shared(self))
         return self._own
 
     def _is_shared(self) -> bool:
@@ -125,7 +152,8 @@ class Subscription:
     @property
     def pending(self) -> int:
         """Messages in memory, queued or not dispatched yet, which no poll shows."""
-        return len(self._own or ()) + len(self._bus._batch)
+        own = 0 if self._own is None else len(self._own) - self._own.marks
+        return own + len(self._bus._batch)
 
     def close(self) -> None:
         """Unsubscribe; iteration over the subscription ends."""
@@ -142,9 +170,3 @@ class Subscription:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After an exception, do not wait for a full socket: the rest goes out with the next packet.
         self._close(None if kind is None else deadline_in(0.0))
-
-
-def _take_all(queue: deque[Message]) -> list[Message]:
-    messages = list(queue)
-    queue.clear()
-    return messages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbus.client.tx.bus import Bus, Subscription, connect
+from sbus.client.tx.bus import Bus, Subscription, Watch, connect
 from sbus.client.tx.service import BusClientService
 
-__all__ = ["Bus", "BusClientService", "Subscription", "connect"]
+__all__ = ["Bus", "BusClientService", "Subscription", "Watch", "connect"]

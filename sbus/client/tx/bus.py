@@ -22,11 +22,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
-from sbus.client.connecting import backlog_full, describe_connect_error, find_address
-from sbus.client.core import Message
+from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
+from sbus.client.core import Message, as_bytes
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.session import Session
-from sbus.client.subscription import QueuedSubscription
+from sbus.client.subscription import QueuedSubscription, QueuedWatch
 from sbus.client.tx.producer import Producer, ProducerAdapter
 from sbus.client.tx.protocol import BusFactory, BusProtocol
 from sbus.client.tx.waiter import DeferredWaiter, DoneWaiter
@@ -37,7 +37,7 @@ from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
-__all__ = ["Bus", "Subscription", "connect"]
+__all__ = ["Bus", "Subscription", "Watch", "connect"]
 
 T = TypeVar("T")
 
@@ -58,6 +58,23 @@ class Subscription(QueuedSubscription):
         return defer.Deferred.fromCoroutine(self._get_many())
 
 
+class Watch(QueuedWatch):
+    """Whether anybody subscribes to a key; read it with ``async for`` or `get`.
+
+    :ivar key: the key.
+    :ivar has_subscribers: the newest state; None until the server has reported one.
+    """
+
+    def get(self) -> defer.Deferred[bool]:
+        """Fire with the state at first, and then with each change.
+
+        Fails with `sbus.errors.Disconnected` if no more changes will come because the connection is gone, with
+        `sbus.errors.Closed` if the watch or the bus was closed, and with `sbus.errors.UsageError` if the server does
+        not report this.
+        """
+        return defer.Deferred.fromCoroutine(self._get())
+
+
 def connect(
     reactor: IReactorTime,
     address: str | os.PathLike[str] | IStreamClientEndpoint | None = None,
@@ -69,12 +86,12 @@ def connect(
     :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
         default the result of `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_control.
+        reconnect, on_gap, on_lost, on_control.
     :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
         and the remedy.
     """
     bus = Bus(reactor, address, ConnectOptions(**options))
-    return defer.Deferred.fromCoroutine(bus._open()).addCallback(lambda _: bus)
+    return defer.Deferred.fromCoroutine(bus._open_initially()).addCallback(lambda _: bus)
 
 
 class Bus(Session[Subscription]):
@@ -131,6 +148,12 @@ class Bus(Session[Subscription]):
 
     def fence(self, timeout: float | None = None) -> defer.Deferred[None]:
         return self._run(self._fence(), timeout)
+
+    def has_subscribers(self, key: bytes | str, timeout: float | None = 10.0) -> defer.Deferred[bool]:
+        return self._run(self._has_subscribers(key), timeout)
+
+    def watch_subscribers(self, key: bytes | str) -> Watch:
+        return self._start(Watch(self, as_bytes(key)))
 
     def inbox(self, name: bytes | str) -> defer.Deferred[Inbox[Subscription]]:
         return self._run(self._inbox(name), None)
@@ -278,6 +301,22 @@ class Bus(Session[Subscription]):
 
             deferred.addTimeout(timeout, self._reactor, timed_out)
         return deferred
+
+    async def _open_initially(self) -> None:
+        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
+        timeout = self._options.timeout
+        deadline = None if timeout is None else self._reactor.seconds() + timeout
+        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
+        next(delays)
+        while True:
+            try:
+                return await self._open()
+            except ConnectError as problem:
+                pause = next(delays)
+                is_late = deadline is not None and self._reactor.seconds() + pause > deadline
+                if self._backoff is None or not is_absent(problem) or is_late:
+                    raise
+            await self._sleep(pause)
 
     async def _open(self) -> None:
         try:

@@ -673,7 +673,7 @@ def fake_server() -> Iterator[tuple[str, socket.socket]]:
 
 def hear(peer: socket.socket) -> bytes:
     """Return the next packet from the client of a fake server, which ignores requests for bundles."""
-    while (packet := peer.recv(99)) == b"CMSG bundle/on":
+    while (packet := peer.recv(99)) in (b"CMSG bundle/on", b"CMSG bye/on"):
         pass
     return packet
 
@@ -873,7 +873,7 @@ def test_bench_interrupted(directory: Path) -> None:
 # --- help and completion --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pub", "sub", "whoami", "ping", "match", "bench"])
+@pytest.mark.parametrize("name", ["pub", "sub", "get", "probe", "whoami", "ping", "match", "bench"])
 def test_help(name: str) -> None:
     """Each command has a help text with examples, and is in the list of commands."""
     output, _ = sbus(None, name, "--help")
@@ -892,7 +892,7 @@ def test_completion_script(shell: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("sbus p", {"plain,pub", "plain,ping"}),
+        ("sbus p", {"plain,pub", "plain,probe", "plain,ping"}),
         ("sbus sub --soft d", {"plain,discard"}),
         ("sbus sub --ord", {"plain,--order"}),
         ("sbus whoami --socket /ru", {"file,/ru"}),
@@ -907,6 +907,12 @@ def test_completion(words: str, expected: set[str]) -> None:
 
 
 # --- the page of the docs -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keeping(module_bus: StartBus) -> Bus:
+    """A bus with last values below ``state/``, as the page has it."""
+    return module_bus("--last-value=state/")
 
 
 def sessions() -> list[list[tuple[str, list[str]]]]:
@@ -926,13 +932,13 @@ def sessions() -> list[list[tuple[str, list[str]]]]:
 
 
 @pytest.mark.parametrize("session", sessions(), ids=lambda session: session[0][0][:40])
-def test_docs(shared: Bus, directory: Path, session: list[tuple[str, list[str]]]) -> None:
+def test_docs(keeping: Bus, directory: Path, session: list[tuple[str, list[str]]]) -> None:
     """A shell session on the page happens as shown."""
     (directory / "bin").mkdir()
     for name in ("sbus", "sbusd"):
         (directory / "bin" / name).write_text(f'#!/bin/sh\nexec {" ".join(command(name))} "$@"\n')
         (directory / "bin" / name).chmod(0o755)
-    env = environment(shared, PATH=f"{directory / 'bin'}:{os.environ['PATH']}")
+    env = environment(keeping, PATH=f"{directory / 'bin'}:{os.environ['PATH']}")
     reading, writing = os.pipe()
     jobs: list[subprocess.Popen[bytes]] = []
     daemons: list[int] = []
@@ -946,8 +952,9 @@ def test_docs(shared: Bus, directory: Path, session: list[tuple[str, list[str]]]
                 else:
                     job.wait(TIMEOUT)
                 daemons += [int(file.read_text()) for file in directory.glob("*.pid")]
-                for line in expected:
-                    wanted = ".*".join(map(re.escape, line.replace("/run/sbus.sock", str(shared.address)).split("...")))
+                for shown in expected:
+                    line = shown.replace("/run/sbus.sock", str(keeping.address))
+                    wanted = ".*".join(map(re.escape, line.split("...")))
                     assert re.fullmatch(wanted, next_line(transcript))
             for job in jobs:
                 assert job.wait(TIMEOUT) == 0

@@ -60,8 +60,12 @@ def test_reply_by_lines(shared: Bus) -> None:
 
 
 def test_request_without_a_responder(shared: Bus) -> None:
-    """A request that nobody answers times out."""
-    assert "no answer within 0.3 seconds" in failure(shared, "request", "--timeout=0.3", "nobody", status=124)
+    """A request to nobody fails at once, with status 3; one that a subscriber does not answer times out."""
+    assert "nobody subscribes to 'nobody'" in failure(shared, "request", "nobody", status=3)
+    with Client(shared.address) as silent:
+        silent.sub(b"silent")
+        silent.sync()
+        assert "no answer within 0.3 seconds" in failure(shared, "request", "--timeout=0.3", "silent", status=124)
 
 
 @pytest.mark.parametrize("options", [[], ["--lines"]])

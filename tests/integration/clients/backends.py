@@ -93,6 +93,22 @@ class Sub:
         return message
 
 
+class Watch:
+    """A watch of one of the libraries."""
+
+    def __init__(self, client: Client, raw: Any) -> None:
+        self._client = client
+        self.raw = raw
+
+    async def get(self) -> bool:
+        """The next state."""
+        state: bool = await self._client.backend.get(self._client, self.raw)
+        return state
+
+    async def close(self) -> None:
+        await self._client.do(self.raw.close)
+
+
 class Client:
     """A `Bus` of one of the libraries."""
 
@@ -110,8 +126,17 @@ class Client:
     async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
         await self.do(self.raw.publish_many, messages)
 
-    async def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
-        return Sub(self, await self.do(self.backend.subscribe, self.raw, pattern, callback))
+    async def subscribe(
+        self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None, **kwargs: Any
+    ) -> Sub:
+        return Sub(self, await self.do(self.backend.subscribe, self.raw, pattern, callback, **kwargs))
+
+    async def has_subscribers(self, key: bytes | str, **kwargs: Any) -> bool:
+        answer: bool = await self.do(self.raw.has_subscribers, key, **kwargs)
+        return answer
+
+    async def watch_subscribers(self, key: bytes | str) -> Watch:
+        return Watch(self, await self.do(self.raw.watch_subscribers, key))
 
     async def whoami(self, **kwargs: Any) -> bytes:
         me: bytes = await self.do(self.raw.whoami, **kwargs)
@@ -263,13 +288,13 @@ class Backend(ABC):
     async def do(self, client: Client, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `Client.do`."""
 
-    def subscribe(self, raw: Any, *args: Any) -> Any:
-        return raw.subscribe(*args)
+    def subscribe(self, raw: Any, *args: Any, **kwargs: Any) -> Any:
+        return raw.subscribe(*args, **kwargs)
 
-    async def get(self, client: Client, subscription: Any) -> Message:
+    async def get(self, client: Client, subscription: Any) -> Any:
+        """Return what ``get`` of a subscription or a watch returns."""
         async with asyncio.timeout(TIMEOUT):
-            message: Message = await self.do(client, subscription.get)
-            return message
+            return await self.do(client, subscription.get)
 
     def iterate(self, subscription: Any) -> Any:
         return aiter(subscription)
@@ -395,15 +420,14 @@ class BlockingBackend(Backend):
         assert isinstance(client, _BlockingClient)
         return await client.thread.do(function, *args, **kwargs)
 
-    def subscribe(self, raw: Any, pattern: Any, callback: Any = None) -> Any:
-        subscription = raw.subscribe(pattern, callback)
+    def subscribe(self, raw: Any, pattern: Any, callback: Any = None, **kwargs: Any) -> Any:
+        subscription = raw.subscribe(pattern, callback, **kwargs)
         if callback is None:
             subscription.get_ready()  # gives the subscription a queue of its own
         return subscription
 
-    async def get(self, client: Client, subscription: Any) -> Message:
-        message: Message = await self.do(client, subscription.get, TIMEOUT)
-        return message
+    async def get(self, client: Client, subscription: Any) -> Any:
+        return await self.do(client, subscription.get, TIMEOUT)
 
     def iterate(self, subscription: Any) -> Any:
         return iter(subscription)
@@ -505,9 +529,9 @@ class FakePeer:
     def receive_now(self, *, raw: bool = False) -> bytes:
         """Return the next packet, in a test without an event loop.
 
-        :param raw: also if it is the question for bundles, which servers ignore that know none.
+        :param raw: also if it is a question that every connection begins with, which old servers ignore.
         """
-        while (packet := self._sock.recv(1 << 20)) == b"CMSG bundle/on" and not raw:
+        while (packet := self._sock.recv(1 << 20)) in (b"CMSG bundle/on", b"CMSG bye/on") and not raw:
             pass
         return packet
 

@@ -80,7 +80,9 @@ async def test_bundles_that_are_not_wanted(backend: Backend, directory: Path, se
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address, **settings)
         await client.publish("k", b"1")
-        assert await (await server.accept()).receive(raw=True) == b"MSG k\x001"
+        peer = await server.accept()
+        first = [] if "dialect" in settings else [b"CMSG bye/on"]
+        assert [await peer.receive(raw=True) for _ in (*first, 1)] == [*first, b"MSG k\x001"]
 
 
 async def test_client_that_only_publishes_reads_the_reply(backend: Backend, directory: Path) -> None:

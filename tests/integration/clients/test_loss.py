@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from sbus.client.connecting import Backoff
 from sbus.client.subscription import HIGH_WATER
-from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.errors import Closed, ConnectError, ConnectionLost, Disconnected
 from tests.integration.clients.backends import (
     Backend,
     BlockingBackend,
@@ -64,7 +65,7 @@ async def gather(calls: list[asyncio.Future[Any]]) -> list[Any]:
 
 
 async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: StartBus) -> None:
-    """When the server dies, every waiting call raises Disconnected with the reason and the address."""
+    """When the server dies, every waiting call raises ConnectionLost with the reason and the address."""
     server = bus()
     clients = [await backend.connect(server.address) for _ in range(len(CALLS) + 3)]
     subs = [await client.subscribe("never") for client in clients[-3:]]
@@ -77,12 +78,13 @@ async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: St
         assert not any(call.done() for call in calls)
         server.kill(signal.SIGKILL)
     for error in await gather(calls):
-        assert type(error) is Disconnected
+        assert type(error) is ConnectionLost
+        assert error.reason is None
         assert str(error) == f"the server closed the connection ({server.address})"
 
 
 async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: StartBus) -> None:
-    """Many calls on one connection all raise Disconnected, several of a kind included."""
+    """Many calls on one connection all raise ConnectionLost, several of a kind included."""
     server = bus()
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
@@ -92,7 +94,7 @@ async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: 
         calls += [asyncio.ensure_future(sub.get()) for _ in range(3)] + [asyncio.ensure_future(iterate(sub))]
         await turn()
         server.kill(signal.SIGKILL)
-    assert {type(error) for error in await gather(calls)} == {Disconnected}
+    assert {type(error) for error in await gather(calls)} == {ConnectionLost}
 
 
 async def use(client: Client, sub: Sub) -> list[Any]:
@@ -117,7 +119,7 @@ async def use(client: Client, sub: Sub) -> list[Any]:
 
 
 async def test_lost_connection_cannot_be_used(backend: Backend, bus: StartBus) -> None:
-    """Every call after the loss raises Disconnected too; closing does not."""
+    """Every call after the loss raises ConnectionLost too; closing does not."""
     server = bus()
     client = await backend.connect(server.address)
     sub = await client.subscribe("x")
@@ -127,7 +129,7 @@ async def test_lost_connection_cannot_be_used(backend: Backend, bus: StartBus) -
     with pytest.raises(Disconnected):
         await client.fence()
     for _ in range(2):
-        assert {type(error) for error in await use(client, sub)} == {Disconnected}
+        assert {type(error) for error in await use(client, sub)} == {ConnectionLost}
     await sub.close()
     await client.close()
 
@@ -543,10 +545,56 @@ async def test_closing_when_the_server_dies_meanwhile(looping: Backend, bus: Sta
         await publishing
 
 
-async def test_first_connection_is_not_tried_again(backend: Backend, directory: Path) -> None:
-    """`reconnect` does not retry the first connection: a missing server is an error."""
+async def test_first_connection_waits_for_a_server(backend: Backend, bus: StartBus, directory: Path) -> None:
+    """With `reconnect`, a client may be started before its bus, and over a stale socket; no gap is reported."""
+    gaps = Gaps()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(str(directory / "bus"))
+    connecting = asyncio.ensure_future(backend.connect(directory / "bus", reconnect=QUICK, on_gap=gaps))
+    await asyncio.sleep(0.05)
+    assert not connecting.done()
+    (directory / "bus").unlink()
+    await asyncio.sleep(0.05)
+    assert not connecting.done()
+    bus()
+    client = await asyncio.wait_for(connecting, TIMEOUT)
+    await client.fence()
+    assert gaps.reported == []
+
+
+async def test_state(backend: Backend, bus: StartBus) -> None:
+    """A client says whether it is connected, reconnecting or closed."""
+    server = bus()
+    gaps = Gaps()
+    client = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    plain = await backend.connect(server.address)
+    await client.fence()
+    assert (client.raw.state, plain.raw.state) == ("connected", "connected")
+    server.stop()
+    with pytest.raises(Disconnected):
+        await client.fence(timeout=0.2)
+    with pytest.raises(Disconnected):
+        await plain.fence()
+    assert (client.raw.state, plain.raw.state) == ("reconnecting", "closed")
+    bus()
+    async with client.serving():
+        await gaps.wait(1)
+    assert client.raw.state == "connected"
+    await client.close()
+    assert client.raw.state == "closed"
+
+
+async def test_first_connection_has_an_end(backend: Backend, directory: Path) -> None:
+    """The wait for the first connection ends with the timeout; what waiting cannot mend is an error at once."""
+    with pytest.raises(ConnectError, match="No such file or directory: start one"):
+        await backend.connect(directory / "none", reconnect=QUICK, timeout=0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(directory / "other"))
+        other.listen()
+        with pytest.raises(ConnectError, match="a socket of another kind"):
+            await backend.connect(directory / "other", reconnect=QUICK, timeout=None)
     with pytest.raises(ConnectError):
-        await backend.connect(directory / "none", reconnect=True)
+        await backend.connect(directory / "none", timeout=None)
 
 
 async def test_early_dialect_reconnects(backend: Backend, bus: StartBus) -> None:

@@ -223,7 +223,7 @@ async def test_cancelled_get_loses_nothing(looping: Backend, shared: Bus) -> Non
     await client.publish_many([("get", b"%d" % i) for i in range(4)])
     assert [(await get).payload for get in gets[1::2]] == [b"0", b"1", b"2"]
     assert (await sub.get()).payload == b"3"
-    assert sub.raw._waiters == []
+    assert sub.raw._readers._waiters == []
 
 
 async def test_get_that_is_cancelled_too_late_takes_nothing(native: AsyncioBackend, shared: Bus) -> None:
@@ -245,7 +245,7 @@ async def test_waiting_for_messages_that_never_come_keeps_nothing(looping: Backe
         get = asyncio.ensure_future(sub.get())
         await asyncio.sleep(0)
         await cancel(get)
-    assert sub.raw._waiters == []
+    assert sub.raw._readers._waiters == []
 
 
 async def test_cancelled_wait_for_the_end_changes_nothing(looping: Backend, shared: Bus) -> None:

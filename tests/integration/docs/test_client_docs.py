@@ -119,16 +119,17 @@ TOURS = {
         "b'42'",
         "[b'0', b'2', b'4']",
         "b'twenty-one' is no number",
-        "no answer within 0.05 seconds",
+        "nobody subscribes to 'calculator/square': start the program that answers",
     ],
 }
+LISTENING = ["False", "False", "True", "nobody subscribes to 'lamp/ask': start the program that answers"]
 
 
 @pytest.mark.parametrize("library", TOURS)
 def test_tours(library: str, bus: StartBus) -> None:
     """Each tour prints what the page promises."""
     printed = output(f"clients/{library}_tour.py", bus().address).splitlines()
-    assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + REFUSED + TOURS[library])
+    assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + REFUSED + LISTENING + TOURS[library])
 
 
 def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:
@@ -146,11 +147,16 @@ def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:
 
 
 def test_telemetry(bus: StartBus, start: Start, directory: Path) -> None:
-    """``watch`` prints readings, and ``keep`` has all of them in its file."""
-    address = bus().address
+    """``watch`` prints readings, the last one first, and ``keep`` has all of them in its file."""
+    started = bus("--last-value=telemetry/")
+    address = started.address
+    with started.client() as early:
+        early.msg(b"telemetry/early/load", b"%.3f 0.25" % time.time())
+        early.sync()
     keeping = start("telemetry.py", "keep", address, directory / "readings")
     keeping.wait_log("^keeping$")
     watching = start("telemetry.py", "watch", address)
+    watching.wait_log(r"^early 0\.25 \d+\.\d s ago$")
     start("telemetry.py", "measure", address, "host", "0.01")
     assert watching.wait_log(r"^host \d+\.\d\d \d+\.\d s ago$", count=3)
     deadline = time.monotonic() + TIMEOUT

@@ -138,6 +138,31 @@ def test_other_languages_can_be_clients(bus: Callable[..., Bus]) -> None:
     assert done.stdout == b"MSG t/x\0hello", done.stderr
 
 
+def test_getting_started(directory: Path) -> None:
+    """The commands and the program of the page work as it says, one after the other."""
+    shell = dict(os.environ, SBUS_SOCKET=str(directory / "bus"), PYTHONUNBUFFERED="1")
+    shell["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), shell["PATH"]])
+    lines = re.findall(r"^   (sbus .*)$", page("getting-started.rst"), re.MULTILINE)
+    assert [line.split()[1] for line in lines] == ["serve", "sub", "pub"]
+    serve, subscribe, publish = (f"exec {line}" for line in lines)
+    with subprocess.Popen(["sh", "-c", serve], env=shell, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            while "sbus listens on" not in server.stdout.readline():
+                assert server.poll() is None
+            command = ["sh", "-c", f"{subscribe} -v --count=1"]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            with subprocess.Popen(command, env=shell, **pipes) as subscriber:  # type: ignore[call-overload]
+                subscriber.stderr.readline()  # it has subscribed
+                subprocess.run(["sh", "-c", publish], env=shell, check=True, timeout=TIMEOUT)
+                assert subscriber.communicate(timeout=TIMEOUT)[0] == "greetings/world hello\n"
+            command = [sys.executable, str(EXAMPLES / "first.py")]
+            done = subprocess.run(command, env=shell, capture_output=True, text=True, timeout=TIMEOUT)
+            assert done.stdout == "greetings/world hello\n", done.stderr
+        finally:
+            server.terminate()
+
+
 def test_readme_links() -> None:
     """Every file that the README links to exists."""
     targets = re.findall(r"`[^`<\n]+ <([^>\n]+)>`_", (ROOT / "README.rst").read_text())
@@ -148,7 +173,7 @@ def test_readme_links() -> None:
 def test_examples_import_public_names_only() -> None:
     """What an example imports is in a module that the reference lists as public, and in that module's ``__all__``."""
     table = (DOCS / "api.rst").read_text().partition("Internal modules")[0].partition("Besides these modules")[0]
-    public = {"sbus", "sbus.client", *re.findall(r":mod:`([\w.]+)`", table)}
+    public = {"sbus.client", *re.findall(r"(?::mod:`|``)(sbus[\w.]*)`", table)}
     for path in EXAMPLES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sbus"):

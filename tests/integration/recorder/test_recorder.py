@@ -219,11 +219,46 @@ def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], jo
     process.wait_recording(2)
     last = client.msg(b"last")
     found = wait_rows(journal, ends_with(last))
-    assert kinds(found) == ["start", "message", "reconnect", "message"]
+    assert kinds(found) == ["start", "message", "lost", "reconnect", "message"]
     got = packets(found)[:-1]
     assert 0 < len(got) < len(published)
     assert got == published[: len(got)]
+    (receipt,) = [row["payload"].split() for row in found if row["kind"] == "lost"]
+    assert receipt[3] == b"disconnect"
     assert process.stop() == 0
+
+
+def test_dropped_messages_are_accounted_for(
+    bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path
+) -> None:
+    """With --hard=discard each message is in the journal, or counted by a row in its place."""
+    started = bus("--queue-messages=500")
+    process = recorder("--hard=discard")
+    client = started.client()
+    client.send(b"CMSG probe\0flood")
+    assert client.recv() == b"CMSG probe\x000 flood"  # a recorder is an observer
+    process.kill(signal.SIGSTOP)
+    published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
+    client.sync()
+    process.kill(signal.SIGCONT)
+
+    def dropped(row: dict[str, Any]) -> int:
+        return int(row["payload"].split()[0]) if row["kind"] == "lost" else 0
+
+    def accounted(found: list[dict[str, Any]]) -> bool:
+        return sum(dropped(row) or row["kind"] == "message" for row in found) == len(published)
+
+    missing = recorded = 0
+    for row in wait_rows(journal, accounted)[1:]:
+        missing += dropped(row)
+        if row["kind"] == "lost":
+            assert row["payload"].split()[2:] == [b"%d" % missing, b"queue-full"]
+        else:
+            assert int(row["payload"]) - recorded <= missing, "a gap came before its row"
+            recorded += 1
+    assert missing > 0
+    assert process.stop() == 0
+    assert f"the bus dropped {missing}" in process.log
 
 
 @pytest.fixture

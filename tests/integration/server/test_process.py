@@ -84,6 +84,7 @@ class TestHelp:
             ("max-patterns", "16384", "atterns"),
             ("max-pattern-bytes", "1048576", "ytes"),
             ("max-match-steps", "1024", "teps"),
+            ("last-value", "keys=10000,bytes=16M", "SIZE"),
         ],
     )
     def test_options(self, options, option, default, unit):
@@ -93,7 +94,7 @@ class TestHelp:
         assert unit in explanation
         assert len(explanation) > 20
 
-    @pytest.mark.parametrize("flag", ["reuse", "auto-close", "block-across-users"])
+    @pytest.mark.parametrize("flag", ["reuse", "auto-close", "block-across-users", "no-interest"])
     def test_flags(self, options, flag):
         """twistd sbus --help explains each flag."""
         assert len(options[flag]) > 20
@@ -135,6 +136,10 @@ class TestWrongOptions:
             ("--on-violation=shrug", "disconnect or ignore"),
             ("--dialect=late", "current or early"),
             ("--credentials=", "kernel"),
+            ("--last-value=a,keys=0", "above 0"),
+            ("--last-value=a,bytes=16X", "above 0"),
+            ("--last-value=!/cred////x", "leave it out"),
+            ("--last-value=!/x", "give another pattern"),
         ],
     )
     def test_value(self, option, remedy):

@@ -16,6 +16,10 @@ Sub = TypeVar("Sub", bound=Sink)
 class WithoutCalls(ClientApi[Sub]):
     """A client whose tests run the coroutines themselves, so that the calls of users have no implementation."""
 
+    @property
+    def state(self) -> NoReturn:
+        raise NotImplementedError
+
     def publish(self, key: bytes | str, payload: bytes = b"") -> NoReturn:
         raise NotImplementedError
 
@@ -26,6 +30,12 @@ class WithoutCalls(ClientApi[Sub]):
         raise NotImplementedError
 
     def fence(self, timeout: float | None = None) -> NoReturn:
+        raise NotImplementedError
+
+    def has_subscribers(self, key: bytes | str, timeout: float | None = 10.0) -> NoReturn:
+        raise NotImplementedError
+
+    def watch_subscribers(self, key: bytes | str) -> NoReturn:
         raise NotImplementedError
 
     def inbox(self, name: bytes | str) -> NoReturn:

@@ -10,6 +10,7 @@ import pytest
 
 from sbus.client.api import Inbox, Request, inbox_key
 from sbus.client.core import ClientCore, Message
+from sbus.client.losses import Lost
 from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from tests.unit.client.fakes import WithoutCalls
@@ -73,10 +74,15 @@ class Backend(WithoutCalls[Sub]):
     def waiter(self) -> Waiter:
         return Waiter()
 
-    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None) -> Sub:
+    def subscribe(
+        self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None, *, last: bool = False
+    ) -> Sub:
         sub = Sub(callback)
-        self.send(self.core.subscribe(pattern, sub))
+        self.send(self.core.subscribe(pattern, sub, last=last))
         return sub
+
+    def _loss_received(self, lost: Lost) -> None:
+        raise NotImplementedError
 
     def take(self) -> list[bytes]:
         sent, self.sent = self.sent, []
@@ -122,14 +128,16 @@ def test_request_asks_for_an_answer_to_a_private_key(me: bytes) -> None:
     """The first request asks for the name and subscribes to replies; each has a random reply key of its own."""
     backend = Backend()
     first = started(backend._request("ask/me", b"x\0y"), backend, me)
-    subscription, packet = backend.take()
+    subscription, packet, *questions = backend.take()
+    assert questions == [b"CMSG probe\0ask/me", WHOAMI]
     assert subscription == b"SUB " + me + b"/sbus/reply/*"
     key, to, payload = packet.split(b"\0", 2)
     assert (key, payload) == (b"MSG ask/me", b"x\0y")
     prefix, _, token = to.rpartition(b"/")
     assert (prefix, len(bytes.fromhex(token.decode()))) == (me + b"/sbus/reply", 16)
     second = Running(backend._request(b"ask/me", b""))
-    (packet,) = backend.take()
+    packet, *questions = backend.take()
+    assert questions == [b"CMSG probe\0ask/me", WHOAMI]
     assert reply_to(packet) != to
     backend.core.receive([b"MSG %b\0+two" % reply_to(packet), b"MSG %b\0-no" % to, b"MSG %b\0+late" % to])
     assert second.resume().result == b"two"
@@ -164,7 +172,7 @@ def test_lost_connection_is_a_new_name() -> None:
     asking = Running(backend._whoami())
     error = Disconnected("gone")
     waiting = backend._forget_connection()
-    assert len(waiting) == 2
+    assert len(waiting) == 4  # with those for the question of who listens
     assert backend.core.resync_packets() == []
     for waiter in waiting:
         waiter.set_exception(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import settings
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sbus.client.choices import Choices
-from sbus.client.core import ClientCore, Message
-from sbus.protocol.controls import BUNDLE, BUNDLE_OFF, BUNDLE_ON, CONTROLS, WHOAMI, group_of
+from sbus.client.core import _OWN_CONTROLS, ClientCore, Message
+from sbus.client.watches import Watch
+from sbus.protocol.controls import BUNDLE_OFF, BUNDLE_ON, CONTROLS, group_of
 
 
 class Sink:
@@ -31,6 +32,7 @@ class Server:
     :ivar settings: the newest key of each group.
     :ivar direction: the newest of order/queue and order/stack, which order/random keeps.
     :ivar patterns: subscriptions with their counts.
+    :ivar watched: the keys whose subscribers it reports.
     """
 
     def __init__(self) -> None:
@@ -40,9 +42,12 @@ class Server:
             b"order": b"order/queue",
             b"echo": b"echo/on",
             b"bundle": b"bundle/off",
+            b"bye": b"bye/off",
+            b"receipts": b"receipts/off",
         }
         self.direction = b"order/queue"
         self.patterns: dict[bytes, int] = {}
+        self.watched: set[bytes] = set()
 
     def handle(self, packet: bytes) -> None:
         """Handle a packet of the client."""
@@ -54,23 +59,28 @@ class Server:
             if not self.patterns[rest]:
                 del self.patterns[rest]
         elif verb == b"CMSG":
-            key = rest.partition(b"\0")[0]
+            key, _, payload = rest.partition(b"\0")
+            if key == b"last":
+                self.patterns[payload] = self.patterns.get(payload, 0) + 1
+            elif key == b"interest/on":
+                self.watched.add(payload)
+            elif key == b"interest/off":
+                self.watched.discard(payload)
             group = key.rpartition(b"/")[0]
             if group in self.settings:
                 self.settings[group] = key
             if key in (b"order/queue", b"order/stack", b"order/acme"):
                 self.direction = key
 
-    def knows(self) -> tuple[dict[bytes, bytes], bytes, dict[bytes, int]]:
-        """Return all that the server keeps for the client."""
-        return self.settings, self.direction, self.patterns
+    def knows(self) -> tuple[dict[bytes, bytes], bytes, set[bytes], set[bytes]]:
+        """Return all that the server keeps for the client, but for the counts, which `patterns` has."""
+        return self.settings, self.direction, set(self.patterns), self.watched
 
 
 PLUGINS = (b"blocking/soft/acme", b"blocking/hard/acme", b"order/acme")
 OTHERS = (b"other/thing", b"nothing")
-keys = st.sampled_from(
-    [control.key for control in CONTROLS if control.group not in (BUNDLE, WHOAMI)] + [*PLUGINS, *OTHERS]
-)
+BUILT_IN = [control.key for control in CONTROLS if control.key.partition(b"/")[0] not in (*_OWN_CONTROLS, b"!")]
+keys = st.sampled_from([*BUILT_IN, *PLUGINS, *OTHERS])
 
 
 class Reconnecting(RuleBasedStateMachine):
@@ -78,23 +88,38 @@ class Reconnecting(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = ClientCore(bundles=True)
+        self.core = ClientCore(bundles=True, bye=True, on_lost=lambda lost: None)
         self.server = Server()
         for packet in self.core.resync_packets():
             self.server.handle(packet)
         self.sinks: list[Sink] = []
+        self.watches: list[Watch] = []
 
     @rule(key=keys)
     def set(self, key: bytes) -> None:
         """Send a control message."""
         self.server.handle(self.core.control(key))
 
-    @rule(pattern=st.sampled_from([b"", b"a", b"a/*", b"b/"]))
-    def subscribe(self, pattern: bytes) -> None:
+    @rule(pattern=st.sampled_from([b"", b"a", b"a/*", b"b/"]), last=st.booleans())
+    def subscribe(self, pattern: bytes, last: bool) -> None:
         """Subscribe, perhaps to a pattern that has a subscription already."""
         self.sinks.append(Sink())
-        for packet in self.core.subscribe(pattern, self.sinks[-1]):
+        for packet in self.core.subscribe(pattern, self.sinks[-1], last=last):
             self.server.handle(packet)
+
+    @rule(key=st.sampled_from([b"", b"a", b"a/*"]))
+    def watch(self, key: bytes) -> None:
+        """Watch a key, perhaps one that is watched already."""
+        self.watches.append(Watch(key))
+        for packet in self.core.watch(self.watches[-1]):
+            self.server.handle(packet)
+
+    @rule(data=st.data())
+    def unwatch(self, data: st.DataObject) -> None:
+        """End a watch, or one that has ended."""
+        if self.watches:
+            for packet in self.core.extensions.unwatch(data.draw(st.sampled_from(self.watches))):
+                self.server.handle(packet)
 
     @rule(data=st.data())
     def unsubscribe(self, data: st.DataObject) -> None:
@@ -117,7 +142,7 @@ class Reconnecting(RuleBasedStateMachine):
     def a_new_server_learns_the_same(self) -> None:
         """The resync packets lead a new server to the state of the old one."""
         new = Server()
-        for packet in self.core.resync_packets():
+        for packet in self.core.snapshot().packets():
             new.handle(packet)
         assert new.knows() == self.server.knows()
 
@@ -133,9 +158,16 @@ TestReconnecting.settings = settings(max_examples=50, stateful_step_count=30)
 
 def test_every_field_is_sent() -> None:
     """A field that `packets` ignores would be lost with the connection: a new field needs an example here."""
-    examples = {"controls": Choices(controls=(b"echo/off",)), "patterns": Choices(patterns=((b"a", 1),))}
+    subscribed = Choices(patterns=((b"a", 1),))
+    examples = {
+        "controls": Choices(controls=(b"echo/off",)),
+        "watched": Choices(watched=(b"a",)),
+        "patterns": subscribed,
+        "last": replace(subscribed, last=(b"a",)),
+    }
     assert examples.keys() == {field.name for field in fields(Choices)}
-    assert all(example.packets() != Choices().packets() for example in examples.values())
+    without = {"last": subscribed.packets()}
+    assert all(example.packets() != without.get(name, []) for name, example in examples.items())
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.key.decode())

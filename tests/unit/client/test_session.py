@@ -19,6 +19,7 @@ from tests.unit.client.fakes import WithoutCalls
 
 WHOAMI = b"CMSG !/cred/whoami"
 NAME = b"!/cred/1/2/3"
+BYE = b"CMSG bye/on"
 
 
 class Waiter:
@@ -77,7 +78,7 @@ class Sub(QueuedSubscription):
 class FakeSession(WithoutCalls[Sub], Session[Sub]):
     """A session whose server is controlled by the test.
 
-    :ivar sent: packets that the server has received on this connection.
+    :ivar sent: packets that the server has received on this connection, but for the ``bye/on`` that begins it.
     :ivar room: packets that the socket still takes; None for any number.
     :ivar answers: outcomes of attempts to connect: an error to raise, or a function to call once connected.
     :ivar naps: the pauses; each ends when its waiter completes.
@@ -95,6 +96,8 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
         self.failures: list[BaseException] = []
         self.ends: list[Exception] = []
         self.attempts: list[Running] = []
+        self.core.connected(1 << 20)
+        self._flush()
 
     # the server
 
@@ -129,10 +132,12 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
 
     def _flush(self) -> None:
         while self.connected and self.room != 0 and (taken := self.outbox.take(1)):
+            self.outbox.ack(taken, 1)
+            if taken == [BYE]:
+                continue
             self.sent += taken
             if self.room is not None:
                 self.room -= 1
-            self.outbox.ack(taken, 1)
 
     def _try_send(self, packets: list[bytes]) -> int:
         count = 0 if not self.connected else len(packets) if self.room is None else min(self.room, len(packets))
@@ -153,6 +158,7 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
         if isinstance(answer, Exception):
             raise answer
         self.connected = True
+        self.core.connected(1 << 20)
         self.sent = []
         if answer is not None:
             answer()
@@ -240,7 +246,7 @@ def test_several_may_wait_for_one_subscription() -> None:
     assert [get.result.payload for get in gets[:2]] == [b"1", b"2"]
     sub.close()
     assert {type(get.result) for get in gets[2:]} == {Closed}
-    assert sub._waiters == []
+    assert sub._readers._waiters == []
     assert session.sent == [b"SUB a", b"UNSUB a"]
 
 
@@ -250,7 +256,7 @@ def test_abandoned_wait_takes_no_message() -> None:
     sub = session.subscribe("a")
     gets = [sub.get() for _ in range(2)]
     gets[0]._call.close()
-    assert len(sub._waiters) == 1
+    assert len(sub._readers._waiters) == 1
     session.arrive(b"MSG a\x001")
     assert gets[1].result.payload == b"1"
 
@@ -370,9 +376,7 @@ def test_what_is_put_off_keeps_its_place() -> None:
 def test_bundles_are_asked_for_first() -> None:
     """The question for bundles is the first packet of each connection."""
     session = FakeSession(bundles=True, reconnect=Exact())
-    session.connected = False
     session.subscribe("a")
-    Running(session._open())
     assert session.sent == [b"CMSG bundle/on", b"SUB a"]
     session.arrive(b"CMSG bundle/on\x0065536")
     assert session.core.bundle_limit > 0
@@ -521,7 +525,7 @@ def test_loss_in_the_moment_of_the_fence_is_not_overlooked() -> None:
     session = FakeSession(reconnect=Exact())
     lose(session)
     session.wake()
-    fence = session.core._whoami_waiters[0]
+    fence = session.core.extensions.questions._asked[-1].waiter
     assert isinstance(fence, Waiter)
     fence.waiting.insert(0, Lose(session))  # type: ignore[arg-type]
     session.reply()

@@ -221,7 +221,7 @@ class ReceiptMachine(RuleBasedStateMachine):
         transport.capacity = (transport.capacity or 0) + packets
 
     @rule(who=st.integers(0, 2), control=st.sampled_from([b"soft/discard", b"soft/queue", b"hard/discard"]))
-    def choose(self, who, control):
+    def set_choice(self, who, control):
         """Choose another strategy, except that a reader with latest keeps it."""
         if self.readers[who].peer.is_connected and not self.readers[who].is_latest:
             self.readers[who].peer.send(b"CMSG blocking/" + control)

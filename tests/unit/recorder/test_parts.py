@@ -20,6 +20,7 @@ from twisted.internet import defer
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
+from sbus.client.losses import Lost
 from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import list_segments
@@ -389,6 +390,7 @@ class FakeConnection:
 
     def __init__(self, *args: Any) -> None:
         FakeConnection.newest = self
+        self._sink = args[3]
         self.gap: dict[str, Any] | None = None
         self.unread: list[tuple[bytes, bytes]] = []
         self.stopped: float | None = None
@@ -396,9 +398,9 @@ class FakeConnection:
     def start(self) -> None:
         pass
 
-    def take_ready(self) -> list[tuple[bytes, bytes]]:
+    def add_ready(self) -> None:
         ready, self.unread = self.unread, []
-        return ready
+        self._sink.add(ready)
 
     async def stop(self, timeout: float) -> None:
         self.stopped = timeout
@@ -466,6 +468,19 @@ def test_sync_after_every_batch(record: Callable[..., Recorder]) -> None:
     recorder.recording.add(numbered(0, 2))
     recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0", "1"])
     recorder.stop()
+
+
+def test_losses_are_rows_in_their_place(record: Callable[..., Recorder]) -> None:
+    """What the bus reports as dropped is a row between the messages, with the numbers of the receipt."""
+    recorder = record()
+    recorder.recording.add(numbered(0, 2))
+    recorder.recording.add_lost(Lost(3, 300, 3, "queue-full"))
+    recorder.recording.add(numbered(2, 3))
+    recorder.recording.add_lost(Lost(None, None, None, "restart"))
+    found = recorder.stop()
+    assert shown(found) == ["<start>", "0", "1", "<lost>", "2", "<lost>", "<stop>"]
+    assert [row["payload"] for row in found if row["kind"] == "lost"] == [b"3 300 3 queue-full", b"? ? ? restart"]
+    assert (recorder.recording.counters.dropped, recorder.recording.counters.gaps) == (3, 4)
 
 
 def test_messages_have_the_time_at_which_they_came(record: Callable[..., Recorder]) -> None:

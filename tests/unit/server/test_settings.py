@@ -57,7 +57,7 @@ def test_settings_snapshot():
     bus = Bus()
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
-    client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on")
+    client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on", b"CMSG observer/on")
     snapshot = client.protocol.settings.snapshot()
     assert set(snapshot) == {field.name for field in fields(ClientSettings)}
     assert snapshot == {
@@ -69,6 +69,7 @@ def test_settings_snapshot():
         "bundles": True,
         "bye": True,
         "receipts": True,
+        "observer": True,
     }
     assert client.transport.bundle_limit == MAX_BUNDLE
 
@@ -77,6 +78,7 @@ NOT_STATE = {
     "_delivery", "_registry", "transport", "queue", "user",  # other objects
     "_drain_timer",  # a time left
     "_fast_path", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_is_loading", "_snapshot", "on_room",  # a client asks again
     "_buffer", "_in_kernel", "_kept",  # figures of the account, which a new connection makes anew
     "_has_turn", "_is_blocked", "_is_waiting", "_price", "_route", "is_paused",  # found out again by the next message
 }  # fmt: skip

@@ -101,10 +101,11 @@ class Silence:
 class Gap:
     """A time in which messages may be missing.
 
-    :ivar kind: ``start``, ``reconnect`` or ``full`` as in the journal; ``stop`` if the recorder is stopped; ``end`` if
-        no row follows and the reason is unknown.
+    :ivar kind: ``start``, ``reconnect``, ``full`` or ``lost`` as in the journal; ``stop`` if the recorder is
+        stopped; ``end`` if no row follows and the reason is unknown.
     :ivar ended: for ``start``, how the recording before it ended: ``stop``, ``crash``, or ``new`` if there was none.
-    :ivar reason: the reason that the recorder gives; empty if there is none.
+    :ivar reason: the reason that the recorder gives; for ``lost``, the number of messages and the bus's reason; empty
+        if there is none.
     """
 
     journal: str

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from sbus.client.losses import parse_lost
 from sbus.spark.report.analysis.figures import Gap
 from sbus.spark.report.analysis.spans import Span, merged, without
 
@@ -62,7 +63,10 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
         ended = str(details.get("ended", ""))
         begin = whole.start if ended == "new" else times.get((row.journal, row.seq - 1), whole.start)
         end, reason = row.us, str(details.get("reason", ""))
-        if row.kind == "damaged":
+        if row.kind == "lost":
+            begin = min(begin, row.us - 1)  # a loss counts, also between two messages of the same microsecond
+            reason = _dropped(row.details)
+        elif row.kind == "damaged":
             # The damaged rows are those up to the row behind them.
             end = max(row.us + 1, times.get((row.journal, ends[row.journal, row.seq]), row.us))
             reason = f"{details.get('rows', 0):,} rows"
@@ -81,6 +85,14 @@ def _last(row: Row, details: dict[str, object]) -> int:
     """Return the number of the last row that a row stands for."""
     last = details.get("last") if row.kind == "damaged" else None
     return last if isinstance(last, int) else int(row.seq)
+
+
+def _dropped(receipt: str | None) -> str:
+    """Return the number of messages and the reason in the bus's receipt, in words."""
+    lost = parse_lost((receipt or "").encode())
+    if lost is None:
+        return ""
+    return lost.why if lost.messages is None else f"{lost.messages:,} ({lost.why})"
 
 
 def _details(payload: str | None) -> dict[str, object]:

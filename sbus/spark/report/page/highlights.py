@@ -43,6 +43,7 @@ def cause(gap: Gap) -> str:
     causes = {
         "reconnect": "the connection to the bus was lost",
         "full": "the journal could not be written",
+        "lost": "the bus dropped messages for the recorder",
         "damaged": "a part of the journal is damaged",
     }
     known = causes.get(gap.kind, printable_key(gap.kind))

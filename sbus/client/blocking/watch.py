@@ -1,0 +1,65 @@
+"""A watch of the blocking client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, Self
+
+from sbus.client import watches
+from sbus.client.blocking.waiting import deadline_in
+from sbus.errors import Closed
+
+__all__ = ["Watch"]
+
+
+class Owner(Protocol):
+    """What a watch needs of its `sbus.client.blocking.Bus`."""
+
+    def _read_until(self, condition: Callable[[], object], deadline: float | None) -> None:
+        """Receive until a condition holds."""
+
+    def _end_watch(self, watch: Watch) -> None:
+        """End a watch."""
+
+
+class Watch(watches.Watch):
+    """Whether anybody subscribes to a key; read it with `get` or a loop.
+
+    :ivar key: the key.
+    :ivar has_subscribers: the newest state, as of the last time that the bus was read; None until the server has
+        reported one.
+    """
+
+    def __init__(self, bus: Owner, key: bytes) -> None:
+        super().__init__(key)
+        self._bus = bus
+
+    def get(self, timeout: float | None = None) -> bool:
+        """Wait for the state at first, and then for each change; return the newest state.
+
+        :raises sbus.errors.TimedOut: if there was no change within `timeout` seconds.
+        :raises sbus.errors.Disconnected: if no more changes will come.
+        :raises sbus.errors.UsageError: if the server does not report this.
+        """
+        deadline = deadline_in(timeout)
+        while (state := self._next()) is None:
+            self._bus._read_until(self._has_news, deadline)
+        return state
+
+    def __iter__(self) -> Iterator[bool]:
+        while True:
+            try:
+                yield self.get()
+            except Closed:
+                return
+
+    def close(self) -> None:
+        """End the watch; iteration over it ends."""
+        self._bus._end_watch(self)
+        self.end(Closed("the watch was closed here"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

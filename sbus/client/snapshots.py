@@ -1,0 +1,161 @@
+"""Snapshots: the last values that the server sends to a client that comes late.
+
+Theory of operation
+-------------------
+
+``CMSG last`` subscribes and makes the server send what it keeps of matching keys, as ordinary messages, and then
+``last/done``. The client has to tell these messages from those that waited for it before, because a snapshot is for the
+subscription that asked for it and for no other: another subscription with a matching pattern has had these values.
+
+So the request is sent between two questions. Answers come in order, and a message stands where it was queued. From the
+answer to ``bye/on``, which follows everything queued before, until ``last/done``, every message with a matching key
+belongs to the snapshot. A server without extensions does not answer ``bye/on``, so that no snapshot begins; its answer
+to ``whoami`` ends one that a server without last values cannot end.
+
+``SUB`` follows ``last`` for the sake of such servers. Identical subscriptions are counted, so the client ends each of
+them: one ``UNSUB`` for the ``SUB``, and one for every ``last``.
+
+Under another order than ``order/queue`` the answer to ``bye/on`` overtakes messages that waited. One of them may be
+taken for a part of the snapshot then. So that nobody loses it, the other subscriptions get the snapshot too, unmarked.
+
+After a reconnect the snapshot is asked for again: it has what changed in the meantime.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from sbus.client.dispatch import Message, Sink
+from sbus.client.questions import CallingWaiter, Questions
+from sbus.protocol.controls import BYE_ON, WHOAMI
+from sbus.protocol.keys import matches_open
+from sbus.protocol.packets import MSG
+
+__all__ = ["LastValue", "Snapshots"]
+
+_MESSAGE = MSG + b" "
+
+
+class LastValue(Message):
+    """A message of a snapshot.
+
+    :ivar pattern: the pattern of the subscription that it is for.
+    """
+
+    pattern: bytes
+
+    @property
+    def is_last_value(self) -> bool:
+        """True: it was published before this client subscribed."""
+        return True
+
+
+class _Snapshot:
+    """One snapshot.
+
+    :param sinks: the subscriptions that it is for.
+    :param route: returns all subscriptions with a key.
+    :param exclusive: whether no other subscription gets it.
+    """
+
+    def __init__(
+        self, pattern: bytes, sinks: Iterable[Sink], route: Callable[[bytes], Iterable[Sink]], exclusive: bool
+    ) -> None:
+        self.pattern = pattern
+        self._sinks = sorted(sinks, key=lambda sink: sink.callback is not None)
+        self._route = route
+        self._exclusive = exclusive
+
+    def take(self, packet: bytes) -> bool:
+        """Deliver a message of this snapshot; return False for any other packet."""
+        if not packet.startswith(_MESSAGE):
+            return False
+        key, _, payload = packet[len(_MESSAGE) :].partition(b"\0")
+        if not matches_open(self.pattern, key):
+            return False
+        value = LastValue(key, payload)
+        value.pattern = self.pattern
+        for sink in self._sinks:
+            sink.deliver([value])
+        if not self._exclusive:
+            for sink in self._route(key):
+                if sink not in self._sinks:
+                    sink.deliver([Message(key, payload)])
+        return True
+
+
+class Snapshots:
+    """The snapshots of one client.
+
+    :param intercept: called with the function that sees each packet first while a snapshot comes, and with None at its
+        end.
+    :param route: returns all subscriptions with a key.
+    """
+
+    def __init__(
+        self,
+        intercept: Callable[[Callable[[bytes], bool] | None], object],
+        route: Callable[[bytes], Iterable[Sink]],
+    ) -> None:
+        self._intercept = intercept
+        self._route = route
+        self._sinks: dict[bytes, list[Sink]] = {}
+        self._requests: Counter[bytes] = Counter()
+        self._current: _Snapshot | None = None
+
+    def add(self, sink: Sink) -> None:
+        """Note a subscription that gets a snapshot on each connection."""
+        self._sinks.setdefault(sink.pattern, []).append(sink)
+
+    def discard(self, sink: Sink) -> None:
+        """Forget a subscription, if it gets snapshots."""
+        sinks = self._sinks.get(sink.pattern, [])
+        if sink in sinks:
+            sinks.remove(sink)
+            if not sinks:
+                del self._sinks[sink.pattern]
+
+    def patterns(self) -> tuple[bytes, ...]:
+        """Return the patterns with subscriptions that get snapshots."""
+        return tuple(self._sinks)
+
+    def request(
+        self, questions: Questions, pattern: bytes, sink: Sink | None = None, *, exclusive: bool = True
+    ) -> None:
+        """Expect a snapshot, asked for with `sbus.client.choices.last_packets`.
+
+        :param exclusive: whether the server's queue for this client is in ``order/queue``.
+        :param sink: the subscription that it is for; None: all with this pattern.
+        """
+        snapshot = _Snapshot(pattern, self._sinks[pattern] if sink is None else [sink], self._route, exclusive)
+        self._requests[pattern] += 1
+        questions.ask(BYE_ON, b"", CallingWaiter(lambda _: self._begin(snapshot)))
+        questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._end(snapshot)))
+
+    def take_requests(self, pattern: bytes) -> int:
+        """Return how many requests for a pattern were sent on this connection, and forget them."""
+        return self._requests.pop(pattern, 0)
+
+    def done(self, pattern: bytes) -> bool:
+        """End the snapshot of a pattern; return whether it was expected."""
+        snapshot = self._current
+        if snapshot is None or snapshot.pattern != pattern:
+            return False
+        self._end(snapshot)
+        return True
+
+    def disconnected(self) -> None:
+        """Forget what the lost connection was asked for."""
+        self._requests.clear()
+        if self._current is not None:
+            self._end(self._current)
+
+    def _begin(self, snapshot: _Snapshot) -> None:
+        self._current = snapshot
+        self._intercept(snapshot.take)
+
+    def _end(self, snapshot: _Snapshot) -> None:
+        if self._current is snapshot:
+            self._current = None
+            self._intercept(None)

@@ -1,0 +1,174 @@
+"""A snapshot on its way to a receiver, between what waited before it and what comes after it.
+
+.. rubric:: Theory of operation
+
+A receiver that asks for last values (``CMSG last``) gets, in this order: the packets that waited for it, the snapshot,
+and then every message from the moment of the request on. A `Snapshot` stands between the two queues and the transport.
+The queue that the receiver had (`front`) gets no more messages; a new one (`live`) takes them, and is *held*: it counts
+as congested, so that each message goes through flood control, and nothing leaves it.
+
+The packets of the snapshot come from a generator and are pulled only as the socket takes them: at most as many as the
+transport asks for. So a receiver that does not read costs the references to the packets and no copies, and the
+generator decides how much work is done at a time: it yields None to pause.
+
+When the generator has ended and all before it was sent, the live queue is released, and the transport sends from it as
+from any other queue.
+
+.. rubric:: Invariants
+
+* The order on the wire is front, snapshot, live. It holds under every order of a queue and every strategy.
+* `take` returns fewer packets than it is asked for only if there are no more, or if the generator pauses: a transport
+  that gets fewer does not ask again by itself.
+* A packet of the snapshot is sent once, unless the connection ends or the socket can never take it. It is no message:
+  flood control neither counts nor drops it.
+
+Rejected: to put the snapshot into the queue as replies. They would be copied at once, and under ``order/stack`` and
+``order/random`` the messages that waited before would come behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from zope.interface import implementer
+
+from sbus.flood.interfaces import IPacketQueue, Loss
+from sbus.flood.send_queue import QueueOwner, SendQueue
+from sbus.protocol.notices import LossReason
+
+__all__ = ["Snapshot"]
+
+
+@implementer(IPacketQueue)
+class Snapshot:
+    """What a transport sends from while a snapshot is on its way.
+
+    :param front: the receiver's queue so far.
+    :param packets: the packets of the snapshot; None to send no more for now. The caller has the transport flush when
+        there is more.
+    :param live: an empty queue for everything that comes from now on.
+    :param owner: the owner of both queues.
+    :param on_over: called when all of the snapshot has left, and the live queue is released.
+    """
+
+    def __init__(
+        self,
+        front: SendQueue,
+        packets: Generator[bytes | None, None, None],
+        live: SendQueue,
+        owner: QueueOwner,
+        on_over: Callable[[], None],
+    ) -> None:
+        self._front = front
+        self._packets: Generator[bytes | None, None, None] | None = packets
+        self._live = live
+        self._owner = owner
+        self._on_over = on_over
+        self._pulled: list[bytes] = []
+        self._is_over = False
+        self._taken = (0, 0)
+        front.owner = self
+        live.hold(front)
+
+    def __len__(self) -> int:
+        return len(self._front) + len(self._pulled) + (self._packets is not None) + len(self._live)
+
+    def write(self, packet: bytes) -> None:
+        """See `IPacketQueue`."""
+        self._live.write(packet)
+
+    def take(self, count: int) -> list[bytes]:
+        """See `IPacketQueue`."""
+        taken = self._front.take(count) if len(self._front) else []
+        first = len(taken)
+        if first < count:
+            self._pull(count - first)
+            taken = taken + self._pulled[: count - first]
+        second = len(taken) - first
+        if len(taken) < count and self._packets is None:
+            taken = taken + self._live.take(count - len(taken))
+        self._taken = first, second
+        return taken
+
+    def ack(self, taken: list[bytes], sent: int) -> None:
+        """See `IPacketQueue`."""
+        first, second = self._taken
+        self._taken = 0, 0
+        behind = first + second
+        if first:
+            self._front.ack(taken[:first], min(sent, first))
+            if self._front.pending and self._front.is_congested:
+                self._front.settle(False)  # it was not flushed before the snapshot began
+        gone = min(max(sent - first, 0), second)
+        if gone:
+            if self._live.watch is not None:
+                self._live.watch(self._pulled[:gone])
+            del self._pulled[:gone]
+            self._owner.on_drained(False, False)
+        if behind < len(taken):
+            self._live.ack(taken[behind:], max(sent - behind, 0))
+        self._finish()
+
+    def reject_oversized(self, taken: list[bytes], at: int) -> bool:
+        """See `IPacketQueue`."""
+        first, second = self._taken
+        if at < first:
+            return self._front.reject_oversized(taken, at)
+        if at < first + second:
+            self._owner.on_lost((Loss(LossReason.TOO_LARGE, 1, len(taken[at])),))
+            return True
+        behind = taken[first + second :]
+        may_go_on = self._live.reject_oversized(behind, at - first - second)
+        taken[first + second :] = behind
+        return may_go_on
+
+    def discard_all(self, taken: Sequence[bytes] = ()) -> None:
+        """See `IPacketQueue`."""
+        first, second = self._taken
+        self._taken = 0, 0
+        self._front.discard_all(taken[:first])
+        behind = taken[first + second :]
+        self.close()
+        self._pulled = []
+        self._end()
+        self._live.discard_all(behind)
+
+    def close(self) -> None:
+        """Pull no more."""
+        packets, self._packets = self._packets, None
+        if packets is not None:
+            packets.close()
+
+    # --- the front queue's owner -------------------------------------------------------------
+
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
+        """See `sbus.flood.QueueOwner`: it is progress, but publishers wait for the live queue."""
+        self._owner.on_drained(False, False)
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        """See `sbus.flood.QueueOwner`."""
+        self._owner.on_lost(losses)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _pull(self, count: int) -> None:
+        while self._packets is not None and len(self._pulled) < count:
+            try:
+                packet = next(self._packets)
+            except StopIteration:
+                self.close()
+                return
+            if packet is None:
+                return
+            self._pulled.append(packet)
+
+    def _finish(self) -> None:
+        """Release the live queue if nothing stands before it."""
+        if self._packets is None and not self._pulled and not len(self._front):
+            self._end()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._live.release(self._front)
+            self._on_over()

@@ -1,0 +1,490 @@
+"""Interest: the answer about a watched key is what a look-up would find, and nothing else can be learnt from it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from zope.interface import implementer
+
+from sbus.errors import CloseReason
+from sbus.protocol.keys import matches
+from sbus.server import interest
+from sbus.server.credentials import AccessSettings, KernelCredentials
+from sbus.server.interfaces import ICredentials
+from sbus.server.limits import Limits
+from sbus.server.lingering import LINGER
+from sbus.server.turns import TURN_BUDGET
+from tests.support.buses import Bus, Peer
+
+OTHER = 2
+
+
+def notices(peer: Peer) -> list[tuple[bytes, int]]:
+    """Return the answers and notices about interest that have come, as (key, answer)."""
+    found = []
+    for packet in peer.take():
+        if packet.startswith(b"CMSG interest\0"):
+            value, _, key = packet.removeprefix(b"CMSG interest\0").partition(b" ")
+            found.append((key, int(value)))
+    return found
+
+
+def settle(bus: Bus) -> None:
+    """Let what lingers end, and every walk with it."""
+    for _ in range(8):
+        bus.clock.advance(LINGER)
+        bus.settle()
+
+
+@pytest.mark.parametrize("pattern", [b"a/b", b"a/", b"a/*", b"*/b", b"", b"*/", b"a/b*"])
+def test_a_watched_key(pattern):
+    """The answer comes at once, then a notice in the batch of the first subscription, and one 100 ms after the last."""
+    bus = Bus()
+    watcher, one, two = bus.connect(), bus.connect(), bus.connect()
+    watcher.send(b"CMSG interest/on\0a/b")
+    assert watcher.take() == [b"CMSG interest\x000 a/b"]
+    one.transport.deliver(b"SUB " + pattern)
+    assert watcher.take() == [b"CMSG interest\x001 a/b"]
+    two.send(b"SUB " + pattern)
+    one.send(b"UNSUB " + pattern)
+    settle(bus)
+    assert watcher.take() == []
+    two.transport.hang_up()
+    bus.settle()
+    bus.clock.advance(LINGER - 0.001)
+    assert watcher.take() == []
+    bus.clock.advance(0.001)
+    assert watcher.take() == [b"CMSG interest\x000 a/b"]
+    assert all(peer.take() == [] for peer in (one, two))
+
+
+@pytest.mark.parametrize("pattern", [b"a/c", b"b/", b"a", b"a/b/", b"*", b"a/*b", b"!/cred////a/b"])
+def test_patterns_that_do_not_match(pattern):
+    """A subscription that would not receive the key is no interest in it."""
+    bus = Bus()
+    watcher, one = bus.connect(), bus.connect()
+    watcher.send(b"CMSG interest/on\0a/b")
+    one.send(b"SUB " + pattern)
+    one.send(b"UNSUB " + pattern)
+    settle(bus)
+    assert notices(watcher) == [(b"a/b", 0)]
+
+
+def test_a_subscriber_that_reconnects_does_not_flap():
+    """Within 100 ms of the end of a subscription another one keeps the answer, whatever its pattern."""
+    bus = Bus()
+    watcher = bus.connect()
+    watcher.send(b"CMSG interest/on\0a")
+    for pattern in (b"a", b"*", b"", b"a"):
+        one = bus.connect()
+        one.send(b"SUB " + pattern)
+        bus.clock.advance(LINGER)
+        one.transport.hang_up()
+        bus.settle()
+        bus.clock.advance(LINGER / 2)
+    assert notices(watcher) == [(b"a", 0), (b"a", 1)]
+    settle(bus)
+    assert notices(watcher) == [(b"a", 0)]
+
+
+def test_the_end_of_watching():
+    """interest/off of a key is answered with its interest; without a key it ends all; then nothing comes."""
+    bus = Bus()
+    watcher, one = bus.connect(), bus.connect()
+    watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(4)), b"CMSG interest/off\x000", b"CMSG interest/off\x007")
+    assert notices(watcher) == [(b"0", 0), (b"1", 0), (b"2", 0), (b"3", 0), (b"0", 0), (b"7", 0)]
+    one.send(b"SUB *")
+    assert sorted(notices(watcher)) == [(b"1", 1), (b"2", 1), (b"3", 1)]
+    watcher.send(b"CMSG interest/off\x001", b"CMSG interest/off")
+    assert watcher.take() == [b"CMSG interest\x001 1", b"CMSG interest/off\0"]
+    one.send(b"UNSUB *")
+    settle(bus)
+    assert watcher.take() == []
+    assert bus.registry._router.listeners == ()
+    user = watcher.protocol.user
+    assert (user.patterns, user.pattern_bytes, watcher.protocol.pattern_bytes) == (0, 0, 0)
+
+
+def test_asking_again_is_answered_again():
+    """The same key is watched once, however often it is asked for."""
+    bus = Bus()
+    watcher = bus.connect()
+    watcher.send(*[b"CMSG interest/on\0a"] * 3, b"SUB a", b"CMSG interest/on\0a")
+    assert watcher.take() == [
+        *[b"CMSG interest\x000 a"] * 3,
+        b"CMSG interest\x001 a",
+        b"CMSG interest\x001 a",
+    ]
+    assert watcher.protocol.user.patterns == 2
+
+
+def test_own_subscriptions_count_as_far_as_echo_goes():
+    """With echo off a client is not its own subscriber; another one with the same pattern is."""
+    bus = Bus()
+    watcher, one = bus.connect(), bus.connect()
+    watcher.send(b"SUB a", b"CMSG interest/on\0a", b"CMSG echo/off", b"CMSG probe\0a")
+    assert watcher.take() == [b"CMSG interest\x001 a", b"CMSG interest\x000 a", b"CMSG probe\x000 a"]
+    one.send(b"SUB a")
+    assert notices(watcher) == [(b"a", 1)]
+    one.send(b"UNSUB a")
+    settle(bus)
+    assert notices(watcher) == [(b"a", 0)]
+    watcher.send(b"CMSG echo/on")
+    assert notices(watcher) == [(b"a", 1)]
+
+
+def test_observers_do_not_count():
+    """The subscriptions of an observer are no interest, before and after it says so, until it says otherwise."""
+    bus = Bus()
+    watcher, recorder = bus.connect(), bus.connect()
+    watcher.send(b"CMSG interest/on\0a")
+    recorder.send(b"CMSG observer/on", b"SUB ")
+    assert recorder.take() == [b"CMSG observer/on\0"]
+    watcher.send(b"CMSG probe\0a", b"MSG a\0")
+    assert watcher.take() == [b"CMSG interest\x000 a", b"CMSG probe\x000 a"]
+    assert recorder.take() == [b"MSG a\0"]
+    recorder.send(b"CMSG observer/off")
+    assert notices(watcher) == [(b"a", 1)]
+    recorder.send(b"CMSG observer/on")
+    settle(bus)
+    assert notices(watcher) == [(b"a", 0)]
+    recorder.transport.hang_up()
+    settle(bus)
+    assert notices(watcher) == []
+    assert not bus.registry.interest.observers
+
+
+def test_probe():
+    """Root learns how many would receive a message, others whether anybody would; each one's own copy counts."""
+    bus = Bus()
+    peers = [bus.connect(uid=OTHER) for _ in range(3)]
+    root = bus.connect(uid=0)
+    for peer in (*peers, root):
+        peer.send(b"SUB a", b"SUB *")
+    for peer in (*peers, root):
+        peer.send(b"CMSG probe\0a", b"CMSG probe\0b/c")
+    assert all(peer.take() == [b"CMSG probe\x001 a", b"CMSG probe\x000 b/c"] for peer in peers)
+    assert root.take() == [b"CMSG probe\x004 a", b"CMSG probe\x000 b/c"]
+    root.send(b"CMSG echo/off", b"CMSG probe\0a")
+    assert root.take() == [b"CMSG probe\x003 a"]
+
+
+@implementer(ICredentials)
+class Closed(KernelCredentials):
+    """A policy under which nobody may publish below ``closed/``."""
+
+    restrictsPublishing = True
+
+    def mayPublish(self, peer: Any, key: bytes) -> bool:
+        return not key.startswith(b"closed/")
+
+
+@pytest.mark.parametrize("key", [b"!/cred////inbox", b"!/cred/100/2//x", b"closed/a"])
+@pytest.mark.parametrize("uid", [0, OTHER])
+def test_nothing_can_be_learnt(key, uid):
+    """Of secret keys, and of keys that it may not publish, a client learns the same with and without subscribers."""
+    bus = Bus(credentials=Closed(AccessSettings(), None))
+    watcher, one = bus.connect(uid=uid), bus.connect(uid=OTHER)
+    for step in (b"UNSUB nothing", b"SUB " + key, b"UNSUB " + key):
+        one.send(step)
+        settle(bus)
+        watcher.send(b"CMSG probe\0" + key, b"CMSG interest/on\0" + key)
+        assert watcher.take() == [b"CMSG probe\x001 " + key, b"CMSG interest\x001 " + key]
+    watcher.send(b"CMSG interest/off\0" + key)
+    assert watcher.take() == [b"CMSG interest\x001 " + key]
+
+
+@pytest.mark.parametrize("verb", [b"interest/on", b"interest/off", b"probe"])
+def test_bad_requests(verb):
+    """A malformed key is a violation; a request without the NUL is unknown; the empty key is a key."""
+    bus = Bus(ignore_violations=True)
+    watcher = bus.connect()
+    watcher.send(b"CMSG %b\0!/x" % verb, b"CMSG %b\0a/!/b" % verb)
+    assert bus.registry.counters.violations == 2
+    assert watcher.take() == []
+    watcher.send(b"CMSG " + verb)
+    assert bus.registry.counters.unknown_controls == (verb != b"interest/off")
+    watcher.take()
+    watcher.send(b"CMSG %b\0" % verb)
+    assert watcher.take() == [b"CMSG %b\x000 " % verb.split(b"/")[0]]
+
+
+def test_no_interest():
+    """With the option, interest and probe are unknown to users other than root and the server's."""
+    bus = Bus(public_interest=False)
+    other, root = bus.connect(uid=OTHER), bus.connect(uid=0)
+    for peer in (other, root):
+        peer.send(b"CMSG interest/on\0a", b"CMSG interest/off\0a", b"CMSG interest/off", b"CMSG probe\0a")
+    assert other.take() == []
+    assert bus.registry.counters.unknown_controls == 4
+    assert len(root.take()) == 4
+
+
+@pytest.mark.parametrize(
+    ("requests", "limits"),
+    [
+        ([b"%d" % n for n in range(1025)], Limits()),
+        ([b"k" * 1025], Limits()),
+        ([b"a", b"b", b"c"], Limits(max_patterns=2)),
+        ([b"a" * 100, b"b" * 100], Limits(max_pattern_bytes=150)),
+        ([b"/" * 600], Limits(max_pattern_bytes=100_000)),
+    ],
+)
+def test_limits(requests, limits):
+    """Past a limit, the client has broken the protocol; all that it has watched is forgotten with it."""
+    bus = Bus(limits=limits)
+    watcher = bus.connect()
+    for key in requests[:-1]:
+        watcher.send(b"CMSG interest/on\0" + key)
+    assert watcher.is_connected
+    watcher.send(b"CMSG interest/on\0" + requests[-1])
+    settle(bus)
+    assert watcher.protocol.reason is CloseReason.VIOLATION
+    assert len(bus.registry.users) == 0
+
+
+def test_watched_keys_count_as_patterns():
+    """A client that watches keys may subscribe to fewer patterns."""
+    bus = Bus(limits=Limits(max_patterns=2))
+    watcher = bus.connect()
+    watcher.send(b"CMSG interest/on\0a", b"SUB a")
+    assert watcher.is_connected
+    watcher.send(b"SUB b")
+    assert not watcher.is_connected
+
+
+def test_a_thousand_keys_in_one_batch():
+    """A change that concerns 1,000 watched keys is reported in its own batch; a larger one takes a few turns."""
+    bus = Bus()
+    watchers = [bus.connect(uid=1 + n) for n in range(4)]
+    for watcher in watchers:
+        for start in range(0, 1000, 50):
+            watcher.send(*(b"CMSG interest/on\0key/%d" % n for n in range(start, start + 50)))
+        watcher.take()
+    one = bus.connect(uid=0)
+    watchers[0].protocol.user.work_left = TURN_BUDGET
+    for watcher in watchers[1:]:
+        watcher.send(b"CMSG interest/off")
+    settle(bus)
+    one.transport.deliver(b"SUB key/*")
+    assert len(notices(watchers[0])) == 1000
+    one.send(b"UNSUB key/*")
+    settle(bus)
+    assert len(notices(watchers[0])) == 1000
+
+
+class World(RuleBasedStateMachine):
+    """Clients of several users subscribe, watch, observe and leave; the answers follow a model."""
+
+    KEYS = (b"a", b"b", b"a/b", b"a/c", b"", b"closed/a", b"!/cred////x")
+    PATTERNS = (b"a", b"b", b"*", b"", b"a/", b"a/*", b"*/b", b"a/b", b"*/", b"a*b", b"closed/", b"!/cred////x")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.effort, interest.EFFORT = interest.EFFORT, 60
+        self.bus = Bus(credentials=Closed(AccessSettings(), None))
+        self.peers: list[Peer] = []
+        self.watched: dict[Peer, dict[bytes, int]] = {}
+        self.is_exact = False
+
+    def teardown(self) -> None:
+        for peer in self.peers:
+            peer.transport.hang_up()
+        settle(self.bus)
+        registry = self.bus.registry
+        assert len(registry.users) == 0
+        assert registry._router.listeners == ()
+        assert not registry.interest._by_key
+        assert not registry.interest._lingering
+        assert not registry.interest.observers
+        interest.EFFORT = self.effort
+
+    def note(self) -> None:
+        """Take the answers that have come: each is a change, unless it was asked for."""
+        self.is_exact = False
+        for peer in self.peers:
+            for key, value in notices(peer):
+                if key in self.watched[peer]:
+                    self.watched[peer][key] = value
+
+    def expected(self, watcher: Peer, key: bytes) -> int:
+        if key.startswith((b"closed/", b"!/")):
+            return 1
+        registry = self.bus.registry
+        return any(
+            matches(pattern, key)
+            for peer in self.peers
+            for pattern in peer.protocol.patterns
+            if peer.protocol not in registry.interest.observers
+            and (peer is not watcher or watcher.protocol.settings.echo)
+        )
+
+    @rule(uid=st.integers(0, 2))
+    def connect(self, uid: int) -> None:
+        if len(self.peers) < 6:
+            peer = self.bus.connect(uid=uid)
+            self.peers.append(peer)
+            self.watched[peer] = {}
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), pattern=st.sampled_from(PATTERNS), verb=st.sampled_from((b"SUB ", b"UNSUB ")))
+    def subscribe(self, data, pattern: bytes, verb: bytes) -> None:
+        data.draw(st.sampled_from(self.peers)).send(verb + pattern)
+        self.note()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def watch(self, data, key: bytes) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        self.note()
+        is_new = key not in self.watched[peer]
+        self.watched[peer][key] = -1
+        peer.send(b"CMSG interest/on\0" + key)
+        self.note()
+        value = self.watched[peer][key]
+        assert value == self.expected(peer, key) or (value == 1 and not is_new)
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def unwatch(self, data, key: bytes) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        self.note()
+        self.watched[peer].pop(key, None)
+        peer.send(b"CMSG interest/off\0" + key)
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data())
+    def unwatch_all(self, data) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        peer.send(b"CMSG interest/off")
+        self.note()
+        self.watched[peer].clear()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), setting=st.sampled_from((b"echo/on", b"echo/off", b"observer/on", b"observer/off")))
+    def configure(self, data, setting: bytes) -> None:
+        data.draw(st.sampled_from(self.peers)).send(b"CMSG " + setting)
+        self.note()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data())
+    def leave(self, data) -> None:
+        self.note()
+        peer = self.peers.pop(data.draw(st.integers(0, len(self.peers) - 1)))
+        del self.watched[peer]
+        peer.transport.hang_up()
+        self.bus.settle()
+        self.note()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), key=st.sampled_from(KEYS))
+    def probe(self, data, key: bytes) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        self.note()
+        peer.send(b"CMSG probe\0" + key)
+        (answer,) = [packet for packet in peer.take() if packet.startswith(b"CMSG probe\0")]
+        count, _, of = answer.removeprefix(b"CMSG probe\0").partition(b" ")
+        assert of == key
+        assert min(1, int(count)) == self.expected(peer, key)
+        if peer.protocol.peer.uid:
+            assert int(count) <= 1
+
+    @rule(seconds=st.sampled_from((0.0, LINGER / 2, LINGER)))
+    def time(self, seconds: float) -> None:
+        self.bus.clock.advance(seconds)
+        self.bus.settle()
+        self.note()
+
+    @rule()
+    def rest(self) -> None:
+        for _ in range(5):
+            settle(self.bus)
+        self.note()
+        self.is_exact = True
+
+    @invariant()
+    def answers_are_right(self) -> None:
+        if self.is_exact:
+            for peer, watched in self.watched.items():
+                for key, value in watched.items():
+                    assert value == self.expected(peer, key), (key, value)
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from((b"SUB ", b"UNSUB ")), min_size=1, max_size=60), st.integers(1, 80))
+def test_churn_ends(steps, patterns):
+    """However many patterns come and go faster than walks end, the answers are right once it stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interest, "EFFORT", 50)
+        bus = Bus()
+        watcher, churner = bus.connect(), bus.connect(uid=OTHER)
+        watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(40)))
+        some = itertools.cycle([b"%d*" % n for n in range(patterns)])
+        churner.transport.deliver(*(verb + next(some) for verb in steps * 5))
+        for _ in range(30):
+            settle(bus)
+        answers = dict(notices(watcher))
+        live = churner.protocol.patterns
+        for n in range(40):
+            assert answers[b"%d" % n] == any(matches(pattern, b"%d" % n) for pattern in live)
+
+
+def test_churn_of_everything_costs_others_little():
+    """While one client subscribes to everything and leaves, a watcher's answers neither flap nor cost it its turn."""
+    bus = Bus()
+    watcher, churner = bus.connect(), bus.connect(uid=OTHER)
+    for start in range(0, 1000, 50):
+        watcher.send(*(b"CMSG interest/on\0key/%d" % n for n in range(start, start + 50)))
+    watcher.take()
+    settle(bus)
+    watcher.protocol.user.work_left = TURN_BUDGET
+    for _ in range(50):
+        churner.send(*[b"SUB ", b"UNSUB "] * 30)
+        bus.clock.advance(LINGER / 10)
+    assert len(notices(watcher)) == 1000
+    spent = TURN_BUDGET - watcher.protocol.user.work_left
+    watcher.protocol.user.work_left = TURN_BUDGET
+    for _ in range(50):
+        churner.send(*[b"SUB ", b"UNSUB "] * 30)
+        bus.clock.advance(LINGER / 10)
+    assert notices(watcher) == []
+    assert spent > 0
+    assert watcher.protocol.user.work_left > TURN_BUDGET // 2
+
+
+def test_one_notice_of_each_key_waits():
+    """For a watcher that does not read, at most one notice of a key waits; what is taken back is not sent."""
+    bus = Bus()
+    watcher, one = bus.connect(), bus.connect(uid=OTHER)
+    for start in range(0, 200, 50):
+        watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(start, start + 50)))
+    watcher.take()
+    watcher.stall()
+    for _ in range(10):
+        one.send(b"SUB *")
+        one.send(b"UNSUB *")
+        settle(bus)
+    queue = watcher.protocol.queue
+    assert len(queue) <= 200
+    one.send(b"SUB *")
+    settle(bus)
+    assert len(queue) <= 200
+    for _ in range(20):
+        watcher.drain(20)
+        bus.settle()
+    watcher.drain()
+    settle(bus)
+    got = notices(watcher)
+    assert dict(got) == {b"%d" % n: 1 for n in range(200)}
+    assert len(got) <= 400
+    assert watcher.protocol.on_room == ()
+    assert not watcher.protocol.is_paused

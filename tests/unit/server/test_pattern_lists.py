@@ -1,0 +1,203 @@
+"""Lists of patterns: a listener's picture of all others' patterns is right, whatever comes in between."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sbus.server import pattern_lists
+from tests.support.buses import Bus, Peer
+
+ASK = b"CMSG interest/patterns"
+END = b"CMSG interest/patterns\0"
+
+
+class Picture:
+    """What a listener knows from the packets that it got."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.patterns: set[bytes] = set()
+        self.number = 0
+        self.is_complete = False
+
+    def update(self) -> None:
+        for packet in self.peer.take():
+            if packet == END:
+                self.is_complete = True
+            elif packet.startswith(b"CMSG interest/pattern\0"):
+                sign, number, pattern = packet.partition(b"\0")[2].split(b" ", 2)
+                assert int(number) >= self.number
+                self.number = int(number)
+                if sign == b"+":
+                    assert pattern not in self.patterns
+                    self.patterns.add(pattern)
+                else:
+                    self.patterns.remove(pattern)
+
+
+def test_the_list_and_its_changes():
+    """Root gets the open patterns of all others, a mark, and changes: none of its own, of secrets or of observers."""
+    bus = Bus()
+    root, one, two, observer = bus.connect(uid=0), bus.connect(), bus.connect(), bus.connect()
+    root.send(b"SUB mine", b"SUB both")
+    one.send(b"SUB a/*", b"SUB both", b"SUB a/*", b"SUB !/cred////x")
+    two.send(b"SUB a/*", b"SUB b c")
+    observer.send(b"CMSG observer/on", b"SUB ")
+    root.send(ASK)
+    got = root.take()
+    assert sorted(got[:-1]) == [b"CMSG interest/pattern\0+ %d %b" % (n, p) for n, p in sorted(numbers(got[:-1]))]
+    assert {pattern for _, pattern in numbers(got[:-1])} == {b"a/*", b"both", b"b c"}
+    assert got[-1] == END
+    one.send(b"UNSUB a/*", b"UNSUB a/*", b"SUB c")
+    (packet,) = root.take()
+    assert packet.startswith(b"CMSG interest/pattern\0+ ")
+    assert packet.endswith(b" c")
+    two.transport.hang_up()
+    bus.settle()
+    assert {(p.split(b" ")[1][-1:], p.split(b" ", 3)[3]) for p in root.take()} == {(b"-", b"a/*"), (b"-", b"b c")}
+    observer.send(b"CMSG observer/off")
+    assert len(root.take()) == 1
+    root.transport.hang_up()
+    bus.settle()
+    assert bus.registry._router.listeners == ()
+
+
+def numbers(packets: list[bytes]) -> list[tuple[int, bytes]]:
+    found = []
+    for packet in packets:
+        _, number, pattern = packet.partition(b"\0")[2].split(b" ", 2)
+        found.append((int(number), pattern))
+    return found
+
+
+def test_it_is_for_root_and_the_servers_user():
+    """For any other user the request is unknown."""
+    bus = Bus()
+    other = bus.connect(uid=4711)
+    other.send(ASK)
+    assert other.take() == []
+    assert bus.registry.counters.unknown_controls == 1
+
+
+def test_many_patterns_for_a_slow_reader():
+    """However many patterns there are, at most 64 wait in the queue of a listener; the rest follows as it reads."""
+    bus = Bus()
+    root, one = bus.connect(uid=0), bus.connect()
+    for start in range(0, 5000, 100):
+        one.send(*(b"SUB %d" % n for n in range(start, start + 100)))
+        bus.settle()
+    root.stall()
+    root.send(ASK)
+    assert len(root.protocol.queue) <= 65
+    picture = Picture(root)
+    for _ in range(200):
+        root.drain(40)
+        picture.update()
+    root.drain()
+    for _ in range(40):
+        bus.settle()
+        picture.update()
+    assert picture.is_complete
+    assert len(picture.patterns) == 5000
+
+
+class World(RuleBasedStateMachine):
+    """Clients subscribe, observe and leave, and listeners come, stall and read."""
+
+    PATTERNS = (b"a", b"b", b"", b"*", b"a/", b"!/cred////x")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once, pattern_lists._COUNTED_AT_ONCE = pattern_lists._COUNTED_AT_ONCE, 2
+        self.bus = Bus()
+        self.peers: list[Peer] = []
+        self.pictures: dict[Peer, Picture] = {}
+        self.is_exact = False
+
+    def teardown(self) -> None:
+        pattern_lists._COUNTED_AT_ONCE = self.at_once
+        for peer in self.peers:
+            peer.transport.hang_up()
+        for _ in range(4):
+            self.bus.settle()
+        assert self.bus.registry._router.listeners == ()
+        assert not self.bus.registry._pattern_lists._counts
+
+    def changed(self) -> None:
+        self.is_exact = False
+        for picture in self.pictures.values():
+            picture.update()
+
+    @rule()
+    def connect(self) -> None:
+        if len(self.peers) < 6:
+            self.peers.append(self.bus.connect(uid=0))
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), verb=st.sampled_from((b"SUB ", b"SUB ", b"UNSUB ")), pattern=st.sampled_from(PATTERNS))
+    def subscribe(self, data, verb: bytes, pattern: bytes) -> None:
+        data.draw(st.sampled_from(self.peers)).transport.deliver(verb + pattern)
+        self.changed()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data())
+    def ask(self, data) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        if peer not in self.pictures:
+            self.pictures[peer] = Picture(peer)
+            peer.take()
+            peer.transport.deliver(ASK)
+        self.changed()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), setting=st.sampled_from((b"observer/on", b"observer/off")))
+    def observe(self, data, setting: bytes) -> None:
+        data.draw(st.sampled_from(self.peers)).transport.deliver(b"CMSG " + setting)
+        self.changed()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data())
+    def leave(self, data) -> None:
+        peer = self.peers.pop(data.draw(st.integers(0, len(self.peers) - 1)))
+        self.pictures.pop(peer, None)
+        peer.transport.hang_up()
+        self.changed()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), packets=st.integers(0, 3))
+    def read(self, data, packets: int) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        if packets:
+            peer.transport.drain(packets)
+        else:
+            peer.stall()
+        self.changed()
+
+    @rule()
+    def rest(self) -> None:
+        for _ in range(3):
+            for peer in self.peers:
+                peer.transport.drain()
+            self.bus.settle()
+        self.changed()
+        self.is_exact = True
+
+    @invariant()
+    def pictures_are_right(self) -> None:
+        if self.is_exact:
+            observers = self.bus.registry.interest.observers
+            for peer, picture in self.pictures.items():
+                assert picture.is_complete
+                assert picture.patterns == {
+                    pattern
+                    for other in self.peers
+                    if other is not peer and other.protocol not in observers
+                    for pattern in other.protocol.patterns
+                    if not pattern.startswith(b"!")
+                }
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
