@@ -79,7 +79,7 @@ from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REORDERED, REPLY, SENDING, subscription_work
+from sbus.server.turns import BUNDLED_COPIES, COPIES, PACKET, REORDERED, REPLY, SENDING, subscription_work
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -317,7 +317,7 @@ class BusProtocol:
         user = self.user
         turns = registry.turns
         if turns.last is not user:
-            turns.last, turns.crowd = user, CROWD
+            turns.change(user)
         elif turns.crowd:
             turns.crowd -= 1
         try:
