@@ -79,7 +79,17 @@ from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REORDERED, REPLY, SENDING, subscription_work
+from sbus.server.turns import (
+    BUNDLED_COPIES,
+    COPIES,
+    CROWD,
+    PACKET,
+    REORDERED,
+    REPLY,
+    SENDING,
+    VAIN_READ,
+    subscription_work,
+)
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -197,9 +207,10 @@ class BusProtocol:
         transport.queue = self.queue
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep
+        transport.on_vain_read = self._pay_vain_reads
         self.user.charge_memory(CLIENT_MEMORY)
-        self._buffer = START
-        self._registry.memory.add_buffer(self.user)
+        self._buffer = START + transport.partial_limit()
+        self._registry.memory.add_buffer(self.user, self._buffer)
         self.connectionMade()
 
     def connectionMade(self) -> None:
@@ -397,6 +408,12 @@ class BusProtocol:
     def _release_kept(self) -> None:
         self.user.charge_memory(-self._kept)
         self._kept = 0
+
+    def _pay_vain_reads(self, count: int) -> None:
+        """Pay for reads that have completed no packet."""
+        self.user.work_left -= VAIN_READ * count
+        if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
+            self._wait_for_turn(False)
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""

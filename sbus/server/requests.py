@@ -76,7 +76,7 @@ class Requests:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
             if client.user.patterns >= self._limits.user_patterns and not client.user.is_exempt:
                 raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
-            if not client.user.may_hold(watch_memory(key)):
+            if not client.user.may_hold(watch_memory(key, self._dialect.separator)):
                 raise Violation(ViolationReason.USER_MEMORY)
         watch = self._interest.watch(client, key)
         watch.sent = watch.value

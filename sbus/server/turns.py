@@ -54,11 +54,13 @@ __all__ = [
     "LOOK_UP_STEPS",
     "PACKET",
     "REFUSED",
+    "REPLACED",
     "REORDERED",
     "REPLY",
     "SENDING",
     "SUBSCRIPTION",
     "TURN_BUDGET",
+    "VAIN_READ",
     "Balance",
     "Turns",
     "subscription_work",
@@ -82,6 +84,8 @@ KEPT = 32
 """Messages that are put into a backlog for one unit of work."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
+REPLACED = 2
+"""Messages for a receiver of the newest ones only that are put in their places for one unit of work."""
 REFUSED = 12
 """The price of finding out that a socket is full."""
 CONNECTION = 50
@@ -98,6 +102,8 @@ REORDERED = 3
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
+VAIN_READ = 30
+"""The price of a read of a stream that completes no packet; its bytes may have come one by one."""
 
 _NOBODY = 0.0002
 """Seconds between two turns that mean that nobody else was served: the reactor's own work takes as long."""
