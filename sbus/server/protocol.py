@@ -56,6 +56,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from twisted.internet import error
@@ -565,10 +566,11 @@ class BusProtocol:
         settings = self.settings
         self.queue.configure(settings if self._snapshot is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
 
-    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+    def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         """See `sbus.server.interfaces.Client`."""
         registry, transport = self._registry, self.transport
         if transport is None or self._write_closed:
+            on_over()
             return
         registry.flush()
         if self.queue.is_late:
@@ -576,12 +578,15 @@ class BusProtocol:
         front, self.queue = self.queue, registry.new_queue(self, self, self.user)
         self._is_loading = True
         self._pause()
-        transport.queue = self._snapshot = Snapshot(front, packets, self.queue, self, self._snapshot_over)
+        transport.queue = self._snapshot = Snapshot(
+            front, packets, self.queue, self, partial(self._snapshot_over, on_over)
+        )
         self._configure_queue()
         registry.strategies_changed(self)
         registry.touch(self)
 
-    def _snapshot_over(self) -> None:
+    def _snapshot_over(self, on_over: Callable[[], None]) -> None:
+        on_over()
         self._snapshot = None
         self._is_loading = False
         if self.transport is not None:

@@ -113,8 +113,10 @@ class Requests:
         if self._last_values is None or self._dialect.is_secret(pattern):
             client.reply(controls.LAST_DONE, pattern)
         else:
+            if not client.user.may_hold(self._last_values.snapshot_memory):
+                raise Violation(ViolationReason.USER_MEMORY)
             done = build(CMSG, controls.LAST_DONE, pattern)
-            client.send_snapshot(self._last_values.snapshot(client, pattern, done))
+            client.send_snapshot(*self._last_values.snapshot(client, pattern, done))
         return True
 
     def _may_ask(self, client: Client) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from sbus.flood import QueueLimits
 from sbus.seqpacket.send_buffer import SendBuffer
@@ -108,9 +109,9 @@ def latest(key: bytes) -> Callable[[int], None]:
     def make(start: int) -> None:
         reader = bus.connect(uid=1000)
         reader.stall()
-        reader.send(b"CMSG blocking/soft/latest", b"SUB ")
+        reader.send(b"CMSG blocking/soft/latest", b"SUB %d/" % start)
         for first in range(start, start + ITEMS, 50):
-            publisher.send(*[b"MSG " + key % n + b"\0" for n in range(first, first + 50)])
+            publisher.send(*[b"MSG %d/" % start + key % n + b"\0x" for n in range(first, first + 50)])
             bus.clock.pump([0.0])
 
     return make
@@ -118,7 +119,8 @@ def latest(key: bytes) -> Callable[[int], None]:
 
 def snapshots() -> Callable[[int], None]:
     """Snapshots that nobody reads, of values that are replaced each time."""
-    kept = Bus(limits=bus.registry.limits, last_values=(LastValueRule(b""),))
+    limits = replace(bus.registry.limits, queue_messages=1)  # what comes after a snapshot does not count
+    kept = Bus(limits=limits, last_values=(LastValueRule(b""),))
     bus.registry = kept.registry
     publisher = kept.connect(uid=1000)
 
