@@ -40,7 +40,7 @@ from __future__ import annotations
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
-from sbus.flood import Loss, Outcome, SendQueue
+from sbus.flood import Loss, Outcome, SendQueue, Verdict
 from sbus.flood.budget import CopyBalance
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
@@ -59,6 +59,7 @@ from sbus.server.turns import (
     FULL_SOCKET,
     KEPT,
     REFUSED,
+    REPLACED,
     SENDING,
     TURN_BUDGET,
     Turns,
@@ -66,6 +67,7 @@ from sbus.server.turns import (
 
 __all__ = ["Delivery"]
 
+_REPLACE = Verdict.REPLACE
 _CATCHES = 16
 """Late receivers that one run catches up with because too much waits for them; more, if it has many receivers."""
 
@@ -178,7 +180,10 @@ class Delivery:
                     continue
                 work_left = balance.work_left
             if queue.is_congested:
-                balance.work_left, balance = work_left - FULL_SOCKET, None
+                spent = FULL_SOCKET
+                if queue.settings.soft.always is _REPLACE:
+                    spent += count // REPLACED
+                balance.work_left, balance = work_left - spent, None
                 try:
                     outcome = queue.enqueue(packets, queue.can_block and self._may_block(receiver, publisher))
                     if outcome is not None:
@@ -324,7 +329,7 @@ class Delivery:
         if not may_block and self._late.postpone(receiver, queue, packets, total_size(packets), beyond):
             return True
         if queue.is_late:
-            self._catches_left -= 1
+            self._catches_left -= 1 if queue.settings.soft.always is not _REPLACE else _CATCHES // 4
             self.work += self._late.catch_up(receiver, queue)
         return False
 
@@ -362,7 +367,8 @@ class Delivery:
         except Exception:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
-        return FULL_SOCKET + sent // copies + waiting // DECIDED + max(0, queue.messages - kept) // KEPT
+        decided = REPLACED if queue.settings.soft.always is _REPLACE else DECIDED
+        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // KEPT
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

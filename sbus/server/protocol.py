@@ -56,6 +56,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from twisted.internet import error
@@ -79,7 +80,16 @@ from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import BUNDLED_COPIES, COPIES, PACKET, REORDERED, REPLY, SENDING, subscription_work
+from sbus.server.turns import (
+    BUNDLED_COPIES,
+    COPIES,
+    PACKET,
+    REORDERED,
+    REPLY,
+    SENDING,
+    VAIN_READ,
+    subscription_work,
+)
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -197,9 +207,10 @@ class BusProtocol:
         transport.queue = self.queue
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep
+        transport.on_vain_read = self._pay_vain_reads
         self.user.charge_memory(CLIENT_MEMORY)
-        self._buffer = START
-        self._registry.memory.add_buffer(self.user)
+        self._buffer = START + transport.partial_limit()
+        self._registry.memory.add_buffer(self.user, self._buffer)
         self.connectionMade()
 
     def connectionMade(self) -> None:
@@ -399,6 +410,12 @@ class BusProtocol:
         self.user.charge_memory(-self._kept)
         self._kept = 0
 
+    def _pay_vain_reads(self, count: int) -> None:
+        """Pay for reads that have completed no packet."""
+        self.user.work_left -= VAIN_READ * count
+        if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
+            self._wait_for_turn(False)
+
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""
         self._is_blocked = True
@@ -549,10 +566,11 @@ class BusProtocol:
         settings = self.settings
         self.queue.configure(settings if self._snapshot is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
 
-    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+    def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         """See `sbus.server.interfaces.Client`."""
         registry, transport = self._registry, self.transport
         if transport is None or self._write_closed:
+            on_over()
             return
         registry.flush()
         if self.queue.is_late:
@@ -560,12 +578,15 @@ class BusProtocol:
         front, self.queue = self.queue, registry.new_queue(self, self, self.user)
         self._is_loading = True
         self._pause()
-        transport.queue = self._snapshot = Snapshot(front, packets, self.queue, self, self._snapshot_over)
+        transport.queue = self._snapshot = Snapshot(
+            front, packets, self.queue, self, partial(self._snapshot_over, on_over)
+        )
         self._configure_queue()
         registry.strategies_changed(self)
         registry.touch(self)
 
-    def _snapshot_over(self) -> None:
+    def _snapshot_over(self, on_over: Callable[[], None]) -> None:
+        on_over()
         self._snapshot = None
         self._is_loading = False
         if self.transport is not None:

@@ -57,10 +57,12 @@ __all__ = [
     "PACKET",
     "REFUSED",
     "REORDERED",
+    "REPLACED",
     "REPLY",
     "SENDING",
     "SUBSCRIPTION",
     "TURN_BUDGET",
+    "VAIN_READ",
     "Balance",
     "Turns",
     "subscription_work",
@@ -84,6 +86,8 @@ KEPT = 32
 """Messages that are put into a backlog for one unit of work."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
+REPLACED = 2
+"""Messages for a receiver of the newest ones only that are put in their places for one unit of work."""
 REFUSED = 12
 """The price of finding out that a socket is full."""
 CONNECTION = 50
@@ -100,6 +104,8 @@ REORDERED = 3
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
+VAIN_READ = 30
+"""The price of a read of a stream that completes no packet; its bytes may have come one by one."""
 
 _ALONE = 16
 """Turns in a row without a batch of another user after which turns are long."""

@@ -906,7 +906,7 @@ class Listening(PacketReactorBuilder):
 
     @in_reactor
     async def test_many_connect_at_once(self):
-        """If as many clients connect at once as the backlog holds, each is accepted, and what they have sent is read."""
+        """If as many clients connect at once as the backlog holds, all are accepted, and what they sent is read."""
         path = f"{self.path}/socket"
         accepted = []
         enough: Deferred[None] = Deferred()
