@@ -326,7 +326,7 @@ class JournalWriter:
         if step > _EPOCH_STEP and self.next_seq:
             self._begin_epoch(first)
         elif _CLOCK_TOLERANCE < abs(step) <= _EPOCH_STEP and self.next_seq:
-            self._put_step(self._last_time, step, self._epoch)
+            self._put_step(max(first, self._last_time), step, self._epoch)
         self._offset = offset  # smaller steps are the slewing of NTP; large ones back show in the times of rows
 
     def _put_step(self, time: int, step: int, epoch: int) -> None:
