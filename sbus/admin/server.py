@@ -40,6 +40,8 @@ MOST_OTHERS = 16
 """Connections at one time of users who may not ask everything."""
 MOST_BODY = 4096
 """Bytes in the body of a request."""
+_REST = 1.0
+"""Seconds without accepting after the kernel had no descriptors or memory left."""
 _IDLE = 10.0
 _ACCEPTED = 16
 
@@ -97,6 +99,7 @@ class AdminService(Service):
         self._pages = pages
         self._running: dict[Any, IDelayedCall] = {}
         self._open: dict[Any, bool] = {}
+        self._rest: IDelayedCall | None = None
         self.longest_slice = 0.0
         site: Any = Site(None, requestFactory=_Request, timeout=_IDLE, reactor=IReactorTime(reactor))
         self.site = site
@@ -113,6 +116,8 @@ class AdminService(Service):
         """Close the socket and all connections."""
         super().stopService()
         self._reactor.removeReader(self)
+        if self._rest is not None and self._rest.active():
+            self._rest.cancel()
         self._bound.close()
         for protocol in tuple(self._open):
             protocol.abortConnection()
@@ -137,7 +142,13 @@ class AdminService(Service):
         for _ in range(_ACCEPTED):
             try:
                 sock, _address = self._bound.sock.accept()
-            except OSError:
+            except BlockingIOError:
+                return
+            except OSError as e:
+                # Without free descriptors the socket stays readable: look again later.
+                self._log.error("the admin socket cannot accept: {why}: raise ulimit -n", why=e.strerror)
+                self._reactor.removeReader(self)
+                self._rest = self._reactor.callLater(_REST, self._reactor.addReader, self)
                 return
             with sock:
                 self._accepted(sock)

@@ -11,7 +11,6 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.admin.access import Access, parse_group
-from sbus.admin.server import AdminService
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.service import MultiService
@@ -455,6 +454,7 @@ def makeService(options: Options) -> IService:
     service = bus if recorder is None else RecordedBus(bus, recorder)
     service.setServiceParent(parent)
     if admin is not None:
+        from sbus.admin.server import AdminService  # imports twisted.web and prometheus_client
         from sbus.server.admin_pages import pages
 
         AdminService(reactor, admin, options.access, pages(bus.registry)).setServiceParent(parent)

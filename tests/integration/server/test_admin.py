@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,8 +150,12 @@ def test_other_users(tmp_path: Path) -> None:
         "s.sendall(b'GET %b HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' % sys.argv[3].encode())\n"
         "print(s.makefile('rb').read().split()[1].decode())\n"
     )
-    with running_bus(admin="/tmp/sbus-admin-test.sock", metrics_group=64000, reuse=True):
+    directory = Path(tempfile.mkdtemp(prefix="sbus-admin-"))
+    directory.chmod(0o755)
+    path = str(directory / "admin")
+    with running_bus(admin=path, metrics_group=64000, reuse=True):
         for gid, what, status in ((64000, "/metrics", "200"), (64000, "/v1/status", "403"), (64001, "/metrics", "403")):
-            command = [sys.executable, "-I", "-S", "-c", program, "/tmp/sbus-admin-test.sock", str(gid), what]
+            command = [sys.executable, "-I", "-S", "-c", program, path, str(gid), what]
             answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
             assert answer.stdout.strip() == status, answer.stderr
+    directory.rmdir()
