@@ -91,9 +91,9 @@ def _patterns(me: Attacker, prefix: bytes) -> None:
 
 
 def _watched(me: Attacker, key: bytes) -> None:
-    for _ in range(_WATCHERS):
+    for first in range(0, _WATCHERS * _KEYS, _KEYS):
         sock = me.connect()
-        for number in range(_KEYS):
+        for number in range(first, first + _KEYS):
             me.send_patiently(sock, b"CMSG interest/on\0" + key % (os.getpid(), number))
             receive(sock)
         me.count(_KEYS)
