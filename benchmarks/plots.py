@@ -42,6 +42,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
     files = []
     with pyplot.rc_context(style):
         for name, picture in (
+            ("summary", _summary),
             ("throughput", _throughput),
             ("cpu", _cpu),
             ("growth", _growth),
@@ -61,6 +62,24 @@ def _color(server: str) -> str:
 
 
 # --- bars -----------------------------------------------------------------------------------------
+
+
+def _summary(results: Results, pyplot: Any) -> Any:
+    """Draw one bar for each server: the first workload, as fast as its clients can send."""
+    case = f"{MATRIX[0].name}/pipelined"
+    medians = {server: results.median(server, case, "per_second") for server in results.servers if server != BASE}
+    found = sorted(((value, server) for server, value in medians.items() if value is not None and server in SERVERS))
+    found = [(value, server) for value, server in found if SERVERS[server].runs]
+    if not found:
+        return None
+    whole, panel = pyplot.subplots(figsize=(6.8, 0.6 + 0.28 * len(found)))
+    for place, (value, server) in enumerate(found):
+        panel.barh(place, value / 1e6, 0.7, color=_color(server))
+        panel.text(value / 1e6, place, f" {value / 1e6:.2f}", va="center")
+    panel.set_yticks(range(len(found)), [title_of(server) for _, server in found])
+    panel.set_xlabel("million messages delivered a second, one publisher, one subscriber, 64 bytes")
+    whole.tight_layout()
+    return whole
 
 
 def _throughput(results: Results, pyplot: Any) -> Any:

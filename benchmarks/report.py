@@ -327,8 +327,8 @@ def notes(results: Results) -> str:
         "",
     ]
     if not about.get("whole", True) or load > QUIET:
-        why = "of a quick run" if not about.get("whole", True) else "of a machine that did other things too"
-        lines += [".. warning::", f"   These figures are {why}. They say that the suite works, and little else.", ""]
+        why = "This was a quick run" if not about.get("whole", True) else "Other programs ran on the machine meanwhile"
+        lines += [".. note::", f"   {why}: compare the ratios rather than the numbers.", ""]
     if results.failures:
         lines += ["Runs that failed and count for nothing:", ""]
         for record in results.failures:

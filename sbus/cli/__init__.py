@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
+from sbus.cli import quick
 from sbus.distribution import check_installation
 from sbus.errors import UsageError
 
@@ -21,6 +23,8 @@ def run() -> None:
         check_installation()
     except UsageError as e:
         sys.exit(f"sbus: {e}")
+    if quick.publish(sys.argv[1:], os.environ):
+        return
     from sbus.cli.main import main
 
     if is_default:

@@ -13,10 +13,10 @@ import click
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
 from sbus.cli.output import Nothing
-from sbus.errors import ConnectionLost, Disconnected, NobodyListens, SbusError, TimedOut, UsageError
+from sbus.errors import CloseReason, ConnectionLost, Disconnected, NobodyListens, SbusError, TimedOut, UsageError
 from sbus.version import __version__
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "fail", "main"]
 
 _MODULES = {
     "pub": "sbus.cli.pub",
@@ -56,20 +56,27 @@ class _Main(LazyGroup):
             _end_by(signal.SIGINT)
         except BrokenPipeError:
             _end_by(signal.SIGPIPE)
-        except TimedOut as e:
-            raise _Failure(str(e), 124) from None
-        except UsageError as e:
-            raise _Failure(str(e), 2) from None
-        except Disconnected as e:
-            has_reason = isinstance(e, ConnectionLost) and e.reason is not None
-            advice = ": it may have stopped, or it may have disconnected this client; its log says which"
-            raise _Failure(f"{e}{'' if has_reason else advice}", 1) from None
-        except (NobodyListens, Nothing) as e:
-            raise _Failure(str(e), 3) from None
         except SbusError as e:
-            raise _Failure(str(e), 1) from None
+            raise _Failure(*_explain(e)) from None
         except OSError as e:
             raise _output_failed(e) from None
+
+
+def _explain(error: SbusError) -> tuple[str, int]:
+    """Return the line and the exit status for an error."""
+    match error:
+        case TimedOut():
+            return str(error), 124
+        case UsageError():
+            return str(error), 2
+        case ConnectionLost(reason=CloseReason()):
+            return str(error), 1
+        case Disconnected():
+            return f"{error}: it may have stopped, or it may have disconnected this client; its log says which", 1
+        case NobodyListens() | Nothing():
+            return str(error), 3
+        case _:
+            return str(error), 1
 
 
 def _end_by(number: int) -> NoReturn:
@@ -150,3 +157,11 @@ def main() -> None:
         failure = _output_failed(e)
         failure.show()
         sys.exit(failure.exit_code)
+
+
+def fail(error: SbusError) -> NoReturn:
+    """End the command as if it had raised this error."""
+    _open_standard_streams()
+    failure = _Failure(*_explain(error))
+    failure.show()
+    sys.exit(failure.exit_code)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from sbus.cli.types import Size
 from sbus.client.blocking import Bus, connect
 from sbus.client.connecting import find_address
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
@@ -96,11 +97,11 @@ def connection_options(command: F) -> F:
         ),
         click.option(
             "--max-packet",
-            type=click.IntRange(min=64),
-            metavar="BYTES",
+            type=Size(64),
+            metavar="SIZE",
             expose_value=False,
             callback=_store,
-            help=f"Longest packet, as set on the server.  [default: {DEFAULT_MAX_PACKET}]",
+            help=f"Longest packet, as set on the server, such as 1M.  [default: {DEFAULT_MAX_PACKET}]",
         ),
     )
     for option in reversed(options):

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from sbus.daemon.values import duration
+from sbus.daemon.values import duration, size
 from sbus.errors import UsageError
 from sbus.journal import clock
 
-__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Speed", "Time"]
+__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Size", "Speed", "Time"]
 
 BYTES = os.fsencode
 """A key, a pattern or a payload: the argument byte for byte, whatever its encoding."""
@@ -52,6 +52,31 @@ class _TimeLimit(Duration):
 
 
 SECONDS = _TimeLimit()
+
+
+class Size(click.ParamType[int]):
+    """A size such as ``65536``, ``512K`` or ``1MiB``, as bytes.
+
+    :param minimum: the smallest size to accept, in bytes.
+    """
+
+    name = "size"
+
+    def __init__(self, minimum: int) -> None:
+        self.minimum = minimum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            number = size(self.name)(value)
+        except UsageError:
+            number = 0
+        if number < self.minimum:
+            self.fail(
+                f"{value!r} is not a size of {self.minimum} bytes or more: write it as 65536, 512K or 1M", param, ctx
+            )
+        return number
 
 
 class Time(click.ParamType[datetime]):

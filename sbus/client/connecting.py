@@ -36,6 +36,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from sbus.client import lookup
 from sbus.errors import AddressError, ConnectError
 from sbus.syscalls import addresses
 from sbus.syscalls.sockets import grow_send_buffer
@@ -59,11 +60,6 @@ BACKLOG_RETRY = 0.01
 """Seconds between attempts to connect to a server whose backlog is full."""
 
 
-def _default_addresses(environ: Mapping[str, str] = os.environ) -> list[str]:
-    directory = environ.get("XDG_RUNTIME_DIR")
-    return [*([os.path.join(directory, "sbus.sock")] if directory else []), "/run/sbus.sock", "/run/sbus.socket"]
-
-
 def find_address(address: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return the address of the bus.
 
@@ -77,14 +73,12 @@ def find_address(address: str | os.PathLike[str] | None = None, environ: Mapping
         raise AddressError(f"an address is str or a path, not {type(address).__name__}")
     if address:
         return os.fsdecode(address)
-    if environ.get("SBUS_SOCKET"):
-        return environ["SBUS_SOCKET"]
-    return next((path for path in _default_addresses(environ) if os.path.exists(path)), "/run/sbus.sock")
+    return lookup.find_default(environ)
 
 
 def _others_missing(address: str) -> str:
     """Return the other default addresses, worded to follow a missing one, if `address` is a default and none exists."""
-    others = _default_addresses()
+    others = lookup.default_addresses()
     if address not in others or any(map(os.path.exists, others)):
         return ""
     others.remove(address)

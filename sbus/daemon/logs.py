@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twisted.internet.interfaces import IReactorCore, IReactorFromThreads, IReactorTime
-from twisted.logger import ILogObserver, LegacyLogObserverWrapper, LogEvent, textFileLogObserver
+from twisted.logger import ILogObserver, LegacyLogObserverWrapper, LogEvent
 from twisted.python.log import ILogObserver as ILegacyLogObserver
 from twisted.python.reflect import namedAny
 from zope.interface import implementer
@@ -26,6 +26,7 @@ from zope.interface import implementer
 from sbus.daemon.log_budget import DEFAULT_RATE, LogBudget, json_size, text_size
 from sbus.daemon.log_file import BoundedLogFile
 from sbus.daemon.log_limiter import LogLimiter
+from sbus.daemon.log_text import LEVELS, above, text_log
 from sbus.errors import UsageError
 
 __all__ = ["LogSettings", "configure", "limited", "observer"]
@@ -38,11 +39,13 @@ _SERVER_ALLOWANCE = 1.0
 class LogSettings:
     """The limits of a log.
 
+    :ivar level: the least level of events that are logged.
     :ivar rate: bytes per second that it may grow by.
     :ivar file_bytes: bytes of a log file.
     :ivar files: log files, the current one included.
     """
 
+    level: str = LEVELS[0]
     rate: int = DEFAULT_RATE
     file_bytes: int = 1_000_000
     files: int = 5
@@ -83,7 +86,7 @@ def configure(options: MutableMapping[str, Any], settings: LogSettings) -> LogBu
 
 def observer() -> ILogObserver:
     """Return the observer for ``twistd --logger``."""
-    return limited(_new_log(), _process.budget)
+    return above(_process.settings.level, limited(_new_log(), _process.budget))
 
 
 def limited(log: ILogObserver, budget: LogBudget) -> ILogObserver:
@@ -126,7 +129,7 @@ def _new_log() -> ILogObserver:
     if name == "-" and not options.get("nodaemon"):
         raise SystemExit("Daemons cannot log to stdout: choose another --logfile, or add --nodaemon")
     if name == "-" or (options.get("nodaemon") and not name):
-        return textFileLogObserver(sys.stdout)
+        return text_log(sys.stdout)
     try:
         file = BoundedLogFile(name or "twistd.log", settings.file_bytes, settings.files)
     except OSError as e:

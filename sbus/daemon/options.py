@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from twisted.python import usage
 
 from sbus.daemon.log_budget import LogBudget
+from sbus.daemon.log_text import LEVELS
 from sbus.daemon.logs import LogSettings, configure
 from sbus.daemon.values import amount, choice, duration, mode, size
 from sbus.distribution import check_installation
@@ -33,6 +34,13 @@ class CommandLine(usage.Options):
     log_budget: LogBudget
 
     optParameters: list[list[object]] = [
+        [
+            "log-level",
+            None,
+            _LOG.level,
+            f"Least level of events that are logged: {', '.join(LEVELS)}",
+            choice("log-level", *LEVELS),
+        ],
         [
             "log-rate",
             None,
@@ -63,7 +71,12 @@ class CommandLine(usage.Options):
         try:
             check_installation()
             super().parseOptions(options)  # type: ignore[no-untyped-call]
-            settings = LogSettings(rate=self["log-rate"], file_bytes=self["log-file-bytes"], files=self["log-files"])
+            settings = LogSettings(
+                level=self["log-level"],
+                rate=self["log-rate"],
+                file_bytes=self["log-file-bytes"],
+                files=self["log-files"],
+            )
             self.log_budget = configure({} if self.parent is None else self.parent, settings)
         except (usage.UsageError, UsageError) as e:
             raise SystemExit(f"{self.command}: {e} (see twistd {self.command} --help)") from None

@@ -11,7 +11,8 @@ are the packet transport's.
   packet counted as sent, because its order may change; the transport keeps the other half (`_unsent`) and sends it
   first. It is at most one frame of each connection.
 * *The end waits for it*: a connection that closes, or shuts down writing, sends the rest of the frame first. A
-  connection that is aborted does not; the peer finds an end inside a frame.
+  connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
+  behind the rest of the frame, or not at all.
 * *A read that completes no packet is reported* (`on_vain_read`): a peer that sends single bytes costs a system call for
   each, and no packet shows it to the protocol.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
@@ -111,6 +112,9 @@ class StreamTransport(PacketTransport):
             return self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
+
+    def _is_frame_open(self) -> bool:
+        return bool(self._unsent)
 
     def _queue_sent(self) -> None:
         """Go on as the packet transport does, once the frame that has begun to leave is sent."""

@@ -29,9 +29,9 @@ Reading and writing end separately, as the kernel ends them:
 * *A failed send* (``EPIPE``, ``ECONNRESET``): the queue is discarded at once. Reading goes on to the end of file.
 
 Closing a socket that has unread packets resets the connection: the peer gets ``ECONNRESET`` ahead of packets that wait
-for it. `close_gracefully` avoids that: it sends the last packets past the queue, shuts the socket down both ways, discards what
-the peer has sent (nothing more can come), and closes. The last packets nearly always fit, because the send buffer is
-raised above what it holds; else they are tried until the peer has read, for as long as the caller says.
+for it. `close_gracefully` avoids that: it sends the last packets past the queue, shuts the socket down both ways,
+discards what the peer has sent (nothing more can come), and closes. The last packets nearly always fit, because the
+send buffer is raised above what it holds; else they are tried until the peer has read, for as long as the caller says.
 
 Sending, in numbers: one system call sends up to 64 packets, or 8 bundles made from up to 2048 packets. One flush makes
 at most 16 such rounds, and the rest goes in the next turn of the reactor. A batch that the kernel cut short does not
@@ -102,7 +102,7 @@ _BUNDLES_PER_SEND = 8
 _PACKETS_PER_BUNDLING = 2048
 """Packets taken from the queue at a time to be bundled."""
 _DISCARDED_AT_ONCE = 256
-"""Packets of a dismissed peer that are discarded at a time."""
+"""Packets of a peer that is being disconnected that are discarded at a time."""
 _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
 _NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM)
@@ -736,17 +736,24 @@ class PacketTransport(Connection):
     def _say_farewell(self) -> None:
         """Send the last packets; wait until the socket is writable if they do not fit and there is time."""
         packets = self._farewell or []
-        for _ in range(2 * len(packets)):
+        is_open = True
+        for _ in range(2 * len(packets) + 1):
             try:
-                del packets[: send_packets(self._sock, packets)]
+                del packets[: self._send_batch(packets)]
             except OSError:  # the peer reads no more, or the kernel has no memory
-                packets.clear()
-            if not packets or not make_send_room(self._sock):
+                is_open = False
                 break
-        if packets and self._farewell_timer is not None:
+            is_open = bool(packets) or self._is_frame_open()
+            if not is_open or not make_send_room(self._sock):
+                break
+        if is_open and self._farewell_timer is not None:
             self._watch(WRITE)
         else:
             self._shut_down()
+
+    def _is_frame_open(self) -> bool:
+        """Return whether a packet has left in part."""
+        return False
 
     def _shut_down(self) -> None:
         """Shut the socket down both ways: the peer can read what the kernel holds, and send nothing more."""

@@ -40,10 +40,10 @@ been closed handles no packet more, which bounds the time that the server takes 
 
 .. rubric:: The end
 
-A client that the server disconnects is dismissed (`IPacketTransport.close_gracefully`): its last packets go past the queue, and
-it can still read what the kernel holds for it. The last packets are one receipt for all that waited, if it asked for
-receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the client is in no
-route any more, so the receipt is complete.
+The server disconnects a client gracefully (`IPacketTransport.close_gracefully`): the last packets go past the queue,
+and the client can still read what the kernel holds for it. The last packets are one receipt for all that waited, if the
+client asked for receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the
+client is in no route any more, so the receipt is complete.
 
 .. rubric:: Replies
 
@@ -83,7 +83,6 @@ from sbus.server.stall import StallTimer
 from sbus.server.turns import (
     BUNDLED_COPIES,
     COPIES,
-    CROWD,
     PACKET,
     REORDERED,
     REPLY,
@@ -326,19 +325,23 @@ class BusProtocol:
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
+        user = self.user
         turns = registry.turns
-        if turns.last is not self.user:
-            turns.last, turns.crowd = self.user, CROWD
+        if turns.last is not user:
+            turns.change(user)
         elif turns.crowd:
             turns.crowd -= 1
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
-                if until == total and receivers is not None and self._affordable(receivers, total) == total:
+                # If each copy could be paid for as a plain one, nothing else has to be known of its price.
+                if until == total and receivers is not None and (1 + len(receivers)) * total <= COPIES * user.work_left:
                     at = registry.deliver(packets, receivers, self, True)
-                    self._pay(receivers, total)
+                    delivery = self._delivery
+                    user.work_left -= SENDING + total // COPIES + delivery.work
+                    delivery.work = 0
                     if total >= MIN_READ and self.transport is not None:
-                        limit = FANOUT_BUDGET // (self._delivery.served or 1)
+                        limit = FANOUT_BUDGET // (delivery.served or 1)
                         self.transport.read_limit = max(MIN_READ, min(BATCH, limit))
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
@@ -386,13 +389,10 @@ class BusProtocol:
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""
         delivery = self._delivery
-        served, bundled = delivery.served, delivery.bundled
-        price = (served - bundled) / COPIES + (1 / BUNDLED_COPIES if self.settings.bundles else 1 / COPIES)
-        if bundled:
-            price += bundled / BUNDLED_COPIES
-        self._route, self._price = id(receivers), price
-        self.user.work_left -= int(count * price) + SENDING * (1 + served) + delivery.caught_up
-        delivery.caught_up = 0
+        work = delivery.work + SENDING + count // (BUNDLED_COPIES if self.settings.bundles else COPIES)
+        delivery.work = 0
+        self._route, self._price = id(receivers), work / count
+        self.user.work_left -= work
 
     def _keep(self, packets: list[bytes]) -> None:
         """Charge packets that the transport keeps until they can be handled.
@@ -483,8 +483,8 @@ class BusProtocol:
         if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
         registry.deliver([packet], receivers, self)
-        self.user.work_left -= self._delivery.served * (1 + COPIES * SENDING) // COPIES + self._delivery.caught_up
-        self._delivery.caught_up = 0
+        self.user.work_left -= self._delivery.work
+        self._delivery.work = 0
 
     # --- control messages --------------------------------------------------------------------
 

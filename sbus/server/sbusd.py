@@ -353,19 +353,12 @@ def _serve(
 
 def _log_to_standard_error(budget: LogBudget) -> None:
     """Log warnings and errors, and nothing else, to standard error, as the original."""
-    from twisted.logger import (
-        FilteringLogObserver,
-        LogLevel,
-        LogLevelFilterPredicate,
-        globalLogBeginner,
-        textFileLogObserver,
-    )
+    from twisted.logger import globalLogBeginner
 
+    from sbus.daemon.log_text import above, text_log
     from sbus.daemon.logs import limited
 
-    observer = FilteringLogObserver(
-        limited(textFileLogObserver(sys.stderr), budget), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
-    )
+    observer = above("warn", limited(text_log(sys.stderr), budget))
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
 
 

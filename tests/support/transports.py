@@ -23,7 +23,7 @@ class FramedPeer:
 
     def __init__(self, raw: socket.socket) -> None:
         self.raw = raw
-        self._reader = FrameReader(1 << 20)
+        self._reader = FrameReader(1 << 24)
         self._packets: list[bytes] = []
 
     def send(self, packet: bytes) -> None:

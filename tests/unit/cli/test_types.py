@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import click
 import pytest
 
-from sbus.cli.types import BYTES, SECONDS, Duration, Speed, Time
+from sbus.cli.types import BYTES, SECONDS, Duration, Size, Speed, Time
 from sbus.errors import UsageError
 
 
@@ -67,3 +67,17 @@ def test_impossible_time_limits(text: str) -> None:
 def test_bytes() -> None:
     """A key is the argument byte for byte, in any encoding."""
     assert BYTES("\udcff/é") == b"\xff/\xc3\xa9"
+
+
+@pytest.mark.parametrize(("text", "size"), [("64", 64), ("512K", 1 << 19), ("1MiB", 1 << 20)])
+def test_sizes(text: str, size: int) -> None:
+    """A size is a number of bytes, or a number with a unit."""
+    assert Size(64).convert(text, None, None) == size
+    assert Size(64).convert(size, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["63", "0", "-1", "1.5M", "many", ""])
+def test_impossible_sizes(text: str) -> None:
+    """A size that is too small, or no size at all, is refused."""
+    with pytest.raises(click.BadParameter, match="is not a size of 64 bytes or more: write it as"):
+        Size(64).convert(text, None, None)

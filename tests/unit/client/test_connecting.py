@@ -48,7 +48,7 @@ def test_address_may_be_a_path(tmp_path: Path) -> None:
 def test_both_default_sockets_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an address, the first default socket that exists is the bus; if none does, the error names all."""
     paths = [str(tmp_path / name) for name in ("user.sock", "sbus.sock", "sbus.socket")]
-    monkeypatch.setattr("sbus.client.connecting._default_addresses", lambda *environ: list(paths))
+    monkeypatch.setattr("sbus.client.lookup.default_addresses", lambda *environ: list(paths))
     missing = describe_connect_error(paths[1], OSError(errno.ENOENT, ""))
     assert missing.startswith(f"no bus at {paths[1]}, nor at {paths[0]} or {paths[2]}: No such file")
     assert " nor at " not in describe_connect_error(str(tmp_path / "other"), OSError(errno.ENOENT, ""))

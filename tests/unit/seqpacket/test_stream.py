@@ -104,6 +104,47 @@ def test_the_peer_leaves_in_the_middle_of_a_frame(world):
     assert len(recorder.lost) == 1
 
 
+def test_a_graceful_close_sends_its_last_packets_in_frames(world):
+    """The last packets of a graceful close have their lengths in front, and follow what the kernel holds."""
+    recorder = Recorder()
+    peer = world.connect_stream(recorder)
+    recorder.transport.write(b"before")
+    world.turn()
+    recorder.transport.close_gracefully(lambda: [b"receipt", b"bye"], 1.0, 1 << 20)
+    world.turn(3)
+    assert received(peer) == [b"before", b"receipt", b"bye", b""]
+    assert len(recorder.lost) == 1
+
+
+def test_a_graceful_close_in_the_middle_of_a_frame(world):
+    """The frame that has begun is completed first, as the peer reads; only then the last packets can be told apart."""
+    recorder = Recorder()
+    peer = world.connect_stream(recorder)
+    recorder.transport.try_send([LONG * 4])
+    recorder.transport.close_gracefully(lambda: [b"bye"], 1.0, 1 << 20)
+    got = []
+    for _ in range(50):
+        world.turn()
+        got += received(peer)
+        if got[-1:] == [b""]:
+            break
+    assert got == [LONG * 4, b"bye", b""]
+
+
+def test_a_graceful_close_of_a_peer_that_reads_nothing(world):
+    """If the frame that has begun cannot be completed in time, there are no last packets."""
+    recorder = Recorder()
+    peer = world.connect_stream(recorder)
+    recorder.transport.try_send([LONG * 4])
+    recorder.transport.close_gracefully(lambda: [b"bye"], 1.0, 1 << 20)
+    world.turn(3)
+    assert not recorder.lost
+    world.reactor.advance(1.1)
+    world.turn(3)
+    assert len(recorder.lost) == 1
+    assert received(peer) == [b""]  # nothing whole
+
+
 @pytest.mark.parametrize("part", [b"\x05", frame([b"12345"])[:-1]])
 def test_an_end_inside_a_frame_breaks_the_connection(world, part):
     """The end of the stream inside a frame is a broken connection, not a peer that has finished."""

@@ -1,0 +1,158 @@
+"""The short way of ``sbus pub``: it imports little, and differs in nothing else from the whole command."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sbus.cli import quick
+from sbus.protocol.controls import BYE_ON, WHOAMI
+from sbus.protocol.packets import CMSG, MSG, build
+
+TIMEOUT = 60
+ANSWER = build(CMSG, WHOAMI, b"!/cred/1/2/3")
+
+
+class Server:
+    """A bus that a test plays: it takes one client, and answers or closes."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(address)
+        self.listener.listen()
+        self.listener.settimeout(TIMEOUT)
+
+    def serve(self, reply: bytes) -> list[bytes]:
+        """Return the packets of the next client up to ``whoami``, send the reply, and close."""
+        peer = self.listener.accept()[0]
+        with peer:
+            peer.settimeout(TIMEOUT)
+            received: list[bytes] = []
+            while not received or received[-1] != build(CMSG, WHOAMI):
+                received.append(peer.recv(1 << 20))
+            peer.send(reply)
+        return received
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(str(tmp_path / "bus"))
+    with server.listener:
+        yield server
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which coverage imports nothing."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+
+
+def run(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run ``sbus`` in a process that first runs `before`, and prints its modules at its end."""
+    script = (
+        "import sys, atexit; atexit.register(lambda: print('loaded', *sys.modules));"
+        f"{before}sys.argv = ['sbus', *{arguments!r}]; from sbus.cli import run; run()"
+    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=TIMEOUT)
+
+
+def result_of(call: Callable[[], subprocess.CompletedProcess[str]], server: Server, reply: bytes) -> tuple[object, ...]:
+    """Return what the server receives, without ``bundle/on``, and what the user sees."""
+    heard: list[bytes] = []
+    thread = threading.Thread(target=lambda: heard.extend(server.serve(reply)))
+    thread.start()
+    done = call()
+    thread.join(TIMEOUT)
+    seen = [packet for packet in heard if packet != b"CMSG bundle/on"]
+    return seen, done.returncode, done.stderr, done.stdout.rpartition("loaded ")[0]
+
+
+def test_pub_imports_next_to_nothing(server: Server) -> None:
+    """A plain ``sbus pub`` loads at most 60 modules more than Python itself, none of them a large one."""
+    bare = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, env=environment()
+    )
+    thread = threading.Thread(target=server.serve, args=[ANSWER])
+    thread.start()
+    done = run("-s", server.address, "pub", "a/key", "a payload")
+    thread.join(TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.rpartition("loaded ")[2].split())
+    assert loaded.isdisjoint({"click", "typing", "dataclasses", "inspect", "json", "random", "hashlib", "twisted"})
+    ours = {name for name in loaded if name.startswith("sbus")}
+    assert ours == {
+        *("sbus", "sbus.lazy", "sbus.version", "sbus.errors", "sbus.distribution"),
+        *("sbus.cli", "sbus.cli.quick", "sbus.client", "sbus.client.lookup"),
+    }
+    assert len(loaded - set(bare.stdout.split())) <= 60
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [ANSWER, b"CMSG bye\0violation it broke a rule", b"CMSG bye\0of-the-future and why", b"CMSG other\0"],
+    ids=["answered", "bye", "unknown-bye", "closed"],
+)
+@pytest.mark.parametrize("words", [["a/key", "a payload"], ["a/key"]], ids=["payload", "empty"])
+def test_like_the_whole_command(server: Server, words: list[str], reply: bytes) -> None:
+    """The server receives the same packets but for ``bundle/on``; output and status are the same, also on failure."""
+    arguments = ["--socket", server.address, "pub", *words]
+    slow = "import sbus.cli.quick as q; q.publish = lambda *_: False;"
+    short = result_of(lambda: run(*arguments), server, reply)
+    assert short == result_of(lambda: run(*arguments, before=slow), server, reply)
+    assert short[0] == [build(CMSG, BYE_ON), build(MSG, b"a/key", "".join(words[1:]).encode()), build(CMSG, WHOAMI)]
+    assert short[1] == (0 if reply == ANSWER else 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pub"],
+        ["pub", "a", "b", "c"],
+        ["pub", "a", "-"],
+        ["pub", "a", "-3.5"],
+        ["pub", "--", "a"],
+        ["pub", "--lines", "a"],
+        ["--dialect=early", "pub", "a"],
+        ["pub", "", "b"],
+        ["pub", "!/cred/1/2/3/x"],
+        ["pub", "a", "x" * 70_000],
+        ["pub", "a", "-s"],
+        ["pub", "a", "-s", "--help"],
+        ["-s", "@", "pub", "a"],
+        ["-s", "/dev/fd/3", "pub", "a"],
+        ["-s", "/" * 200, "pub", "a"],
+        ["-s", "/nonexistent/bus", "pub", "a"],
+        ["whoami"],
+        [],
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_everything_else_is_left_to_the_whole_command(server: Server, arguments: list[str]) -> None:
+    """Whatever else the command line says, nothing is sent."""
+    assert quick.publish(arguments, {"SBUS_SOCKET": server.address}) is False
+    server.listener.setblocking(False)
+    try:
+        peer = server.listener.accept()[0]
+    except BlockingIOError:
+        return
+    with peer:
+        assert peer.recv(100) == b""
+
+
+def test_completion_is_left_to_the_whole_command(server: Server) -> None:
+    """The shell's completion runs the command line with a variable set, and nothing is published."""
+    assert quick.publish(["pub", "a"], {"SBUS_SOCKET": server.address, "_SBUS_COMPLETE": "bash_complete"}) is False
+
+
+def test_packets_are_those_of_the_protocol() -> None:
+    """The packets that the module spells out are those that the protocol's table gives."""
+    assert build(CMSG, BYE_ON) == quick._BYE_ON
+    assert build(CMSG, WHOAMI) == quick._WHOAMI
