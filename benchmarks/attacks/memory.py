@@ -2,7 +2,7 @@
 
 The attacking user makes the state, as root and the server's own user may be exempt from limits. It is made twice, and
 the growth of the server's RSS by the second time counts: the first time also fills what Python had kept free. What the
-server counts is known from the documentation: the bytes of patterns, and the bytes of packets.
+server counts are the prices of its account of memory (`sbus.server.memory`), without those of the kernel's part.
 """
 
 from __future__ import annotations
@@ -19,22 +19,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.attacks import kernel
-from benchmarks.attacks.attacker import WHOAMI, Attacker
+from benchmarks.attacks.attacker import WHOAMI, Attacker, receive
 from benchmarks.attacks.measure import Installation, Plan, Record, attack_parts
 from benchmarks.attacks.processes import Swarm
 from benchmarks.attacks.server import Server, serving
 from benchmarks.servers import Failed
+from sbus.flood.orders import FifoBacklog, PriorityBacklog
+from sbus.protocol.keys import CURRENT
+from sbus.server.interest import watch_memory
+from sbus.server.memory import pattern_memory
 
 __all__ = ["KINDS", "Kind", "run"]
 
 _CLIENTS = 450
 """Twice this is below the burst of connections that a user may make."""
 _PATTERNS = 10_000
+_WATCHERS = 6
+_KEYS = 1_000
+_HELD: list[socket.socket] = []
+"""The sockets of this process that stay open until its end."""
 _MESSAGES = 30_000
 _MESSAGE_SIZE = 100
 _SILENT = 100
 _REPLIES = 64
 """Replies that wait for one client, at most, before the server stops reading from it."""
+_CLIENT_IN_PROCESS = 1_800
+"""Bytes of `sbus.server.memory.CLIENT_MEMORY` that are not the kernel's."""
 _TICK = 0.02
 _MARGIN = 5.0
 _QUIET = 0.2
@@ -80,6 +90,17 @@ def _patterns(me: Attacker, prefix: bytes) -> None:
     _keep(me)
 
 
+def _watched(me: Attacker, key: bytes) -> None:
+    for first in range(0, _WATCHERS * _KEYS, _KEYS):
+        sock = me.connect()
+        for number in range(first, first + _KEYS):
+            me.send_patiently(sock, b"CMSG interest/on\0" + key % (os.getpid(), number))
+            receive(sock)
+        me.count(_KEYS)
+        _HELD.append(sock)
+    _keep(me)
+
+
 def _messages(me: Attacker, order: bytes) -> None:
     """Messages that wait in the server; those in the kernel's buffer do not count."""
     key = b"memory/%d" % os.getpid()
@@ -111,16 +132,24 @@ def _replies(me: Attacker, items: int) -> None:
     _keep(me)
 
 
+def _price(pattern: bytes) -> int:
+    return pattern_memory(pattern, b"/", CURRENT.check(pattern))
+
+
 def _kinds() -> Iterator[Kind]:
-    yield Kind("idle client", _clients, 0)
+    yield Kind("idle client", _clients, _CLIENT_IN_PROCESS)
     for title, prefix in (("open pattern", b"memory/pattern/"), ("secret pattern", b"!/cred////memory/")):
-        yield Kind(title, functools.partial(_patterns, prefix=prefix), len(prefix) + 16)
+        yield Kind(title, functools.partial(_patterns, prefix=prefix), _price(prefix + b"%010d/%05d" % (0, 0)))
+    key = b"memory/%d/%05d"
+    yield Kind("watched key", functools.partial(_watched, key=key), watch_memory(key % (10_000, 0), b"/"))
     for order in (b"queue", b"stack", b"random"):
         title = f"queued message, order/{order.decode()}"
-        yield Kind(title, functools.partial(_messages, order=order), _MESSAGE_SIZE)
-    reply = len(WHOAMI) + 1 + len(b"!/cred/12001/12001/10000")
+        backlog = FifoBacklog if order == b"queue" else PriorityBacklog
+        yield Kind(title, functools.partial(_messages, order=order), _MESSAGE_SIZE + backlog.PRICE)
+    reply = len(WHOAMI) + 1 + len(b"!/cred/12001/12001/10000") + FifoBacklog.PRICE
     yield Kind("waiting reply", functools.partial(_replies, items=_REPLIES), reply, in_kernel=False)
-    yield Kind("client that reads none of its replies", functools.partial(_replies, items=1), _REPLIES * reply)
+    unread = _CLIENT_IN_PROCESS + _REPLIES * reply
+    yield Kind("client that reads none of its replies", functools.partial(_replies, items=1), unread)
 
 
 KINDS = tuple(_kinds())

@@ -112,3 +112,17 @@ def test_a_long_packet_is_read_in_large_pieces(pair):
         theirs.sendall(bytes(1000))
         reader.read(sock)
     assert Asked.sizes == [READ_SIZE, LARGEST_READ, LARGEST_READ, LARGEST_READ]
+
+
+def test_reads_that_complete_no_packet_are_counted():
+    """Each read that brings bytes and no packet counts, so that a peer which sends single bytes can be charged."""
+    ours, theirs = socket.socketpair()
+    reader = FrameReader(100)
+    with ours, theirs:
+        for byte in b"\x05\0\0\0MSG ":
+            theirs.sendall(bytes([byte]))
+            assert reader.read(ours) == ([], False)
+        assert reader.vain == 8
+        theirs.sendall(b"\0")
+        assert reader.read(ours) == ([b"MSG \0"], False)
+        assert reader.vain == 8

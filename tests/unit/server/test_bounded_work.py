@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
-from sbus.server.turns import COPIES, PACKET, REORDERED, REPLY, SUBSCRIPTION, TURN_BUDGET, subscription_work
+from sbus.server.turns import (
+    CONTENDED_BUDGET,
+    COPIES,
+    PACKET,
+    REORDERED,
+    REPLY,
+    SUBSCRIPTION,
+    TURN_BUDGET,
+    VAIN_READ,
+    subscription_work,
+)
 from tests.support.buses import Bus, Peer
 
 
@@ -259,3 +269,21 @@ def test_the_order_of_a_long_backlog_has_a_price():
         reader.protocol.user.work_left = TURN_BUDGET
         reader.send(packet)
         assert work <= TURN_BUDGET - reader.protocol.user.work_left <= work + 3 * PACKET
+
+
+def test_reads_of_a_stream_without_a_packet_are_work():
+    """A client whose bytes come one by one spends its user's turn, is not read from, and goes on in the next turn."""
+    bus = Bus()
+    client = bus.connect()
+    user = client.protocol.user
+    user.work_left = CONTENDED_BUDGET
+    report = client.transport.on_vain_read
+    assert report is not None
+    for _ in range(CONTENDED_BUDGET // VAIN_READ):
+        report(1)
+        assert not client.protocol.is_paused
+    report(1)
+    assert client.protocol.is_paused
+    client.send(b"CMSG !/cred/whoami")
+    assert len(client.take()) == 1
+    assert not client.protocol.is_paused

@@ -75,6 +75,19 @@ def test_patterns_that_do_not_match(pattern):
     assert notices(watcher) == [(b"a/b", 0)]
 
 
+def test_a_long_key_has_a_price_and_its_memory():
+    """Watching a key of 1,024 segments is work and memory for each of them, and the end gives the memory back."""
+    bus = Bus()
+    watcher = bus.connect()
+    user = watcher.protocol.user
+    for request in (b"CMSG interest/on\0", b"CMSG interest/off\0"):
+        user.work_left, memory = TURN_BUDGET, user.memory
+        watcher.transport.deliver(request + b"/" * 1023)
+        assert TURN_BUDGET - user.work_left > 400
+        assert abs(user.memory - memory) > 400_000
+    assert user.memory < 100_000
+
+
 def test_a_subscriber_that_reconnects_does_not_flap():
     """Within 100 ms of the end of a subscription another one keeps the answer, whatever its pattern."""
     bus = Bus()

@@ -103,6 +103,26 @@ def test_many_patterns_for_a_slow_reader():
     assert len(picture.patterns) == 5000
 
 
+def test_patterns_that_come_and_go_do_not_pile_up():
+    """A pattern that has gone before a listener learnt of it is not kept for the listener, however slowly it reads."""
+    bus = Bus()
+    root, one = bus.connect(uid=0), bus.connect()
+    root.stall()
+    root.send(ASK)
+    for number in range(0, 2_000, 10):
+        one.send(*(verb + b"gone/%d" % n for n in range(number, number + 10) for verb in (b"SUB ", b"UNSUB ")))
+        bus.settle()
+    (listener,) = bus.registry._pattern_lists._listeners.values()
+    assert len(listener.agenda) <= 200
+    root.drain()
+    picture = Picture(root)
+    for _ in range(40):
+        bus.settle()
+        picture.update()
+    assert picture.is_complete
+    assert picture.patterns == set()
+
+
 class World(RuleBasedStateMachine):
     """Clients subscribe, observe and leave, and listeners come, stall and read."""
 
