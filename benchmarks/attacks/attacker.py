@@ -81,7 +81,17 @@ class Attacker:
 
         :raises OSError: if the server refuses, or leaves either undone for `timeout` seconds.
         """
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return self._connect(socket.SOCK_SEQPACKET, self.address, packets, timeout)
+
+    def connect_stream(self, timeout: float = _TIMEOUT) -> socket.socket:
+        """Connect to the server's stream socket.
+
+        :raises OSError: as `connect`.
+        """
+        return self._connect(socket.SOCK_STREAM, f"{self.address}-stream", (), timeout)
+
+    def _connect(self, kind: int, address: str, packets: Iterable[bytes], timeout: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, kind)
         try:
             # With these, connect(2) waits for room in the server's backlog for a bounded time; a non-blocking
             # socket would fail at once.
@@ -89,7 +99,7 @@ class Attacker:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST_PACKET)
-            sock.connect(self.address)
+            sock.connect(address)
             for packet in packets:
                 sock.send(packet)
         except BaseException:

@@ -34,12 +34,14 @@ class Attack:
     :ivar title: the action of the attacking user.
     :ivar parts: one function for each process.
     :ivar server_files: descriptors that the server may have, if not as usual.
+    :ivar server_options: more options of ``twistd sbus``.
     """
 
     name: str
     title: str
     parts: tuple[Part, ...]
     server_files: int | None = None
+    server_options: tuple[str, ...] = ()
 
 
 # --- connections ----------------------------------------------------------------------------------
@@ -228,6 +230,138 @@ def bundle_flips(me: Attacker) -> None:
         me.count(32)
 
 
+# --- extensions -----------------------------------------------------------------------------------
+
+
+def bye_storm(me: Attacker) -> None:
+    """Ask for byes, leave a message unread, break the protocol, and never read why the server disconnects."""
+    held: collections.deque[socket.socket] = collections.deque(maxlen=500)
+    me.ready()
+    while me.running():
+        held.append(me.connect(b"CMSG bye/on", b"CMSG receipts/on", b"SUB bye", b"MSG bye\0", b"JUNK"))
+        me.count()
+
+
+def receipt_flips(me: Attacker) -> None:
+    """Choose receipts on and off for 20 silent readers that lose messages all the time."""
+    receivers = [me.connect(b"CMSG blocking/soft/discard", _EVERYTHING) for _ in range(20)]
+    me.ready()
+    for choice in itertools.cycle((b"CMSG receipts/on", b"CMSG receipts/off")):
+        if not me.running():
+            return
+        _send_to_all(me, receivers, choice)
+
+
+def flood_keys(me: Attacker) -> None:
+    """Publish to 20,000 keys in turn, in bundles."""
+    sock, _ = me.connect_bundling()
+    me.ready()
+    for number in itertools.count(step=500):
+        if not me.running():
+            return
+        me.send_patiently(sock, bundle(b"MSG many/%d\0" % ((number + i) % 20_000) for i in range(500)))
+        me.count(500)
+
+
+def watchers(me: Attacker) -> None:
+    """Watch 1,024 keys on each of 8 clients, and read nothing."""
+    held = []
+    for _ in range(8):
+        sock, limit = me.connect_bundling()
+        size = max(1, limit // 64)
+        for first in range(0, 1_024, size):
+            keys = range(first, min(first + size, 1_024))
+            me.send_patiently(sock, bundle(b"CMSG interest/on\0watched/%d" % key for key in keys))
+        held.append(sock)
+    me.ready()
+    while me.running():
+        select.select([], [], [], 0.1)
+
+
+def interest_churn(me: Attacker) -> None:
+    """Subscribe to patterns that match watched keys, and end these subscriptions, in bundles."""
+    sock, limit = me.connect_bundling(b"CMSG blocking/soft/discard")
+    me.ready()
+    for number in itertools.count():
+        if not me.running():
+            return
+        pattern = b"watched/%d*" % (number % 1_000)
+        packet, count = filled([b"SUB " + pattern, b"UNSUB " + pattern], min(limit, 4_000))
+        me.send_patiently(sock, packet)
+        me.count(count)
+
+
+def watch_flips(me: Attacker) -> None:
+    """Watch a key of 1,024 segments and stop watching it, in bundles whose answers are read."""
+    sock, _ = me.connect_bundling()
+    key = b"/" * 1_023
+    packet, count = filled([b"CMSG interest/on\0" + key, b"CMSG interest/off\0" + key], 60_000)
+    me.ready()
+    while me.running():
+        me.send_patiently(sock, packet)
+        me.count(count)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock.recv(LARGEST_PACKET, _DONTWAIT)
+
+
+def probes(me: Attacker) -> None:
+    """Ask about a key that 1,000 clients are subscribed to."""
+    sock, _ = me.connect_bundling()
+    packet, count = filled([b"CMSG probe\0k"], 1_000)
+    me.ready()
+    while me.running():
+        me.send_patiently(sock, packet)
+        receive(sock)
+        me.count(count)
+
+
+def snapshots(me: Attacker) -> None:
+    """Ask for all last values on 500 clients that never read."""
+    me.hold(500, b"CMSG last\0")
+
+
+def replace_values(me: Attacker) -> None:
+    """Replace 10,000 last values again and again."""
+    sock, _ = me.connect_bundling()
+    me.ready()
+    for number in itertools.count(step=40):
+        if not me.running():
+            return
+        packets = (b"MSG last/%d\0" % ((number + i) % 10_000) + bytes(1_000) for i in range(40))
+        me.send_patiently(sock, bundle(packets))
+        me.count(40)
+
+
+def stream_halves(me: Attacker) -> None:
+    """Hold 500 stream clients, each with nearly all of a maximal frame sent."""
+    held = []
+    frame = LARGEST_PACKET.to_bytes(4, "little") + bytes(LARGEST_PACKET - 1)
+    for _ in range(500):
+        if not me.running():
+            return
+        sock = me.connect_stream()
+        held.append(sock)
+        with contextlib.suppress(BlockingIOError):
+            sock.sendall(frame)
+        me.count()
+    me.ready()
+    while me.running():
+        select.select([], [], [], 0.1)
+
+
+def stream_drips(me: Attacker) -> None:
+    """Send single bytes of a maximal frame on 500 stream clients."""
+    held = []
+    for _ in range(500):
+        sock = me.connect_stream()
+        sock.send(LARGEST_PACKET.to_bytes(4, "little"))
+        held.append(sock)
+    me.ready()
+    while me.running():
+        _send_to_all(me, held, b"x")
+
+
 # --- silent readers -------------------------------------------------------------------------------
 
 
@@ -271,6 +405,8 @@ _MODES: dict[str, tuple[bytes, ...]] = {
     "error": (b"blocking/soft/error",),
     "stack": (b"blocking/soft/queue", b"blocking/hard/discard", b"order/stack"),
     "random": (b"blocking/soft/queue", b"blocking/hard/discard", b"order/random"),
+    "latest": (b"blocking/soft/latest",),
+    "receipts": (b"receipts/on", b"blocking/soft/discard"),
 }
 
 
@@ -303,7 +439,29 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack("stopped", "1,000 sockets on the empty pattern, never read", (stopped, flood))
     yield Attack("idle", "15,000 idle clients", (idle,))
     yield Attack("descriptors", "all 1,024 descriptors of the server", (descriptors,), server_files=1_024)
+    yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
+    yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
+    yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
+    yield Attack("interest-churn", "8,192 watched keys, and patterns that come and go", (watchers, interest_churn))
+    yield Attack("watch-flips", "watch a key of 1,024 segments, and stop", (watch_flips,))
+    yield Attack("probes", "probes of a key with 1,000 subscribers", (_subscribers, probes))
+    yield Attack(
+        "snapshots",
+        "500 unread snapshots of last values that are replaced",
+        (snapshots, replace_values),
+        server_options=_KEEP_LAST,
+    )
+    yield Attack("stream-halves", "500 half-sent maximal frames", (stream_halves,), server_options=_STREAM)
+    yield Attack("stream-drips", "single bytes to 500 stream clients", (stream_drips,), server_options=_STREAM)
     yield Attack("max-packets", "maximal packets to 20 silent readers", (_silent(20), max_packets))
+
+
+_KEEP_LAST = ("--last-value=last/",)
+_STREAM = ("--stream=door={address}-stream,mode=0777",)
+
+
+def _latest(me: Attacker) -> None:
+    me.hold(20, b"CMSG blocking/soft/latest", _EVERYTHING)
 
 
 def _churn(pattern: bytes) -> Part:
@@ -316,7 +474,8 @@ def _subscribers(me: Attacker) -> None:
 
 def _with_all(attacks: list[Attack]) -> dict[str, Attack]:
     together = tuple(part for attack in attacks for part in attack.parts)
-    return {attack.name: attack for attack in (*attacks, Attack(ALL, "all at once", together))}
+    everything = Attack(ALL, "all at once", together, server_options=_KEEP_LAST + _STREAM)
+    return {attack.name: attack for attack in (*attacks, everything)}
 
 
 ATTACKS = _with_all(list(_catalogue()))

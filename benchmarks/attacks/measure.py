@@ -118,9 +118,8 @@ def run(installation: Installation, attack: Attack, plan: Plan) -> Record:
     """Measure one attack on one server; the record has an ``error`` if there are no figures of all phases."""
     record: Record = {"attack": attack.name, "server": installation.name, "processes": len(attack.parts)}
     try:
-        with serving(
-            installation.command, installation.options, pure=installation.pure, files=attack.server_files
-        ) as server:
+        options = (*installation.options, *attack.server_options)
+        with serving(installation.command, options, pure=installation.pure, files=attack.server_files) as server:
             _measure(server, attack, plan, record)
     except (Failed, OSError) as e:  # /proc has nothing about a server that is gone
         record["error"] = str(e)

@@ -113,7 +113,7 @@ def serving(
     """Start a server in a temporary directory, with a socket for every user; kill it at the end if it still runs.
 
     :param command: the twistd to start.
-    :param options: more options of ``twistd sbus``.
+    :param options: more options of ``twistd sbus``; ``{address}`` in them stands for the server's address.
     :param pure: run without the compiled helpers.
     :param files: the descriptors that it may have, if not as many as this process.
     :raises Failed: if it does not start.
@@ -128,9 +128,10 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="sbus-attacks-") as folder:
         os.chmod(folder, 0o711)
         address, log = f"{folder}/bus", Path(folder, "log")
+        own = [option.replace("{address}", address) for option in options]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, "-n", "--pidfile=", "sbus", f"--socket={address}", "--mode=0777", *options],
+                [*command, "-n", "--pidfile=", "sbus", f"--socket={address}", "--mode=0777", *own],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

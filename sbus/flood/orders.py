@@ -123,7 +123,7 @@ class FifoBacklog:
     def since(self, place: int) -> Iterator[tuple[int, bytes | Receipt]]:
         """Return the packets from a place on, each with its place."""
         at = max(place - self._base, self._front)
-        return enumerate(islice(self._packets, at, None), self._base + at)
+        return enumerate(self._packets[at:], self._base + at)  # islice would step over all that stands before
 
     def __getitem__(self, place: int) -> Any:
         return self._packets[place - self._base]

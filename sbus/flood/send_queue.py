@@ -24,7 +24,8 @@ finds the receivers changed in its middle.
 
 For a receiver with receipts, each drop is noted at its place (`sbus.flood.receipts`). A receiver with
 ``blocking/soft/latest`` has an index of the keys that wait (`sbus.flood.latest`), and a message of such a key takes the
-place of the one that waits.
+place of the one that waits. Of messages that come together and all have room, the newest of each key is left before
+that: to look each of them up takes five times as long.
 
 .. rubric:: Invariants
 
@@ -291,6 +292,11 @@ class SendQueue:
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK if blocks else None
+            if soft is Verdict.REPLACE and not self._lacks_room(len(packets), size):
+                newest = {packet[: packet.find(b"\0") + 1]: packet for packet in packets}
+                self.conflated += len(packets) - len(newest)
+                self._conflated += len(packets) - len(newest)
+                packets = list(newest.values())
             if soft is Verdict.DROP:
                 self._lose(len(packets), size, LossReason.DISCARD)
                 return self._outcome(None, None)
@@ -385,9 +391,13 @@ class SendQueue:
         backlog = self._backlog
         if not isinstance(backlog, FifoBacklog) or not self.settings.order.arrival:
             return False
-        if self._keys is None:
-            self._keys = KeyIndex(backlog)
-        place = self._keys.find(packet)
+        keys = self._keys
+        if keys is None:
+            keys = self._keys = KeyIndex(backlog)
+        before = keys.memory
+        place = keys.find(packet)
+        if keys.memory != before:
+            self._charge(keys.memory - before)
         if place is None:
             return False
         more = len(packet) - len(backlog[place])
@@ -543,7 +553,7 @@ class SendQueue:
         if isinstance(self._backlog, FifoBacklog) and self._backlog.marks:
             for receipt in self._backlog.remove_marks():
                 self._put_first(receipt)
-            self._keys = None
+            self._forget_keys()
 
     def _stamp(self, taken: list[bytes]) -> None:
         """Make the packets of the receipts among those taken."""
@@ -727,14 +737,20 @@ class SendQueue:
             self._relax()
         self.owner.on_drained(has_room, is_empty)
 
+    def _forget_keys(self) -> None:
+        if self._keys is not None:
+            self._charge(-self._keys.memory)
+            self._keys = None
+
     def _relax(self) -> None:
-        self._charge(-self.memory)  # also for replies that were discarded
         self._collect()
+        self._keys = None
+        self._charge(-self.memory)  # also for replies that were discarded, and for the index of keys
         if self.is_held:
-            self._backlog, self._keys = self._new_backlog(iter(())), None
+            self._backlog = self._new_backlog(iter(()))
             self._price = self._backlog.PRICE
             return
-        self._backlog = self._keys = None
+        self._backlog = None
         self._price = 0
         self.is_congested = False
         self._user.remove_queue()
@@ -743,7 +759,7 @@ class SendQueue:
         if not self._is_arranged:
             self._is_arranged = True
             self._collect()
-            self._keys = None
+            self._forget_keys()
             backlog = self._backlog = self._new_backlog(iter(backlog))
             self._charge((backlog.PRICE - self._price) * len(backlog))
             self._price = backlog.PRICE

@@ -27,6 +27,7 @@ __all__ = [
     "parse",
     "to_datetime",
     "to_seconds",
+    "uptime",
 ]
 
 SECOND = 1_000_000
@@ -45,6 +46,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def now() -> int:
     """Return the current time in µs since the epoch."""
     return _time.time_ns() // 1000
+
+
+def uptime() -> int:
+    """Return the µs that have passed since the machine was started.
+
+    It cannot be set, and goes on while the machine sleeps (``CLOCK_BOOTTIME``, :manpage:`clock_gettime(2)`).
+    """
+    return _time.clock_gettime_ns(_time.CLOCK_BOOTTIME) // 1000
 
 
 def from_seconds(seconds: float) -> int:

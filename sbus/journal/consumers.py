@@ -3,16 +3,19 @@
 Retention deletes no row that a consumer still needs.
 
 A *consumer* is a program that moves rows elsewhere, such as ``sbus spark archive``. It has a name, and a file
-``consumers/NAME.json`` in the directory of the journal, with the number of the first row that it still needs.
+``consumers/NAME.json`` in the directory of the journal, with the number of the first row that it still needs. If rows
+go to a place with an identity, such as a lake, the file has that identity too.
 
 Invariants:
 
 * A number is never larger than what the consumer has reached: retention that reads a file while it is written, or after
   a crash in the middle, may keep more than it must, but deletes nothing that is needed. `advance` ignores a number that
   is smaller than the one in the file.
+* A name belongs to the identity that first used it: another one is refused, because the number of one lake would let
+  retention delete rows that the other lacks. A file without an identity, of an older version, is taken over.
 * `advance` works on a full disk once the file exists: only the progress of a consumer allows retention to free that
-  disk. Therefore the file has the same length for every number. `disk.replace` needs space for a second file; if there
-  is none, `_overwrite` writes the digits in place.
+  disk. Therefore the file has the same length for every number, as long as the identity is the same. `disk.replace`
+  needs space for a second file; if there is none, `_overwrite` writes the digits in place.
 * Without any consumer, retention deletes nothing unless it is forced to.
 """
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 
@@ -27,7 +31,7 @@ from sbus.errors import JournalError, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import read_object
 
-__all__ = ["advance", "consumers"]
+__all__ = ["advance", "check_consumer", "consumers"]
 
 _DIRECTORY = "consumers"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -60,7 +64,34 @@ def _read_next_seq(path: str) -> int:
     return next_seq
 
 
-def advance(directory: str | os.PathLike[str], name: str, next_seq: int) -> None:
+def check_consumer(directory: str | os.PathLike[str], name: str, identity: str, place: str = "") -> None:
+    """Check that a consumer may use a name.
+
+    :param identity: what the rows go to: the ID of a lake.
+    :param place: where that is, for the error.
+    :raises UsageError: if the name has characters that it may not have.
+    :raises JournalError: if the name belongs to another identity, with the remedy.
+    """
+    path = _path(directory, name)
+    try:
+        owner = read_object(path).get("identity")
+    except (FileNotFoundError, JournalError):
+        return
+    if isinstance(owner, str) and owner != identity:
+        raise JournalError(
+            f"{os.fspath(directory)}: the consumer {name!r} is another lake ({owner}), not {place or identity}: with "
+            "one name, retention would delete rows that one of the two lacks; choose another name (--consumer=NAME), "
+            f"or remove {path} if that lake is gone for good"
+        )
+
+
+def _path(directory: str | os.PathLike[str], name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is no name for a consumer: use letters, digits, '_', '-' and '.'")
+    return os.path.join(directory, _DIRECTORY, f"{name}.json")
+
+
+def advance(directory: str | os.PathLike[str], name: str, next_seq: int, *, identity: str | None = None) -> None:
     """Record that a consumer needs no row before `next_seq`.
 
     A number that is not larger than the recorded one changes nothing.
@@ -68,23 +99,31 @@ def advance(directory: str | os.PathLike[str], name: str, next_seq: int) -> None
     If the consumer's file exists, this works on a full disk too.
 
     :param name: the name of the consumer: letters, digits, ``_``, ``-`` and ``.``.
+    :param identity: the identity of what the rows go to; None: the consumer has none.
     :raises UsageError: if the name has other characters, or begins with a dot.
+    :raises JournalError: if the name belongs to another identity.
     :raises OSError: if the file cannot be written; the number from before still stands.
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a consumer: use letters, digits, '_', '-' and '.'")
-    home = os.path.join(directory, _DIRECTORY)
-    path = os.path.join(home, f"{name}.json")
+    path = _path(directory, name)
+    home = os.path.dirname(path)
+    owner = None
+    if identity is not None:
+        check_consumer(directory, name, identity)
     try:
-        if _read_next_seq(path) >= next_seq:
-            return
+        owner = read_object(path).get("identity")
+        if (recorded := _read_next_seq(path)) >= next_seq:
+            if identity in (None, owner):
+                return
+            next_seq = recorded
     except (FileNotFoundError, JournalError):
         pass
+    identity = identity or owner
     if not os.path.isdir(home):
         os.makedirs(home, exist_ok=True)
         os.chmod(home, _DIRECTORY_MODE)
         disk.sync_directory(os.fspath(directory))
-    data = b'{"next": %*d}\n' % (_DIGITS, next_seq)
+    tail = f', "identity": {json.dumps(identity)}' if identity else ""
+    data = b'{"next": %*d%s}\n' % (_DIGITS, next_seq, tail.encode())
     try:
         disk.replace(path, data, _FILE_MODE)
     except OSError as e:

@@ -22,15 +22,32 @@ import struct
 import zlib
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from sbus.errors import JournalError
 from sbus.journal.layout import INDEX, Segment
 from sbus.journal.schema import KINDS, Kind
 
-__all__ = ["BATCH", "HEAD", "RECORD_SIZE", "SYNC", "Index", "Record", "last_sync", "parse_records", "read_index"]
+__all__ = [
+    "BATCH",
+    "HEAD",
+    "RECORD_SIZE",
+    "REPAIR",
+    "SYNC",
+    "Index",
+    "Record",
+    "last_sync",
+    "parse_records",
+    "read_index",
+    "read_record",
+]
 
 _FORMAT = struct.Struct("<4sIQQQIIqqII")
 RECORD_SIZE = _FORMAT.size
 """Bytes in a record."""
+
+REPAIR = "restore it from a copy, or run 'sbus journal repair', which says what is lost"
+"""The remedy for damage, as the end of an error."""
 
 HEAD, BATCH, SYNC = b"head", b"rows", b"sync"
 
@@ -116,15 +133,13 @@ def read_index(segment: Segment) -> Index:
     records = parse_records(data)
     if segment.closed and (len(data) % RECORD_SIZE or not (records and (end := records[-1]) and end.type == SYNC)):
         # The records after the last whole sync record were synced too. Ignoring them would hide the loss.
-        raise JournalError(
-            f"{segment.path(INDEX)}: it does not end like the index of a closed segment: restore it from a copy"
-        )
+        raise JournalError(f"{segment.path(INDEX)}: it does not end like the index of a closed segment: {REPAIR}")
     while records and not ((last := records[-1]) and last.type == SYNC):
         records.pop()
     if not records:
         return Index(None, [], None)
     if any(record is None for record in records):
-        raise JournalError(f"{segment.path(INDEX)}: a record in it is damaged: restore it from a copy")
+        raise JournalError(f"{segment.path(INDEX)}: a record in it is damaged: {REPAIR}")
     whole = [record for record in records if record is not None]
     return Index(whole[0], [record for record in whole if record.type == BATCH], whole[-1])
 
@@ -149,3 +164,20 @@ def last_sync(segment: Segment) -> Record | None:
             end = start
             length *= 4
     return None
+
+
+def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
+    """Return the bytes that a record stands for.
+
+    :raises JournalError: if they are missing or damaged.
+    """
+    if record.end > file.size():
+        raise JournalError(f"{path}: it ends at byte {file.size()}, before the rows do: {REPAIR}")
+    file.seek(record.start)
+    data = file.read_buffer(record.end - record.start)
+    if zlib.crc32(data) != record.crc:
+        raise JournalError(
+            f"{path}: the bytes {record.start} to {record.end} are damaged "
+            f"({record.rows} rows from {record.first_seq}): {REPAIR}"
+        )
+    return data

@@ -1,6 +1,7 @@
 """The files of a journal, and what their names and ``journal.json`` state.
 
-The names alone give the order of the segments, and the first row and the time of each: `list_segments` opens no file.
+The names alone give the order of the segments, and the first row of each with its time and its epoch: `list_segments`
+opens no file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LOCK = "lock"
 ARROWS, INDEX, SUMMARY = ".arrows", ".idx", ".json"
 """The suffixes of the three files of a segment. Only a closed segment has a summary."""
 
-_BASE = re.compile(r"(\d{16})-(\d{16})")
+_BASE = re.compile(r"(\d{16})-(\d{16})(?:-(\d{4,16}))?")
 
 
 class Segment(NamedTuple):
@@ -44,17 +45,21 @@ class Segment(NamedTuple):
     :ivar first_seq: the number of the first row, whether or not readers may see that row yet.
     :ivar first_time: the time of the first row, in µs since the epoch.
     :ivar closed: whether the segment is closed; a closed segment never changes.
+    :ivar epoch: the number of the epoch of its times. Within an epoch times never fall; those of two epochs cannot be
+        compared.
     """
 
     directory: str
     first_seq: int
     first_time: int
     closed: bool
+    epoch: int = 0
 
     @property
     def name(self) -> str:
         """The name of the files, without a suffix."""
-        return f"{self.first_seq:016}-{self.first_time:016}"
+        name = f"{self.first_seq:016}-{self.first_time:016}"
+        return f"{name}-{self.epoch:04}" if self.epoch else name
 
     def path(self, suffix: str = ARROWS) -> str:
         """Return the path of one of the files."""
@@ -64,7 +69,7 @@ class Segment(NamedTuple):
     def named(cls, directory: str, name: str, *, closed: bool) -> Segment | None:
         """Return the segment with this name, or None if no segment can have it."""
         match = _BASE.fullmatch(name)
-        return cls(directory, int(match[1]), int(match[2]), closed) if match else None
+        return cls(directory, int(match[1]), int(match[2]), closed, int(match[3] or 0)) if match else None
 
 
 def list_segments(directory: str) -> list[Segment]:

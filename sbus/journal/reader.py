@@ -13,7 +13,7 @@ read the files. Invariants:
   visible is lost.
 * Only the newest segment can be open. Everything in the segments before it was synced before it was begun.
 * Every batch is checked against its CRC-32 before its rows are handed out. A damaged batch is an error that names the
-  rows; it is never skipped.
+  rows, or, for a reader that asks for it, one row of the kind ``damaged`` in place of those rows.
 * A segment that retention deletes in the meantime is an error that says so, unless it was mapped already.
 
 A program that follows a journal asks for its segments again and again, so `JournalReader.segments` lists the directory
@@ -27,17 +27,16 @@ import bisect
 import glob
 import os
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal.index import Index, Record, last_sync, read_index
-from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, is_journal, list_segments, read_identity
-from sbus.journal.schema import FORMAT, FORMATS, Format, decode, read_header
+from sbus.journal.layout import Segment, is_journal, list_segments, read_identity
+from sbus.journal.salvage import salvage_index
+from sbus.journal.slices import Slice, load, raise_missing, read
 from sbus.journal.summary import Summary, read_summary
 
 __all__ = ["JournalReader", "Slice", "find_journals", "read"]
@@ -65,52 +64,22 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A part of one segment, for `read` in this process or another.
-
-    :ivar segment: the segment.
-    :ivar journal_id: the ID of its journal.
-    :ivar start_seq: the number of the first row.
-    :ivar end_seq: the number behind the last row.
-    :ivar min_time: batches that end before this time are left out, in µs since the epoch; None: no limit.
-    :ivar max_time: batches that begin after this time are left out; None: no limit.
-    :ivar kinds: rows of other kinds are left out; None: all kinds.
-    """
-
-    segment: Segment
-    journal_id: str
-    start_seq: int
-    end_seq: int
-    min_time: int | None = None
-    max_time: int | None = None
-    kinds: frozenset[str] | None = None
-
-    def may_need(self, batch: Record) -> bool:
-        """Return whether a batch may hold rows of this slice."""
-        return (
-            batch.next_seq > self.start_seq
-            and batch.first_seq < self.end_seq
-            and (self.min_time is None or batch.max_time >= self.min_time)
-            and (self.max_time is None or batch.min_time <= self.max_time)
-            and (self.kinds is None or batch.kind in self.kinds)
-        )
-
-
 class JournalReader:
     """Finds rows in one journal.
 
     :param directory: the directory of the journal.
+    :param skip_damaged: whether damage is no error: see `Slice.skip_damaged`.
     :ivar directory: its absolute path.
     :ivar id: the ID of the journal, 32 hexadecimal digits.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
         """
         :raises JournalError: if there is no journal, or this package cannot read its format.
         """
         self.directory = os.path.abspath(directory)
         self.id = read_identity(self.directory).id
+        self._skip_damaged = skip_damaged
         self._listed: list[Segment] = []
         self._listed_at = -1  # the mtime of the directory when it was listed, in ns; -1: not to be trusted
 
@@ -150,7 +119,7 @@ class JournalReader:
             except FileNotFoundError:  # retention keeps the newest segment, so there must be a newer one by now
                 segments = self.segments()
                 if segments and segments[-1] == newest:
-                    _raise_missing(newest)
+                    raise_missing(newest)
             else:
                 # If the newest segment has no sync record yet, everything before it is visible.
                 return segments, sync.next_seq if sync else newest.first_seq
@@ -171,21 +140,26 @@ class JournalReader:
     def seq_at_time(self, moment: int) -> int:
         """Return the number of the first row at or after a time; else `end`.
 
+        All rows before it are earlier. If the clock was set back, rows behind it may be earlier too.
+
         :param moment: the time, in µs since the epoch.
         """
         segments, end = self._visible()
-        following = bisect.bisect_left(segments, moment, key=lambda segment: segment.first_time)
-        if following:
-            segment = segments[following - 1]
-            for batch in _load(segment, read_index).batches:
-                if batch.max_time >= moment:
-                    return self._seq_in(segment, batch, moment)
-        return segments[following].first_seq if following < len(segments) else end
+        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+            if segment.first_time >= moment:
+                return min(segment.first_seq, end)
+            if not following or following.epoch != segment.epoch or following.first_time >= moment:
+                for batch in self._index(segment).batches:
+                    if batch.max_time >= moment:
+                        return self._seq_in(segment, batch, moment)
+        return end
 
     def _seq_in(self, segment: Segment, batch: Record, moment: int) -> int:
         if batch.min_time >= moment:
             return batch.first_seq
-        rows = next(read(Slice(segment, self.id, batch.first_seq, batch.next_seq), ["time"]))
+        rows = next(
+            read(Slice(segment, self.id, batch.first_seq, batch.next_seq, skip_damaged=self._skip_damaged), ["time"])
+        )
         return batch.first_seq + bisect.bisect_left(rows.column(0).cast(pa.int64()).to_pylist(), moment)
 
     def plan(
@@ -220,9 +194,8 @@ class JournalReader:
         segments, end = self._visible_from(start_seq)
         if end_seq > end:
             raise JournalError(f"{self.directory}: row {end_seq - 1} is not there yet: the last one is {end - 1}")
-        whole = Slice(
-            segments[0], self.id, start_seq, end_seq, min_time, max_time, None if kinds is None else frozenset(kinds)
-        )
+        only = None if kinds is None else frozenset(kinds)
+        whole = Slice(segments[0], self.id, start_seq, end_seq, min_time, max_time, only, self._skip_damaged)
         slices: list[Slice] = []
         first = bisect.bisect_right(segments, start_seq, key=_first_seq) - 1
         behind = bisect.bisect_left(segments, end_seq, key=_first_seq)
@@ -231,8 +204,13 @@ class JournalReader:
             if (
                 ends > segment.first_seq
                 and (max_time is None or segment.first_time <= max_time)
-                and (min_time is None or not following or following.first_time >= min_time)
-                and not (wanted and segment.closed and not wanted(_load(segment, read_summary)))
+                and (
+                    min_time is None
+                    or not following
+                    or following.epoch != segment.epoch
+                    or following.first_time >= min_time
+                )
+                and not (wanted and segment.closed and not self._is_wanted(segment, wanted))
             ):
                 part = replace(
                     whole,
@@ -243,9 +221,22 @@ class JournalReader:
                 slices += [part] if split_bytes is None else self._split(part, split_bytes)
         return slices
 
+    def _index(self, segment: Segment) -> Index:
+        if self._skip_damaged:
+            return load(segment, lambda segment: salvage_index(segment, self.id))
+        return load(segment, read_index)
+
+    def _is_wanted(self, segment: Segment, wanted: Callable[[Summary], bool]) -> bool:
+        try:
+            return wanted(load(segment, read_summary))
+        except JournalError:
+            if not self._skip_damaged:
+                raise
+            return True
+
     def _split(self, part: Slice, size: int) -> Iterator[Slice]:
         start_seq, start = part.start_seq, None
-        for batch in _load(part.segment, read_index).batches:
+        for batch in self._index(part.segment).batches:
             if not part.may_need(batch):
                 continue
             if start is None:
@@ -276,7 +267,7 @@ class JournalReader:
         left = max_bytes
         first = bisect.bisect_right(segments, start_seq, key=_first_seq) - 1
         for segment in segments[max(first, 0) :]:
-            for batch in _load(segment, read_index).batches:
+            for batch in self._index(segment).batches:
                 if batch.next_seq <= start_seq:
                     continue
                 if batch.first_seq >= end:
@@ -289,87 +280,3 @@ class JournalReader:
 
 def _first_seq(segment: Segment) -> int:
     return segment.first_seq
-
-
-_T = TypeVar("_T")
-
-
-def _load(segment: Segment, load: Callable[[Segment], _T]) -> _T:
-    """Call `load`; raise a `JournalError` if the segment is gone."""
-    try:
-        return load(segment)
-    except FileNotFoundError:
-        _raise_missing(segment)
-
-
-def _raise_missing(segment: Segment) -> NoReturn:
-    """Raise the error that says why a segment, or a file of it, is no longer there."""
-    segments = list_segments(segment.directory)
-    if not segments or segment.first_seq < segments[0].first_seq:
-        raise JournalError(f"{segment.path()}: was deleted by retention: it began with row {segment.first_seq}")
-    suffixes = (ARROWS, INDEX, SUMMARY) if segment.closed else (ARROWS, INDEX)
-    missing = next((path for path in map(segment.path, suffixes) if not os.path.exists(path)), segment.path())
-    raise JournalError(f"{missing}: it is missing: restore it from a copy")
-
-
-def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a slice, batch by batch, from a memory map: nothing is copied.
-
-    :param columns: the names of the columns to return, in this order; None: all (`sbus.journal.schema.COLUMNS`).
-    :param index: the index of the segment, if the caller has it; it needs only the batches of this slice.
-    :raises JournalError: if the segment is missing, damaged, or has another schema or journal.
-    """
-    path = part.segment.path(ARROWS)
-    if index is None:
-        index = _load(part.segment, read_index)
-    try:
-        file = pa.memory_map(path)
-    except FileNotFoundError:
-        _raise_missing(part.segment)
-    with file:
-        format_ = _check_header(path, file, index, part.journal_id)
-        next_seq = part.start_seq
-        for batch in index.batches:
-            if batch.next_seq <= part.start_seq or batch.first_seq >= part.end_seq:
-                continue
-            if batch.first_seq > next_seq:
-                break
-            next_seq = batch.next_seq
-            if part.may_need(batch):
-                rows = decode(_read_record(path, file, batch), part.journal_id, columns, format_)
-                start = max(part.start_seq - batch.first_seq, 0)
-                yield rows.slice(start, min(part.end_seq, batch.next_seq) - batch.first_seq - start)
-    if next_seq < part.end_seq:
-        raise JournalError(f"{path}: row {next_seq} is missing in it: restore it from a copy")
-
-
-def _check_header(path: str, file: pa.MemoryMappedFile, index: Index, journal_id: str) -> Format:
-    """Return the format of a segment.
-
-    :raises JournalError: if this package cannot read it, or its schema is not that of the journal.
-    """
-    if not index.header:
-        return FORMATS[FORMAT]
-    format_, stated = read_header(_read_record(path, file, index.header), path)
-    expected = format_.schema(journal_id)
-    if not stated.equals(expected, check_metadata=True):
-        theirs, ours = (s.to_string(show_schema_metadata=True) for s in (stated, expected))
-        raise JournalError(f"{path}: a segment of another schema or journal: it has {theirs!r}, not {ours!r}")
-    return format_
-
-
-def _read_record(path: str, file: pa.MemoryMappedFile, record: Record) -> pa.Buffer:
-    """Return the bytes that a record stands for.
-
-    :raises JournalError: if they are missing or damaged.
-    """
-    if record.end > file.size():
-        raise JournalError(f"{path}: it ends at byte {file.size()}, before the rows do: restore it from a copy")
-    file.seek(record.start)
-    data = file.read_buffer(record.end - record.start)
-    if zlib.crc32(data) != record.crc:
-        raise JournalError(
-            f"{path}: the bytes {record.start} to {record.end} are damaged "
-            f"({record.rows} rows from {record.first_seq}): restore it from a copy"
-        )
-    return data

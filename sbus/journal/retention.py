@@ -10,6 +10,9 @@ Retention takes no locks; it runs beside the writer and the readers. Invariants:
 * Of each segment the ``.arrows`` is removed first, and that removal is synced before the index and the summary go. A
   power cut can then leave an index or a summary alone, which readers ignore and the writer removes; never rows without
   an index.
+* The age of a row is the time that has really passed since then, as far as the journal shows it. Times of two epochs
+  cannot be compared, so `_ages` adds up the epochs one by one; the step between two of them counts as no time. A clock
+  that was wrong therefore makes segments look younger than they are, by at most the time of which nothing was recorded.
 * A reader that has opened a segment reads it to the end, because the kernel keeps the content of an open file.
 """
 
@@ -59,7 +62,7 @@ def retain(
     directory = os.path.abspath(directory)
     read_identity(directory)
     segments = list_segments(directory)
-    count = _count_due(segments, keep_bytes, None if keep_days is None else clock() - int(keep_days * DAY))
+    count = _count_due(segments, keep_bytes, None if keep_days is None else int(keep_days * DAY), clock)
     due = segments[: min(count, _count_removable(segments))]
     needed_seq, reason = (None, "") if force or not due else _first_needed(directory)
     doomed: list[Segment] = []
@@ -87,15 +90,17 @@ def _count_removable(segments: list[Segment]) -> int:
     return 0
 
 
-def _count_due(segments: list[Segment], keep_bytes: int | None, oldest: int | None) -> int:
+def _count_due(
+    segments: list[Segment], keep_bytes: int | None, keep_micros: int | None, clock: Callable[[], int]
+) -> int:
     """Count the segments beyond the limits.
 
-    :param oldest: the earliest time that a row may have, in µs since the epoch.
+    :param keep_micros: the greatest age of a row, in µs.
     """
     count = 0
-    if oldest is not None:
-        # No row of a segment is later than the first row of the next one.
-        count = sum(following.first_time < oldest for following in segments[1:])
+    if keep_micros is not None:
+        # All rows of a segment were recorded before the first row of the next one.
+        count = sum(age > keep_micros for age in _ages(segments, clock())[1:])
     if keep_bytes is not None:
         sizes = [_size(segment) for segment in segments]
         total = sum(sizes)
@@ -105,6 +110,36 @@ def _count_due(segments: list[Segment], keep_bytes: int | None, oldest: int | No
             over += 1
         count = max(count, over)
     return count
+
+
+def _ages(segments: list[Segment], time: int) -> list[int]:
+    """Return how long ago the first row of each segment was recorded, in µs.
+
+    :param time: the time now, in µs since the epoch.
+    """
+    ages: list[int] = []
+    after = 0  # since the first row of the following epoch
+    ended, came_back_to = time, time  # the last time of the epoch, and the first of the following one
+    following: Segment | None = None
+    for segment in reversed(segments):
+        if following is not None and following.epoch != segment.epoch:
+            after = ages[-1]
+            ended, came_back_to = _last_time(segment), following.first_time
+        passed = max(ended - segment.first_time, 0)
+        if came_back_to > segment.first_time:
+            # The clock came back to this time, so anything beyond it was wrong.
+            passed = min(passed, came_back_to - segment.first_time)
+        ages.append(after + passed)
+        following = segment
+    return ages[::-1]
+
+
+def _last_time(segment: Segment) -> int:
+    try:
+        sync = last_sync(segment)
+    except FileNotFoundError:
+        sync = None
+    return sync.max_time if sync else segment.first_time
 
 
 def _size(segment: Segment) -> int:

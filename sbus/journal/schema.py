@@ -22,6 +22,7 @@ summary (`sbus.journal.summary`) do not depend on the columns and are the same i
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,7 @@ __all__ = [
     "Column",
     "Format",
     "Kind",
+    "damaged_row",
     "decode",
     "encode",
     "find_format",
@@ -55,7 +57,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Kind(enum.StrEnum):
-    """What a row stands for: a message, or a gap."""
+    """What a row stands for: a message, a gap, or a step of the clock."""
 
     MESSAGE = "message"  # a message of the bus
     START = "start"  # recording started
@@ -63,13 +65,15 @@ class Kind(enum.StrEnum):
     RECONNECT = "reconnect"  # the connection to the bus was lost, and is back
     FULL = "full"  # the disk could not be written for a time: it was full, or failed
     LOST = "lost"  # the bus dropped messages for the recorder
+    CLOCK = "clock"  # the clock was set: the times of the rows before and behind this one are not comparable
+    DAMAGED = "damaged"  # rows that were recorded, and that the disk has damaged; one row stands for all of them
 
 
 KINDS = tuple(Kind)
 """Every kind, at the index that it has in the dictionary."""
 
-GAPS = frozenset(KINDS) - {Kind.MESSAGE}
-"""The kinds of gaps: messages may be missing before such a row."""
+GAPS = frozenset(KINDS) - {Kind.MESSAGE, Kind.CLOCK}
+"""The kinds of gaps: messages may be missing before such a row, and of `Kind.DAMAGED` in its place."""
 
 _NAMES = pa.dictionary(pa.int8(), pa.utf8())
 _TIME = pa.timestamp("us", tz="UTC")
@@ -92,19 +96,26 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("journal", _NAMES, pa.int8(), "the ID of the journal, 32 hexadecimal digits: the same in every row"),
-    Column("seq", pa.int64(), pa.int64(), "the number of the row in its journal: from 0, without holes, gaps included"),
+    Column(
+        "seq",
+        pa.int64(),
+        pa.int64(),
+        "the number of the row in its journal: from 0, without holes, gaps included; a ``damaged`` row has the "
+        "first of the numbers that it stands for",
+    ),
     Column(
         "time",
         _TIME,
         _TIME,
-        "when the recorder received the message, or when the gap ended; if the clock was set back, the time of the row "
-        "before: the time never goes back",
+        "when the recorder received the message, or when the gap ended, by the clock of that moment; it never "
+        "goes back within an epoch, and a ``clock`` row begins a new epoch; the order of rows is ``seq``",
     ),
     Column(
         "kind",
         _NAMES,
         pa.int8(),
-        "``message``, or the kind of a gap: ``start``, ``stop``, ``reconnect``, ``full``, ``lost``",
+        "``message``, or the kind of a gap: ``start``, ``stop``, ``reconnect``, ``full``, ``lost``, ``damaged``; "
+        "or ``clock``",
     ),
     Column("key", pa.binary(), pa.binary(), "the key of a message; empty for a gap"),
     Column(
@@ -112,7 +123,7 @@ COLUMNS = (
         pa.binary(),
         pa.binary(),
         "the payload of a message; for ``lost``, the receipt of the bus: ``<messages> <bytes> <total> <why>``; for "
-        "other gaps, a JSON object",
+        "other gaps and for ``clock``, a JSON object",
     ),
 )
 """The columns of a journal, in their order."""
@@ -186,17 +197,18 @@ class Format:
 
 
 def _with_todays_kinds(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Lift rows of format 1, which has no ``lost``: the indices of the other kinds are the same."""
+    """Lift rows of a format with fewer kinds: the indices of those that it has are the same."""
     kinds = pa.DictionaryArray.from_arrays(rows.column("kind").indices, pa.array(KINDS, pa.utf8()))
     return rows.set_column(rows.schema.get_field_index("kind"), rows.schema.field("kind"), kinds)
 
 
-FORMAT = 2
+FORMAT = 3
 """The newest format, which this package writes."""
 
 FORMATS = {
     1: Format(1, COLUMNS, tuple(map(str, KINDS[:5])), _with_todays_kinds),
-    2: Format(2, COLUMNS, tuple(map(str, KINDS))),
+    2: Format(2, COLUMNS, tuple(map(str, KINDS[:6])), _with_todays_kinds),
+    3: Format(3, COLUMNS, tuple(map(str, KINDS))),
 }
 """Every format that this package can read, by its version."""
 
@@ -293,3 +305,19 @@ def decode(
     if columns is not None:
         wanted = pa.schema([wanted.field(name) for name in columns], metadata=wanted.metadata)
     return pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
+
+
+def damaged_row(
+    journal_id: str, first_seq: int, rows: int, time: int, reason: str, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Return the row of the kind ``damaged`` that readers get in place of rows that cannot be read.
+
+    :param first_seq: the number of the first of these rows.
+    :param rows: their number.
+    :param time: the time of the first of them, or of a row before it, in µs since the epoch.
+    :param reason: what is wrong, in words.
+    :param columns: the names of the columns to return, in this order; None: all.
+    """
+    details = {"rows": rows, "last": first_seq + rows - 1, "reason": reason}
+    data = encode(Kind.DAMAGED, first_seq, time, [b""], [json.dumps(details).encode()])
+    return decode(data, journal_id, columns)

@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from sbus.errors import JournalError
 from sbus.journal.consumers import consumers
-from sbus.journal.index import Index, read_index
+from sbus.journal.index import REPAIR, Index, read_index
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
 from sbus.journal.reader import Slice, read
 from sbus.journal.schema import END_OF_STREAM, Kind
 from sbus.journal.summary import Summary, key_range, read_summary
 
-__all__ = ["Verified", "verify"]
+__all__ = ["Verified", "problems_of", "verify"]
 
 
 class Verified(NamedTuple):
@@ -52,11 +52,11 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
     except JournalError as e:
         report(str(e))
     segments = list_segments(os.fspath(directory))
-    next_seq, time = None, 0
+    next_seq, time, epoch = None, 0, 0
     for segment, after in zip_longest(segments, segments[1:]):
         if next_seq is not None and segment.first_seq != next_seq:
             report(f"{segment.path()}: it begins with row {segment.first_seq}, but row {next_seq} should follow")
-        if segment.first_time < time:
+        if segment.epoch == epoch and segment.first_time < time:
             report(f"{segment.path()}: it begins before the end of the segment before it")
         # A segment without rows, which its writer failed to remove, does no harm: the next begins with the same row.
         if not segment.closed and after and after.first_seq != segment.first_seq:
@@ -69,13 +69,23 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
         except FileNotFoundError as e:
             # Retention removes the .arrows first. If it is there, something else removed the other file.
             if os.path.exists(segment.path()):
-                report(f"{e.filename}: it is missing: restore it from a copy")
+                report(f"{e.filename}: it is missing: {REPAIR}")
             next_seq = None
             continue
         except JournalError as e:
             check.problems.append(str(e))
         yield Verified(segment, check.rows, check.problems)
-        next_seq, time = check.next_seq, check.last_time
+        next_seq, time, epoch = check.next_seq, check.last_time, segment.epoch
+
+
+def problems_of(segment: Segment, journal_id: str) -> list[str]:
+    """Return what is wrong with one segment, a sentence each."""
+    check = _Check(segment, journal_id)
+    try:
+        check()
+    except (FileNotFoundError, JournalError) as e:
+        check.problems.append(str(e))
+    return check.problems
 
 
 class _Check:
@@ -124,6 +134,11 @@ class _Check:
             if record.first_seq != seq:
                 self._problem(INDEX, f"a batch begins with row {record.first_seq}, but row {seq} should follow")
             seq = record.next_seq
+            if record.kind is Kind.DAMAGED:
+                self.rows += record.rows
+                self._kinds[record.kind] += record.rows
+                self.last_time = max(self.last_time, record.max_time)
+                continue
             try:
                 part = Slice(self._segment, self._journal_id, record.first_seq, record.next_seq)
                 (batch,) = read(part, index=index._replace(batches=[record]))

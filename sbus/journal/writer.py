@@ -6,7 +6,10 @@ What it promises, after a crash of the process as well as after a power cut:
 * No reader sees a row before it is synced.
 * Numbers of rows have no holes, and no number is used twice. So a journal whose newest segment no longer states where
   it ends is refused, and not continued with a guess.
-* Times never fall: if the clock was set back, rows get the time of the row before until the clock has caught up.
+* Within an epoch times never fall. If the clock was set back by at most 60 s, rows get the time of the row before
+  until the clock has caught up. A step of more than 60 s begins a new epoch: a new segment, whose first row is of the
+  kind ``clock``. So a clock that was wrong once spoils the times of that while, and no later ones. The order of rows is
+  their number. A step of more than a second has such a row too, within its epoch.
 * An `OSError` leaves the journal as it was before the call, and the same call may be made again. No call retries by
   itself; the recorder does (`sbus.recorder.writer_thread`).
 
@@ -19,6 +22,11 @@ the disk has failed in a way that leaves the current segment in doubt (`SegmentW
 that segment, closes it, and goes on in a new one. If the disk has lost rows that were appended but not synced, a gap of
 the kind ``full`` states how many; until that row is written it is owed (`_pending_gap`), and comes before all others.
 
+How steps are noticed: a row that is more than 60 s earlier than the one before it shows a step back, also one that was
+made while no recorder ran. Steps forward, and small ones, show when the clock is compared with the time since the
+machine was started (`sbus.journal.clock.uptime`); this is done with each append. A row that waited for the disk may be
+older than a step, so a step forward is noted with the first row that is younger.
+
 One writer at a time holds the file ``lock`` with flock(2), which the kernel releases however the process ends. A
 journal of an older format keeps its segments; ``journal.json`` names the newest format before the first segment of that
 format is written, so that an older version of this package refuses the journal as a whole.
@@ -26,6 +34,7 @@ format is written, so that an older version of this package refuses the journal 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -33,13 +42,13 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple, Self
 
 from sbus.errors import JournalError, JournalLocked
 from sbus.journal import disk
-from sbus.journal.clock import SECOND, from_seconds, now, to_seconds
+from sbus.journal.clock import SECOND, from_seconds, now, to_seconds, uptime
 from sbus.journal.index import last_sync
 from sbus.journal.layout import (
     ARROWS,
@@ -56,12 +65,14 @@ from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.summary import read_summary
 
-__all__ = ["JournalWriter"]
+__all__ = ["JournalWriter", "locked"]
 
 _log = logging.getLogger("sbus.journal")
 
 _CLOCK_TOLERANCE = 1 * SECOND
-"""How far the clock may go back without a warning, in µs."""
+"""How far the clock may step without a warning and a row, in µs: NTP slews smaller differences."""
+_EPOCH_STEP = 60 * SECOND
+"""How far the clock may step without beginning a new epoch, in µs."""
 
 
 class JournalWriter:
@@ -86,6 +97,7 @@ class JournalWriter:
         segment_seconds: float,
         file_mode: int,
         clock: Callable[[], int],
+        elapsed: Callable[[], int] | None,
         warn: Callable[[str], object],
     ) -> None:
         self.directory = directory
@@ -99,6 +111,9 @@ class JournalWriter:
         self._max_age = from_seconds(segment_seconds)
         self._file_mode = file_mode
         self._clock = clock
+        self._elapsed = elapsed
+        self._offset: int | None = None  # of the clock from `elapsed`, when a row was last appended
+        self._epoch = 0
         self._warn = warn
         self._last_time = 0
         self._clock_is_behind = False
@@ -116,6 +131,7 @@ class JournalWriter:
         directory_mode: int = 0o700,
         file_mode: int = 0o600,
         clock: Callable[[], int] = now,
+        elapsed: Callable[[], int] | None = None,
         warn: Callable[[str], object] = _log.warning,
     ) -> JournalWriter:
         """Open a journal for writing.
@@ -127,6 +143,8 @@ class JournalWriter:
         :param directory_mode: the permissions of the directory, if it is created.
         :param file_mode: the permissions of the files that are created.
         :param clock: returns the time, in µs since the epoch.
+        :param elapsed: returns the time that has really passed, in µs from any origin; None: `uptime` of
+            `sbus.journal.clock` if `clock` is the system's, and else steps forward are not noticed.
         :param warn: called with a sentence about what the operator should know: a torn tail, a clock that went back.
         :raises JournalLocked: if another writer has the journal open.
         :raises JournalError: if the journal is damaged, or this package cannot read its format.
@@ -142,6 +160,7 @@ class JournalWriter:
             segment_seconds=segment_seconds,
             file_mode=file_mode,
             clock=clock,
+            elapsed=uptime if elapsed is None and clock is now else elapsed,
             warn=warn,
         )
         try:
@@ -198,6 +217,7 @@ class JournalWriter:
         self.next_seq = segment.first_seq
         if segment.first_seq:
             self._last_time = segment.first_time
+            self._epoch = segment.epoch
             self.ended = "crash"
 
     def _continue_after(self, segment: Segment) -> None:
@@ -222,6 +242,7 @@ class JournalWriter:
             )
         self.next_seq = sync.next_seq
         self._last_time = sync.max_time
+        self._epoch = segment.epoch
         self.ended = "stop" if sync.kind is Kind.STOP else "crash"
 
     def append(self, messages: Sequence[tuple[bytes, bytes]], times: int | Sequence[int] | None = None) -> None:
@@ -229,7 +250,7 @@ class JournalWriter:
 
         :param messages: the key and the payload of each.
         :param times: when they arrived, in µs since the epoch: one time for all, or one for each; None: now. A time
-            that is earlier than the one before it is raised to that.
+            that is at most 60 s earlier than the one before it is raised to that; more begins a new epoch.
         :raises OSError: if they cannot be written; the journal is then as it was before.
         :raises ValueError: if they hold 2 GiB or more.
         """
@@ -260,13 +281,77 @@ class JournalWriter:
         self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
     ) -> None:
         self._repair()  # before the times are chosen: it may append a row, and no later row may have an earlier time
-        rising = self._rising(times)
+        times = self._on_one_clock(self._clock() if times is None else times)
+        self._note_step(times if isinstance(times, int) else times[0])
+        self._put(kind, keys, payloads, self._rising(times), self._epoch)
+
+    def _on_one_clock(self, times: int | Sequence[int]) -> int | Sequence[int]:
+        """Begin a new epoch if the clock was set back far before these times, or between them.
+
+        :returns: the times; those before a step between them are lowered to the last one.
+        """
+        first, last = (times, times) if isinstance(times, int) else (times[0], times[-1])
+        before = max(self._last_time, first)
+        if before - min(first, last) <= _EPOCH_STEP:
+            return times
+        if not isinstance(times, int) and first > last:
+            times = [min(time, last) for time in times]
+        if self.next_seq:
+            self._begin_epoch(times if isinstance(times, int) else times[0])
+        return times
+
+    def _begin_epoch(self, time: int) -> None:
+        step = time - self._last_time
+        self.roll()
+        self._put_step(time, step, self._epoch + 1)
+        self._epoch += 1
+        self._clock_is_behind = False
+        self._warn(
+            f"the clock was set by {to_seconds(step):+g} s: a new epoch begins, and the times before and after it "
+            "cannot be compared"
+        )
+
+    def _note_step(self, first: int) -> None:
+        """Append a row if the clock was set since the last append.
+
+        :param first: the time of the row that is to be appended.
+        """
+        if self._elapsed is None:
+            return
+        time = self._clock()
+        offset = time - self._elapsed()
+        step = 0 if self._offset is None else offset - self._offset
+        if step > _CLOCK_TOLERANCE and time - first > step // 2:
+            return  # that row is older than the step
+        if step > _EPOCH_STEP and self.next_seq:
+            self._begin_epoch(first)
+        elif _CLOCK_TOLERANCE < abs(step) <= _EPOCH_STEP and self.next_seq:
+            self._put_step(max(first, self._last_time), step, self._epoch)
+        self._offset = offset  # smaller steps are the slewing of NTP; large ones back show in the times of rows
+
+    def _put_step(self, time: int, step: int, epoch: int) -> None:
+        details = {"since": self._last_time, "step": to_seconds(step), "epoch": epoch}
+        self._put(Kind.CLOCK, [b""], [json.dumps(details).encode()], time, epoch)
+
+    def now(self) -> int:
+        """Return the time by the clock of the newest row, in µs since the epoch.
+
+        A step of the clock that no row has shown yet is left out.
+        """
+        if self._elapsed is None or self._offset is None:
+            return self._clock()
+        return self._elapsed() + self._offset
+
+    def _put(
+        self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], rising: int | Sequence[int], epoch: int
+    ) -> None:
+        """Append rows whose times are those that they get."""
         first, last = (rising, rising) if isinstance(rising, int) else (rising[0], rising[-1])
         data = encode(kind, self.next_seq, rising, keys, payloads)
         if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_too_old(first)):
             self.roll()
         if not self._segment:
-            segment = Segment(self.directory, self.next_seq, first, closed=False)
+            segment = Segment(self.directory, self.next_seq, first, closed=False, epoch=epoch)
             self._segment = SegmentWriter.create(segment, self.id, self._file_mode)
             self._segment_started = monotonic()
         self._segment.add(kind, len(keys), data, first, last)
@@ -274,10 +359,8 @@ class JournalWriter:
         self._last_time = last
         self.unsynced_rows += len(keys)
 
-    def _rising(self, times: int | Sequence[int] | None) -> int | list[int]:
+    def _rising(self, times: int | Sequence[int]) -> int | list[int]:
         """Return the times with each one raised to the one before it."""
-        if times is None:
-            times = self._clock()
         first = times if isinstance(times, int) else times[0]
         is_behind = first < self._last_time - _CLOCK_TOLERANCE
         if is_behind and not self._clock_is_behind:
@@ -360,7 +443,10 @@ class JournalWriter:
         if writer.torn:
             self._warn(f"{segment.path()}: cut off {writer.torn} bytes of an incomplete batch")
         if writer.damaged:
-            self._warn(f"{segment.path()}: it is damaged: run 'sbus journal verify' to see what is affected")
+            self._warn(
+                f"{segment.path()}: it is damaged: run 'sbus journal verify' to see what is affected, and "
+                "'sbus journal repair' to make it readable"
+            )
         return writer
 
     def close(self) -> None:
@@ -407,6 +493,22 @@ def _make_directory(directory: str, mode: int) -> None:
         return
     os.chmod(directory, mode)  # mkdir(2) applies the umask
     disk.sync_directory(os.path.dirname(directory))
+
+
+@contextlib.contextmanager
+def locked(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of an existing journal's writer.
+
+    :raises JournalLocked: if a writer has the journal open.
+    :raises JournalError: if there is no journal.
+    """
+    directory = os.path.abspath(directory)
+    read_identity(directory)
+    lock = _lock(directory, 0o600)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _lock(directory: str, mode: int) -> int:

@@ -7,11 +7,13 @@ which segments may go.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from twisted.logger import Logger
 
 from sbus.errors import JournalError
+from sbus.journal.clock import now
 from sbus.journal.retention import retain
 from sbus.recorder.settings import Settings
 
@@ -48,17 +50,18 @@ class RetentionTrigger:
         """
         if self._settings.keeps_all:
             return
-        now = time.monotonic()
+        monotonic = time.monotonic()
         closed = self._journal.segments_closed
-        if not disk_failed and closed == self._segments_closed and now - self._last_run < self._interval:
+        if not disk_failed and closed == self._segments_closed and monotonic - self._last_run < self._interval:
             return
-        self._segments_closed, self._last_run = closed, now
-        delete_old_segments(self._journal.directory, self._settings)
+        self._segments_closed, self._last_run = closed, monotonic
+        delete_old_segments(self._journal.directory, self._settings, self._journal.now)
 
 
-def delete_old_segments(directory: str, settings: Settings) -> bool:
+def delete_old_segments(directory: str, settings: Settings, clock: Callable[[], int] = now) -> bool:
     """Delete the segments that a journal need not keep; log which ones.
 
+    :param clock: returns the time, in µs since the epoch.
     :returns: whether a segment was deleted.
     """
     try:
@@ -67,6 +70,7 @@ def delete_old_segments(directory: str, settings: Settings) -> bool:
             keep_bytes=settings.keep_bytes,
             keep_days=settings.keep_days,
             force=settings.force,
+            clock=clock,
             warn=lambda text: _log.warn("{text}", text=text),
         )
     except (OSError, JournalError) as error:

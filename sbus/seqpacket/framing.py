@@ -51,14 +51,16 @@ class FrameReader:
 
     :param max_packet: bytes in the longest packet.
     :ivar held: bytes of a frame that has arrived in part.
+    :ivar vain: reads that have completed no packet; the transport sets it back.
     """
 
-    __slots__ = ("_buffer", "_has_ended", "max_packet")
+    __slots__ = ("_buffer", "_has_ended", "max_packet", "vain")
 
     def __init__(self, max_packet: int) -> None:
         self.max_packet = max_packet
         self._buffer = bytearray()
         self._has_ended = False
+        self.vain = 0
 
     @property
     def held(self) -> int:
@@ -86,6 +88,8 @@ class FrameReader:
                 break
             self._buffer += data
             packets = self._complete()
+            if not packets:
+                self.vain += 1
         return packets, self._has_ended
 
     def _wanted(self) -> int:

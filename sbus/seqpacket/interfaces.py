@@ -67,6 +67,9 @@ class IPacketTransport(Interface):
     may_grow: Callable[[int], bool] | None = Attribute(
         "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
     )
+    on_vain_read: Callable[[int], None] | None = Attribute(
+        "Called with the number of reads that have completed no packet, if it is not None; it may pause."
+    )
     on_kept: Callable[[list[bytes]], None] | None = Attribute(
         "Called with all packets that the transport keeps for the protocol, when the peer has left while it was paused."
     )
@@ -96,6 +99,9 @@ class IPacketTransport(Interface):
 
     def partial_bytes() -> int:
         """Return the memory, in bytes, of a packet that has arrived in part; 0 where packets arrive whole."""
+
+    def partial_limit() -> int:
+        """Return the bytes of the longest packet that can arrive in part; 0 where packets arrive whole."""
 
     def start_bundling(limit: int) -> int:
         """Accept bundles from now on, and send them after the packets that are queued now.

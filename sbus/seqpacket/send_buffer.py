@@ -11,7 +11,9 @@ long as the buffer is not full).
 It grows in two cases, if `may_grow` permits:
 
 * *The peer has read.* The kernel reports a full socket as writable when three quarters of its buffer have been read.
-  Each time the buffer doubles, up to its full size, which a fast receiver reaches after its fourth congestion.
+  The buffer then has its full size at once, or double its size if `may_grow` grants no more: each congestion
+  costs a round of the reactor and a passage through flood control, and while the buffer was small a flood paid for them
+  with every other batch.
 * *A packet needs it*: the kernel refuses a packet that is longer than the buffer (less `OVERHEAD`). The buffer then
   grows to that length alone.
 
@@ -56,11 +58,12 @@ class SendBuffer:
         return self.size - OVERHEAD
 
     def grow(self, may_grow: Callable[[int], bool] | None) -> bool:
-        """Double the buffer, as the peer has read; return whether it is larger now.
+        """Make the buffer large, as the peer has read; return whether it is larger now.
 
         :param may_grow: asked with the bytes to be added; None if it needs not be asked.
         """
-        return self._resize(min(2 * self.size, self.full_size), may_grow)
+        double = min(2 * self.size, self.full_size)
+        return self._resize(self.full_size, may_grow) or self._resize(double, may_grow)
 
     def fit(self, packet: int, may_grow: Callable[[int], bool] | None) -> bool:
         """Grow for one packet of `packet` bytes; return whether it fits now that did not fit before."""

@@ -13,6 +13,8 @@ are the packet transport's.
 * *The end waits for it*: a connection that closes, or shuts down writing, sends the rest of the frame first. A
   connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
   behind the rest of the frame, or not at all.
+* *A read that completes no packet is reported* (`on_vain_read`): a peer that sends single bytes costs a system call for
+  each, and no packet shows it to the protocol.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
 """
 
@@ -54,6 +56,12 @@ class StreamTransport(PacketTransport):
         self._unsent = b""
         self._send_batch = self._send_frames
 
+    def _read(self, exclusive: bool) -> None:
+        super()._read(exclusive)
+        count, self._frames.vain = self._frames.vain, 0
+        if count and self.on_vain_read is not None:
+            self.on_vain_read(count)
+
     def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""
         self._frames.max_packet = max(self._frames.max_packet, size)
@@ -65,6 +73,10 @@ class StreamTransport(PacketTransport):
     def partial_bytes(self) -> int:
         """Return the memory of the packet that has arrived in part; see `IPacketTransport`."""
         return self._frames.held
+
+    def partial_limit(self) -> int:
+        """Return the bytes of the longest packet that can arrive in part; see `IPacketTransport`."""
+        return self._frames.max_packet
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the queue, which must be empty; see `IPacketTransport`."""
@@ -115,6 +127,7 @@ class StreamTransport(PacketTransport):
 
     def _close(self, reason: Failure) -> None:
         self._send_batch = _closed  # the method would keep this object alive
+        self.on_vain_read = None
         super()._close(reason)
 
 

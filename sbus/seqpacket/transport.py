@@ -174,6 +174,7 @@ class PacketTransport(Connection):
         "credentials",
         "may_grow",
         "on_kept",
+        "on_vain_read",
         "protocol",
         "queue",
         "read_limit",
@@ -202,6 +203,7 @@ class PacketTransport(Connection):
         self._undelivered: list[bytes] | None = None
         self._read_retry: IDelayedCall | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
+        self.on_vain_read: Callable[[int], None] | None = None
         # Writing
         self._send_buffer = send_buffer
         self.may_grow: Callable[[int], bool] | None = None
@@ -515,6 +517,10 @@ class PacketTransport(Connection):
 
     def partial_bytes(self) -> int:
         """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""
+        return 0
+
+    def partial_limit(self) -> int:
+        """Return the bytes of the longest packet that can arrive in part; see `IPacketTransport`."""
         return 0
 
     def start_bundling(self, limit: int) -> int:

@@ -69,8 +69,12 @@ EFFORT = 40_000
 
 _WATCH_STEPS = 12
 """Steps that a watch costs when a walk finds it, besides those of its look-up."""
-_WATCH_MEMORY = 1_000
-"""Bytes of memory that a watched key takes, besides its own."""
+_WATCH_MEMORY = 700
+"""Bytes of memory that a watched key takes, besides its own and those of its segments."""
+_SEGMENT_MEMORY = 400
+"""Bytes of memory that a segment of a watched key takes."""
+_SEGMENTS_PER_WORK = 2
+"""Segments of a watched key that are added or removed for one unit of work (`sbus.server.turns`)."""
 _STEPS_PER_WORK = 10
 """Steps for one unit of work (`sbus.server.turns`)."""
 _EXPIRE_AT_ONCE = 256
@@ -160,11 +164,12 @@ class Interest:
             self._listen(True)
         self._watches[client] = mine
         watch = mine[key] = Watch(client, key, is_open)
+        client.user.work_left -= key.count(self._separator) // _SEGMENTS_PER_WORK
         cost = pattern_cost(key, self._separator)
         client.pattern_bytes += cost
         client.user.charge(1, cost)
-        client.pattern_memory += watch_memory(key)
-        client.user.charge_memory(watch_memory(key))
+        client.pattern_memory += watch_memory(key, self._separator)
+        client.user.charge_memory(watch_memory(key, self._separator))
         if is_open:
             watched = self._watched.get(client.user)
             if watched is None:
@@ -185,8 +190,9 @@ class Interest:
             return min(1, self.probe(client, key))
         value = self.watch(client, key).value
         watch = self._watches[client].pop(key)
+        client.user.work_left -= key.count(self._separator) // _SEGMENTS_PER_WORK
         self._end(watch)
-        self._release(client, 1, pattern_cost(key, self._separator), watch_memory(key))
+        self._release(client, 1, pattern_cost(key, self._separator), watch_memory(key, self._separator))
         return value
 
     def unwatch_all(self, client: Receiver) -> None:
@@ -411,11 +417,11 @@ class Interest:
         count = cost = memory = 0
         while mine and self._effort > 0:
             key, watch = mine.popitem()
-            self._effort -= 2 * _WATCH_STEPS
+            self._effort -= 2 * _WATCH_STEPS + key.count(self._separator) * _STEPS_PER_WORK // _SEGMENTS_PER_WORK
             self._end(watch)
             count += 1
             cost += pattern_cost(key, self._separator)
-            memory += watch_memory(key)
+            memory += watch_memory(key, self._separator)
         if not mine:
             self._ended.popleft()
         self._release(client, count, cost, memory)
@@ -436,6 +442,6 @@ class Interest:
         self._subscriptions.listeners = (*others, self) if on else others
 
 
-def watch_memory(key: bytes) -> int:
+def watch_memory(key: bytes, separator: bytes) -> int:
     """Return the memory of a watched key, in bytes."""
-    return _WATCH_MEMORY + 2 * len(key)
+    return _WATCH_MEMORY + 2 * len(key) + _SEGMENT_MEMORY * key.count(separator)

@@ -133,12 +133,13 @@ class Client(Publisher, Receiver, Holder, Protocol):
     def notify(self, key: bytes, payload: bytes) -> None:
         """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
 
-    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+    def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         """Send packets behind those that wait, and before everything that comes from now on.
 
         Nothing more of the client is handled until the last one has been queued.
 
         :param packets: as for `sbus.flood.Snapshot`.
+        :param on_over: called when the last one has left, or the connection ends.
         """
 
 

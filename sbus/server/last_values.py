@@ -15,6 +15,11 @@ A client that asks (``CMSG last``) is subscribed, and in the same step gets a li
 the client's pattern matches is found out later, in slices, as its socket takes them and as its user's turns allow
 (`LastValues.snapshot`, `sbus.flood.snapshot`). What is published in between changes the store, not the list.
 
+So a list keeps values alive that were replaced since. It is charged to the client's user: its references at once, and
+then, each time that `_RECOUNTED` bytes were replaced, all bytes that were replaced since the request, up to the size of
+the list. That is an upper bound, as several lists may hold one value. A client whose user is over its limit thereby is
+disconnected.
+
 Costs: 2 µs to keep a message; two passes over the users of a pattern at most for each value that is pushed out, charged
 to the publisher; about 500 bytes of memory for each value besides its packet.
 
@@ -50,6 +55,12 @@ _USERS_PER_WORK = 10
 """Users that are compared, when a value is pushed out, for one unit of work."""
 _SLICE = 64
 """Values of a snapshot that are matched in one turn of the reactor: about 0.3 ms with their sending."""
+_REFERENCE = 72
+"""Bytes of memory that a value takes in the list of a snapshot, the value aside."""
+_LISTED_PER_WORK = 20
+"""Values that are listed, when a snapshot begins, for one unit of work."""
+_RECOUNTED = 256 << 10
+"""Bytes of replaced values after which the memory of the snapshots is counted again."""
 _MATCH_WORK = 2
 """The price of a value of a snapshot that is matched, and sent if it matches."""
 
@@ -111,6 +122,36 @@ class _Value(NamedTuple):
     packet: bytes
     uid: int
     store: _Store
+
+
+class _Image:
+    """A snapshot on its way: a list of values of which some may not be in the store any more.
+
+    :ivar size: bytes of memory of the values in the list.
+    :ivar since: the bytes that had been replaced when the list was made.
+    :ivar charged: bytes of memory that are charged for it.
+    """
+
+    __slots__ = ("charged", "client", "references", "since", "size")
+
+    def __init__(self, client: Client, references: int, size: int, since: int) -> None:
+        self.client = client
+        self.references = references
+        self.size = size
+        self.since = since
+        self.charged = 0
+
+    def charge(self, replaced: int) -> None:
+        """Charge what it holds, now that so many bytes have been replaced."""
+        self._charge(self.references + min(self.size, replaced - self.since))
+
+    def end(self) -> None:
+        self._charge(0)
+
+    def _charge(self, memory: int) -> None:
+        more, self.charged = memory - self.charged, memory
+        self.client.pattern_memory += more
+        self.client.user.charge_memory(more)
 
 
 class _Store:
@@ -194,6 +235,8 @@ class LastValues:
         # The values, by key: the oldest publication first.
         self._values: dict[bytes, _Value] = {}
         self._stores = [_Store(rule) for rule in rules]
+        self._images: dict[_Image, None] = {}
+        self._replaced = self._recounted = 0
         self._separator = dialect.separator
         self._turns = turns
         self._charge = charge
@@ -231,6 +274,8 @@ class LastValues:
         for packet in packets:
             work += self._keep(packet, uid)
         self._charge(self.memory - before)
+        if self._images and self._replaced - self._recounted >= _RECOUNTED:
+            self._recount()
         if publisher is not None:
             publisher.user.work_left -= work
 
@@ -242,6 +287,7 @@ class LastValues:
         if before is not None:
             store = before.store
             store.remove(key, len(before.packet), before.uid)
+            self._replaced += len(before.packet) + VALUE_OVERHEAD
         else:
             store = next(s for s in self._stores if matches_open(s.rule.pattern, key, self._separator))
         if size == end + 1 or size > store.rule.bytes:
@@ -252,18 +298,44 @@ class LastValues:
         while (excess := store.excess()) is not None:
             value = self._values.pop(excess)
             store.remove(excess, len(value.packet), value.uid)
+            self._replaced += len(value.packet) + VALUE_OVERHEAD
             work += 1 + len(store.keys_by_user) // _USERS_PER_WORK
         return work
 
-    def snapshot(self, client: Client, pattern: bytes, done: bytes) -> Generator[bytes | None, None, None]:
+    def _recount(self) -> None:
+        """Charge what the snapshots hold now; disconnect the clients of users that have no memory for it."""
+        self._recounted = self._replaced
+        for image in tuple(self._images):
+            image.charge(self._replaced)
+            if not image.client.user.may_hold(0):
+                image.client.close(CloseReason.USER_LIMIT)
+
+    @property
+    def snapshot_memory(self) -> int:
+        """The memory of a snapshot's references, in bytes."""
+        return _REFERENCE * len(self._values)
+
+    def snapshot(
+        self, client: Client, pattern: bytes, done: bytes
+    ) -> tuple[Generator[bytes | None, None, None], Callable[[], None]]:
         """Return the packets of the kept messages that a pattern matches, the oldest publication first.
 
         They are those of this moment. The iterator yields None to go on in the next turn of the client's user: after
         each slice, and when the balance is spent.
 
         :param done: the packet to end with.
+        :returns: the packets, and what to call when the last one has left, or the connection ends.
         """
-        return self._send(client, pattern, list(self._values.items()), done)
+        client.user.work_left -= len(self._values) // _LISTED_PER_WORK
+        image = _Image(client, self.snapshot_memory, self.memory, self._replaced)
+        self._images[image] = None
+        image.charge(self._replaced)
+        return self._send(client, pattern, list(self._values.items()), done), lambda: self._forget(image)
+
+    def _forget(self, image: _Image) -> None:
+        """Give back what a snapshot was charged."""
+        self._images.pop(image, None)
+        image.end()
 
     def _send(
         self, client: Client, pattern: bytes, values: list[tuple[bytes, _Value]], done: bytes

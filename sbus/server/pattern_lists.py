@@ -10,7 +10,10 @@ The patterns are counted while there is a listener, and only then: when the firs
 are counted in slices. Until a client has been counted, its changes are none of the list's business.
 
 Each listener has an agenda, an ordered table of patterns that may have changed for it, and a set of the patterns that
-it knows. The patterns of the agenda are compared with the set only when the listener's queue has room: a listener that
+it knows. A pattern that has gone before the listener learnt of it leaves the agenda, so that it is bounded by the
+patterns that are there or that the listener knows.
+
+The patterns of the agenda are compared with the set only when the listener's queue has room: a listener that
 reads slowly gets the sum of all changes, and the server keeps a pattern once. Sending is work of the listener's user.
 
 Each change has a number. Numbers never fall on the way to a listener: when it gets a change with a number, it has got
@@ -159,7 +162,9 @@ class PatternLists:
             return  # no listener sees a difference: at most one of these clients is the listener
         self._number += 1
         for listener in self._listeners.values():
-            if listener.client is not receiver:
+            if not count and pattern not in listener.known:
+                listener.agenda.pop(pattern, None)  # else patterns that come and go would pile up
+            elif listener.client is not receiver:
                 listener.note(pattern, self._number)
 
     def _count_on(self) -> None:

@@ -56,6 +56,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from twisted.internet import error
@@ -79,7 +80,16 @@ from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import BUNDLED_COPIES, COPIES, CROWD, PACKET, REORDERED, REPLY, SENDING, subscription_work
+from sbus.server.turns import (
+    BUNDLED_COPIES,
+    COPIES,
+    PACKET,
+    REORDERED,
+    REPLY,
+    SENDING,
+    VAIN_READ,
+    subscription_work,
+)
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -197,9 +207,10 @@ class BusProtocol:
         transport.queue = self.queue
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep
+        transport.on_vain_read = self._pay_vain_reads
         self.user.charge_memory(CLIENT_MEMORY)
-        self._buffer = START
-        self._registry.memory.add_buffer(self.user)
+        self._buffer = START + transport.partial_limit()
+        self._registry.memory.add_buffer(self.user, self._buffer)
         self.connectionMade()
 
     def connectionMade(self) -> None:
@@ -314,19 +325,23 @@ class BusProtocol:
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
+        user = self.user
         turns = registry.turns
-        if turns.last is not self.user:
-            turns.last, turns.crowd = self.user, CROWD
+        if turns.last is not user:
+            turns.change(user)
         elif turns.crowd:
             turns.crowd -= 1
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
-                if until == total and receivers is not None and self._affordable(receivers, total) == total:
+                # If each copy could be paid for as a plain one, nothing else has to be known of its price.
+                if until == total and receivers is not None and (1 + len(receivers)) * total <= COPIES * user.work_left:
                     at = registry.deliver(packets, receivers, self, True)
-                    self._pay(receivers, total)
+                    delivery = self._delivery
+                    user.work_left -= SENDING + total // COPIES + delivery.work
+                    delivery.work = 0
                     if total >= MIN_READ and self.transport is not None:
-                        limit = FANOUT_BUDGET // (self._delivery.served or 1)
+                        limit = FANOUT_BUDGET // (delivery.served or 1)
                         self.transport.read_limit = max(MIN_READ, min(BATCH, limit))
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
@@ -374,13 +389,10 @@ class BusProtocol:
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""
         delivery = self._delivery
-        served, bundled = delivery.served, delivery.bundled
-        price = (served - bundled) / COPIES + (1 / BUNDLED_COPIES if self.settings.bundles else 1 / COPIES)
-        if bundled:
-            price += bundled / BUNDLED_COPIES
-        self._route, self._price = id(receivers), price
-        self.user.work_left -= int(count * price) + SENDING * (1 + served) + delivery.caught_up
-        delivery.caught_up = 0
+        work = delivery.work + SENDING + count // (BUNDLED_COPIES if self.settings.bundles else COPIES)
+        delivery.work = 0
+        self._route, self._price = id(receivers), work / count
+        self.user.work_left -= work
 
     def _keep(self, packets: list[bytes]) -> None:
         """Charge packets that the transport keeps until they can be handled.
@@ -397,6 +409,12 @@ class BusProtocol:
     def _release_kept(self) -> None:
         self.user.charge_memory(-self._kept)
         self._kept = 0
+
+    def _pay_vain_reads(self, count: int) -> None:
+        """Pay for reads that have completed no packet."""
+        self.user.work_left -= VAIN_READ * count
+        if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
+            self._wait_for_turn(False)
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""
@@ -465,8 +483,8 @@ class BusProtocol:
         if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
         registry.deliver([packet], receivers, self)
-        self.user.work_left -= self._delivery.served * (1 + COPIES * SENDING) // COPIES + self._delivery.caught_up
-        self._delivery.caught_up = 0
+        self.user.work_left -= self._delivery.work
+        self._delivery.work = 0
 
     # --- control messages --------------------------------------------------------------------
 
@@ -548,10 +566,11 @@ class BusProtocol:
         settings = self.settings
         self.queue.configure(settings if self._snapshot is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
 
-    def send_snapshot(self, packets: Generator[bytes | None, None, None]) -> None:
+    def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         """See `sbus.server.interfaces.Client`."""
         registry, transport = self._registry, self.transport
         if transport is None or self._write_closed:
+            on_over()
             return
         registry.flush()
         if self.queue.is_late:
@@ -559,12 +578,15 @@ class BusProtocol:
         front, self.queue = self.queue, registry.new_queue(self, self, self.user)
         self._is_loading = True
         self._pause()
-        transport.queue = self._snapshot = Snapshot(front, packets, self.queue, self, self._snapshot_over)
+        transport.queue = self._snapshot = Snapshot(
+            front, packets, self.queue, self, partial(self._snapshot_over, on_over)
+        )
         self._configure_queue()
         registry.strategies_changed(self)
         registry.touch(self)
 
-    def _snapshot_over(self) -> None:
+    def _snapshot_over(self, on_over: Callable[[], None]) -> None:
+        on_over()
         self._snapshot = None
         self._is_loading = False
         if self.transport is not None:

@@ -487,6 +487,7 @@ class SubscriptionRegistry(Service):
         receivers = self.route(key)
         self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
+        self.delivery.work = 0
         self.delivery.flush()
 
     def touch(self, client: Client) -> None:

@@ -76,7 +76,7 @@ class Requests:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
             if client.user.patterns >= self._limits.user_patterns and not client.user.is_exempt:
                 raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
-            if not client.user.may_hold(watch_memory(key)):
+            if not client.user.may_hold(watch_memory(key, self._dialect.separator)):
                 raise Violation(ViolationReason.USER_MEMORY)
         watch = self._interest.watch(client, key)
         watch.sent = watch.value
@@ -113,8 +113,10 @@ class Requests:
         if self._last_values is None or self._dialect.is_secret(pattern):
             client.reply(controls.LAST_DONE, pattern)
         else:
+            if not client.user.may_hold(self._last_values.snapshot_memory):
+                raise Violation(ViolationReason.USER_MEMORY)
             done = build(CMSG, controls.LAST_DONE, pattern)
-            client.send_snapshot(self._last_values.snapshot(client, pattern, done))
+            client.send_snapshot(*self._last_values.snapshot(client, pattern, done))
         return True
 
     def _may_ask(self, client: Client) -> bool:

@@ -7,10 +7,10 @@ One thread serves all clients, so the work for one client is a wait for all othe
 factor of a thousand: a message with a known route takes 1 µs, a subscription 15 µs, and the messages of one bundle can
 reach a thousand receivers. So work is counted, not packets, in units of about a microsecond, by the prices below.
 
-Turns are short while others are served too (`CONTENDED_BUDGET`): a client with 256 messages under way gets them
+Turns are short while other users send too (`CONTENDED_BUDGET`): a client with 256 messages under way gets them
 through once between two turns, so with turns of 4 ms it had a tenth of its throughput, and with 0.5 ms it has most of
-it. After `_ALONE` turns in a row with nothing between them, turns are long, because each one costs the server 40 µs.
-The clock says whether anything was done between two turns; it is read once for each.
+it. After `_ALONE` turns in a row without a batch of another user between them, turns are long: each one costs the
+server 40 µs, and a batch that a turn takes apart is sent to each of its receivers twice.
 
 Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
 client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
@@ -32,7 +32,9 @@ Nothing runs here until a balance is spent. Turns cost the server a comparison a
 about 40 µs for each turn.
 
 Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time
-read from a clock (50 ns for each look, and a process that the kernel interrupts would charge its client for it); turns
+read from a clock (50 ns for each look, and a process that the kernel interrupts would charge its client for it); the
+elapsed time between two turns as the sign that others are served (the receivers of a user's own messages drain then,
+and the kernel interrupts the server: turns of a user who was alone were short, for 1.3 times the CPU time); turns
 by client (a user with a thousand connections would get a thousand turns).
 """
 
@@ -55,19 +57,21 @@ __all__ = [
     "PACKET",
     "REFUSED",
     "REORDERED",
+    "REPLACED",
     "REPLY",
     "SENDING",
     "SUBSCRIPTION",
     "TURN_BUDGET",
+    "VAIN_READ",
     "Balance",
     "Turns",
     "subscription_work",
 ]
 
-TURN_BUDGET = 2_000
+TURN_BUDGET = 4_000
 """Work of one user's turn at most, in units of about 1 µs."""
 CONTENDED_BUDGET = 500
-"""Work of one user's turn while others are served as well."""
+"""Work of one user's turn while other users send as well."""
 PACKET = 2
 """The price of a packet that is handled by itself."""
 COPIES = 2
@@ -82,6 +86,8 @@ KEPT = 32
 """Messages that are put into a backlog for one unit of work."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
+REPLACED = 2
+"""Messages for a receiver of the newest ones only that are put in their places for one unit of work."""
 REFUSED = 12
 """The price of finding out that a socket is full."""
 CONNECTION = 50
@@ -98,11 +104,11 @@ REORDERED = 3
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
+VAIN_READ = 30
+"""The price of a read of a stream that completes no packet; its bytes may have come one by one."""
 
-_NOBODY = 0.0002
-"""Seconds between two turns that mean that nobody else was served: the reactor's own work takes as long."""
 _ALONE = 16
-"""Turns in a row without service for others after which turns are long."""
+"""Turns in a row without a batch of another user after which turns are long."""
 CROWD = 64
 """Batches of one user, without one of another user between them, after which nobody else counts as waiting."""
 _RESUMED = 16
@@ -129,7 +135,6 @@ class Balance(Protocol):
 
 class _Reactor(Protocol):
     def callLater(self, delay: float, call: Callable[[], None], /) -> object: ...
-    def seconds(self) -> float: ...
 
 
 class _Client(Protocol):
@@ -170,22 +175,28 @@ class _Debt:
 class Turns:
     """The clients that wait for their users' next turns.
 
-    :param reactor: calls the next turn, with ``callLater(0, …)``, and has a clock.
-    :ivar last: the user whose client has sent the last batch.
+    :param reactor: calls the next turn, with ``callLater(0, …)``.
+    :ivar last: the user whose client has sent the last batch; change it with `change`.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_alone", "_debts", "_is_due", "_reactor", "_scheduled", "_waiting", "crowd", "last")
+    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "crowd", "last")
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
         self._waiting: dict[Balance, _Line] = {}
         self._is_due = False
-        self._scheduled = 0.0
+        self._is_shared = False
         self._alone = _ALONE
         self._debts: set[Balance] = set()
         self.last: Balance | None = None
         self.crowd = 0
+
+    def change(self, user: Balance) -> None:
+        """Note that a client of another user than the last has sent a batch."""
+        self.last = user
+        self.crowd = CROWD
+        self._is_shared = True
 
     def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
         """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.
@@ -242,13 +253,10 @@ class Turns:
     def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._scheduled = self._reactor.seconds()
+            self._is_shared = False
             self._reactor.callLater(0, self._turn)
 
     def _budget(self) -> int:
-        """Return the work of each user's turn, by whether others were served since the last turns."""
-        if self._reactor.seconds() - self._scheduled < _NOBODY:
-            self._alone += 1
-        else:
-            self._alone = 0
+        """Return the work of each user's turn, by whether several users have sent since this turn was scheduled."""
+        self._alone = 0 if self._is_shared or len(self._waiting) > 1 else self._alone + 1
         return CONTENDED_BUDGET if self._alone < _ALONE else TURN_BUDGET

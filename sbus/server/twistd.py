@@ -10,6 +10,8 @@ from dataclasses import replace
 from twisted.application.service import IService
 from twisted.python import usage
 
+from sbus.admin.access import Access, parse_group
+from sbus.admin.server import AdminService
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.service import MultiService
@@ -37,7 +39,7 @@ from sbus.server.recorder_process import RecordedBus, recorder_command, require_
 from sbus.server.service import BusService
 from sbus.server.subuid import SubordinateIds
 from sbus.syscalls.addresses import default_address, parse
-from sbus.syscalls.listening import ListeningSocket
+from sbus.syscalls.listening import ListeningSocket, listen
 
 __all__ = ["Options", "makeService"]
 
@@ -146,6 +148,9 @@ class Options(CommandLine):
             'Options for that recorder, in one argument, such as "--sync=0 --keep-days=7"',
             split_options,
         ],
+        ["admin", None, None, "Path of the admin socket: metrics, and what operators ask (HTTP) [default: none]"],
+        ["admin-group", None, None, "Group, a name or GID, whose members may ask everything there"],
+        ["metrics-group", None, None, "Group, a name or GID, whose members may read /metrics there"],
         ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
         [
             "max-clients",
@@ -289,6 +294,12 @@ class Options(CommandLine):
             raise UsageError("--record-options is for the recorder: give --record=DIRECTORY too")
         if self["record"]:
             require_recorder()
+        for option in ("admin-group", "metrics-group"):
+            if self[option] is not None:
+                if self["admin"] is None:
+                    raise UsageError(f"--{option} is for the admin socket: give --admin=PATH too")
+                self[option] = parse_group(self[option], f"--{option}")
+        self.access = Access(self["admin-group"], self["metrics-group"])
 
 
 def _check_users(listen: list[ListenOption], allowed: list[int]) -> None:
@@ -364,6 +375,28 @@ def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
     )
 
 
+def _bind_admin(options: Options) -> ListeningSocket:
+    """Make the admin socket.
+
+    :raises ListenError: if it cannot be listened on.
+    """
+    access: Access = options.access
+    try:
+        bound = listen(
+            parse(options["admin"]),
+            mode=access.mode,
+            group=access.admin if access.metrics is None else None,
+            reuse=bool(options["reuse"]),
+            stream=True,
+        )
+    except ListenError as e:
+        raise ListenError(f"--admin: {str(e).replace('--socket', '--admin')}") from None
+    uid = None if options.parent is None else options.parent.get("uid")
+    if uid is not None:
+        bound.give_to(uid)
+    return bound
+
+
 def makeService(options: Options) -> IService:
     """Return the service that the options describe.
 
@@ -384,6 +417,10 @@ def makeService(options: Options) -> IService:
                 sockets.append((listener, endpoint, bound))
             (main, endpoint, bound), *others = sockets
             recorder = _recorder(options, bound) if options["record"] else None
+            admin = None
+            if options["admin"] is not None:
+                admin = _bind_admin(options)
+                made.callback(admin.close)
             closing = made.pop_all()
     except (ListenError, UsageError) as e:
         signals.restore()
@@ -417,4 +454,8 @@ def makeService(options: Options) -> IService:
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)
     service = bus if recorder is None else RecordedBus(bus, recorder)
     service.setServiceParent(parent)
+    if admin is not None:
+        from sbus.server.admin_pages import pages
+
+        AdminService(reactor, admin, options.access, pages(bus.registry)).setServiceParent(parent)
     return parent

@@ -88,6 +88,10 @@ class Users:
     def __len__(self) -> int:
         return len(self._users)
 
+    def all(self) -> list[User]:
+        """Return all users."""
+        return list(self._users.values())
+
     def __getitem__(self, uid: int) -> User:
         return self._users[uid]
 

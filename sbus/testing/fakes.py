@@ -69,6 +69,7 @@ class FakePacketTransport(Connection):
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
+        self.on_vain_read: Callable[[int], None] | None = None
         self.protocol: IProtocol | None = None
         self.written: list[bytes] = []
         self.is_losing = False
@@ -199,6 +200,10 @@ class FakePacketTransport(Connection):
 
     def partial_bytes(self) -> int:
         """See `IPacketTransport`."""
+        return 0
+
+    def partial_limit(self) -> int:
+        """Return the bytes of the longest packet that can arrive in part; see `IPacketTransport`."""
         return 0
 
     def start_bundling(self, limit: int) -> int:

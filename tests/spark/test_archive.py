@@ -15,6 +15,8 @@ import pytest
 
 from sbus.errors import JournalError, LakeError, SparkError
 from sbus.journal.consumers import consumers
+from sbus.journal.index import read_index
+from sbus.journal.layout import list_segments
 from sbus.journal.retention import retain
 from sbus.journal.schema import Kind
 from sbus.spark.jobs.archive import Archive
@@ -239,6 +241,41 @@ def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_pa
         8,
         9,
     ]
+
+
+def test_a_damaged_batch_does_not_stop_the_archive(spark, new_journal, tmp_path):
+    """64 damaged bytes end the job, and cost their batch alone if loss is allowed; a row in the lake counts it."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    for _ in range(3):
+        journal.append(messages(10))
+    journal.roll()
+    (segment,) = list_segments(journal.directory)
+    batch = read_index(segment).batches[1]
+    with open(segment.path(), "r+b") as file:
+        file.seek((batch.start + batch.end) // 2)
+        file.write(b"\xa5" * 64)
+    lake = tmp_path / "lake"
+    with pytest.raises(JournalError, match=r"10 rows from 10.*sbus journal repair"):
+        put_away(spark, [journal.directory], lake)
+    for _ in range(2):
+        put_away(spark, [journal.directory], lake, fail_on_data_loss=False)
+        rows = archived(lake)
+        assert [row["seq"] for row in rows] == [*range(11), *range(20, 30)]
+        assert [json.loads(row["payload"])["rows"] for row in rows if row["kind"] == "damaged"] == [10]
+    assert consumers(journal.directory) == {"archive": 30}
+
+
+def test_another_lake_under_the_same_name(spark, new_journal, tmp_path):
+    """A second lake under the first one's consumer name is refused before it takes a row; under another it is not."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    journal.append(messages(3))
+    journal.sync()
+    put_away(spark, [journal.directory], tmp_path / "one")
+    with pytest.raises(JournalError, match=r"the consumer 'archive' is another lake.*two: .*--consumer=NAME"):
+        put_away(spark, [journal.directory], tmp_path / "two")
+    assert not files(tmp_path / "two")
+    put_away(spark, [journal.directory], tmp_path / "two", consumer="two")
+    assert consumers(journal.directory) == {"archive": 3, "two": 3}
 
 
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from sbus.flood import QueueLimits
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.transport import PacketTransport
+from sbus.server.last_values import LastValueRule
 from sbus.server.limits import Limits
 from sbus.server.protocol import BusProtocol
 from tests.support.buses import Bus, Peer
@@ -90,6 +92,54 @@ def kept(start: int) -> None:
         publisher.send(b"MSG %d\0" % start, *[b"MSG other/%d\0%0100d" % (n, n) for n in range(500)])
 
 
+def watched(key: bytes) -> Callable[[int], None]:
+    def make(start: int) -> None:
+        for first in range(start, start + ITEMS // key.count(b"/"), 50):
+            peer = bus.connect(uid=1000)
+            peer.send(*[b"CMSG interest/on\0" + key % n for n in range(first, first + 50)])
+            bus.clock.pump([0.0] * 300)
+            peer.take()
+
+    return make
+
+
+def latest(key: bytes) -> Callable[[int], None]:
+    publisher = bus.connect(uid=1000)
+
+    def make(start: int) -> None:
+        reader = bus.connect(uid=1000)
+        reader.stall()
+        reader.send(b"CMSG blocking/soft/latest", b"SUB %d/" % start)
+        for first in range(start, start + ITEMS, 50):
+            publisher.send(*[b"MSG %d/" % start + key % n + b"\0x" for n in range(first, first + 50)])
+            bus.clock.pump([0.0])
+
+    return make
+
+
+def snapshots() -> Callable[[int], None]:
+    """Snapshots that nobody reads, of values that are replaced each time."""
+    limits = replace(bus.registry.limits, queue_messages=1)  # what comes after a snapshot does not count
+    kept = Bus(limits=limits, last_values=(LastValueRule(b""),))
+    bus.registry = kept.registry
+    publisher = kept.connect(uid=1000)
+
+    def make(start: int) -> None:
+        for turn in range(8):
+            reader = kept.connect(uid=1000)
+            reader.stall()
+            for first in range(0, 2_000, 50):
+                publisher.send(*[b"MSG %d\0" % n + b"%d" % turn + bytes(1_000) for n in range(first, first + 50)])
+                kept.clock.pump([0.0] * 4)
+            reader.send(b"CMSG last\0")
+            held.append(reader)
+        for first in range(0, 2_000, 50):
+            publisher.send(*[b"MSG %d\0" % n + bytes(1_000) for n in range(first, first + 50)])
+            kept.clock.pump([0.0] * 4)
+
+    return make
+
+
 KINDS: dict[str, Callable[[], Callable[[int], None]]] = {
     "open": lambda: patterns(b"memory/pattern/%08d"),
     "one-segment": lambda: patterns(b"%08d"),
@@ -101,6 +151,11 @@ KINDS: dict[str, Callable[[], Callable[[int], None]]] = {
     "replies": lambda: replies,
     "connections": lambda: connections,
     "kept": lambda: kept,
+    "watched": lambda: watched(b"memory/%08d"),
+    "watched-deep": lambda: watched(b"%08d" + b"/x" * 200),
+    "latest": lambda: latest(b"memory/%08d"),
+    "latest-long": lambda: latest(b"memory/%02000d"),
+    "snapshots": snapshots,
     **{
         f"{order}-{size}": lambda order=order, size=size: messages(order.encode(), size)  # type: ignore[misc]
         for order in ("queue", "stack", "random")

@@ -1,4 +1,4 @@
-"""``sbus journal``: list, print, follow and verify journals, without Spark."""
+"""``sbus journal``: list, print, follow, verify and repair journals, without Spark."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _MODULES = {
     "cat": "sbus.cli.journal.cat",
     "tail": "sbus.cli.journal.tail",
     "verify": "sbus.cli.journal.verify",
+    "repair": "sbus.cli.journal.repair",
 }
 
 
 @click.group(
     cls=LazyGroup,
     modules=_MODULES,
-    short_help="List, print, follow and verify journals.",
+    short_help="List, print, follow, verify and repair journals.",
     epilog="""\
 \b
 Examples:
@@ -30,7 +31,7 @@ Examples:
 """,
 )
 def journal() -> None:
-    """List, print, follow and verify the journals that a recorder writes.
+    """List, print, follow, verify and repair the journals that a recorder writes.
 
     The recorder may be running. Spark is not needed, only the extra "recorder":
     pip install 'sbusd[recorder]'.

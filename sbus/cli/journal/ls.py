@@ -113,7 +113,7 @@ def _describe(directory: str) -> _JournalInfo:
 
 def _describe_segment(segment: Segment) -> _SegmentInfo:
     from sbus.journal.index import read_index
-    from sbus.journal.schema import Kind
+    from sbus.journal.schema import GAPS
     from sbus.journal.summary import read_summary
 
     kinds: Counter[str]
@@ -136,5 +136,5 @@ def _describe_segment(segment: Segment) -> _SegmentInfo:
         "bytes": size,
         "min_time": min_time,
         "max_time": max_time,
-        "gaps": {kind: count for kind, count in kinds.items() if kind != Kind.MESSAGE},
+        "gaps": {kind: count for kind, count in kinds.items() if kind in GAPS},
     }

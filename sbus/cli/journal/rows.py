@@ -63,16 +63,23 @@ class Rows:
         has_gaps = not message_format.raw and message_format.template is None
         self._kinds = GAPS if only_gaps else None if has_gaps else frozenset({Kind.MESSAGE})
         self._is_match: dict[bytes, bool] = {}
+        self._min_time: int | None = None
+        self._max_time: int | None = None
 
     def range_of(
         self, since: datetime | None, until: datetime | None, first: int | None, last: int | None
     ) -> tuple[int, int]:
-        """Return the sequence number of the first row, and the one after the last row."""
+        """Return the sequence number of the first row, and the one after the last row.
+
+        From now on only rows between the two times are printed.
+        """
         start, end = self._reader.start(), self._reader.end()
         if since:
             start = max(start, self._reader.seq_at_time(clock.from_datetime(since)))
+            self._min_time = clock.from_datetime(since)
         if until:
-            end = min(end, self._reader.seq_at_time(clock.from_datetime(until)))
+            # Not a row to stop at: if the clock was set back, earlier rows follow later ones.
+            self._max_time = clock.from_datetime(until) - 1
         if first is not None:
             start = max(start, first)
         if last is not None:
@@ -118,14 +125,17 @@ class Rows:
         return found
 
     def _select(self, start: int, end: int) -> Iterator[_Row]:
-        for part in self._reader.plan(start, end, kinds=self._kinds):
+        for part in self._reader.plan(start, end, kinds=self._kinds, min_time=self._min_time, max_time=self._max_time):
             for batch in read(part, _COLUMNS):
                 columns = (
                     batch.column("time").cast(pa.int64()) if name == "time" else batch.column(name) for name in _COLUMNS
                 )
                 for row in map(_Row._make, zip(*(column.to_pylist() for column in columns), strict=True)):
-                    if row.kind != Kind.MESSAGE or self._matches(row.key):
+                    if self._is_in_time(row.time) and (row.kind != Kind.MESSAGE or self._matches(row.key)):
                         yield row
+
+    def _is_in_time(self, time: int) -> bool:
+        return (self._min_time is None or time >= self._min_time) and (self._max_time is None or time <= self._max_time)
 
     def _matches(self, key: bytes) -> bool:
         if not self._patterns:

@@ -46,7 +46,11 @@ Examples:
     help="Name under which the journals keep the archive's position; each lake of a journal needs its own.  "
     "[default: archive]",
 )
-@click.option("--allow-loss", is_flag=True, help="Continue if journals or rows were deleted before they were archived.")
+@click.option(
+    "--allow-loss",
+    is_flag=True,
+    help="Continue if journals or rows were deleted before they were archived, or are damaged.",
+)
 @job_options
 @pass_job
 def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: str | None, allow_loss: bool) -> None:

@@ -110,7 +110,8 @@ class StreamOptions:
         since the epoch.
     :ivar max_rows: the largest number of rows in a batch; None: no limit.
     :ivar max_bytes: about the largest number of bytes of journals in a batch; None: no limit.
-    :ivar fail_on_data_loss: whether it is an error if rows were deleted before the stream has read them.
+    :ivar fail_on_data_loss: whether it is an error if rows were deleted before the stream has read them, or are
+        damaged.
     """
 
     read: ReadOptions

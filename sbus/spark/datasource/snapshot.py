@@ -40,10 +40,11 @@ class Snapshot(JournalReader):
     Rows that are added to the newest segment are seen.
 
     :param before: an earlier snapshot, whose list is used if the directory has not changed since.
+    :param skip_damaged: as for `JournalReader`.
     """
 
-    def __init__(self, directory: str, before: Snapshot | None = None) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: str, before: Snapshot | None = None, *, skip_damaged: bool = False) -> None:
+        super().__init__(directory, skip_damaged=skip_damaged)
         # Before the list is made, so that a later change shows the next time.
         self._changed_ns = os.stat(self.directory).st_mtime_ns
         self._segments: list[Segment]
@@ -62,16 +63,19 @@ class Snapshot(JournalReader):
         return self._segments
 
 
-def open_journals(paths: Iterable[str], before: Mapping[str, Snapshot] | None = None) -> dict[str, Snapshot]:
+def open_journals(
+    paths: Iterable[str], before: Mapping[str, Snapshot] | None = None, *, skip_damaged: bool = False
+) -> dict[str, Snapshot]:
     """Open the journals that paths and globs name, by their IDs.
 
     :param before: earlier snapshots, by ID.
+    :param skip_damaged: whether a row of the kind ``damaged`` stands in place of rows that cannot be read.
     :raises sbus.errors.JournalError: if a journal is missing, or two directories have the same one.
     """
     earlier = {journal.directory: journal for journal in (before or {}).values()}
     found: dict[str, Snapshot] = {}
     for directory in find_journals(paths):
-        journal = Snapshot(directory, earlier.get(directory))
+        journal = Snapshot(directory, earlier.get(directory), skip_damaged=skip_damaged)
         other = found.setdefault(journal.id, journal)
         if other is not journal:
             raise JournalError(

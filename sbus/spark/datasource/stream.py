@@ -20,7 +20,8 @@ Invariants:
 * *Only safe rows are read.* An offset never passes the end of what the recorder has synced, so a power cut cannot take
   back a row that a stream has seen.
 * *Loss is an error.* If rows between two offsets were deleted, the query fails unless ``failOnDataLoss`` is false; then
-  the reader warns once for each loss.
+  the reader warns once for each loss. The same holds for damaged rows; in their place stands a row of the kind
+  ``damaged``, which says how many they are.
 
 With a limit, `share` divides rows among the journals that are behind: a journal with little to read gets all of it, and
 the others share the rest evenly, so one busy journal does not starve the others.
@@ -145,7 +146,9 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- parts ----------------------------------------------------------------------------------
 
     def _journals(self) -> dict[str, Snapshot]:
-        self._known = open_journals(self.options.read.journals, self._known)
+        self._known = open_journals(
+            self.options.read.journals, self._known, skip_damaged=not self.options.fail_on_data_loss
+        )
         return self._known
 
     def _first(self, journal: Snapshot, end: int, *, is_new: bool) -> int:

@@ -215,5 +215,5 @@ def _subscribed(address: str, found: list[Message], say: Say) -> Iterator[None]:
 def _format_alert(message: Message) -> str:
     alert = json.loads(message.payload)
     rise = alert.get("rise")
-    rising = f", rising {rise:.1f} °C a second" if rise else ""
-    return f"{message.key.decode()}: {alert['degrees']:.1f} °C{rising}"
+    trend = f", {'rising' if rise > 0 else 'falling'} {abs(rise):.1f} °C a second" if rise else ""
+    return f"{message.key.decode()}: {alert['degrees']:.1f} °C{trend}"

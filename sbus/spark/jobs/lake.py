@@ -94,6 +94,7 @@ class Lake:
         self._state = self.directory / "_sbus"
         self.checkpoint = self._state / "checkpoint"
         """The checkpoint of the job, written by Spark."""
+        self._identity = self._state / "lake.json"
         self._batches = self._state / "batches"
         self._staging = self._state / "staging"
 
@@ -125,6 +126,24 @@ class Lake:
             yield
         finally:
             os.close(lock)
+
+    def identity(self) -> str:
+        """Return the ID of the lake, 32 hexadecimal digits; it is made when it is first asked for.
+
+        Call this while the lake is `locked`.
+
+        :raises sbus.errors.JournalError: if the file that has it is damaged.
+        :raises OSError: if it cannot be written.
+        """
+        try:
+            found = read_object(str(self._identity)).get("id")
+        except FileNotFoundError:
+            found = None
+        if isinstance(found, str):
+            return found
+        made = uuid.uuid4().hex
+        disk.replace(str(self._identity), json.dumps({"id": made}).encode() + b"\n", _FILE_MODE)
+        return made
 
     def write(self, rows: DataFrame, batch: int, *, writers: int = 1) -> None:
         """Put a batch into the lake; written again, it replaces itself.

@@ -196,7 +196,7 @@ class _Pacer:
             if kind == Kind.MESSAGE.value:
                 times.append(us)
                 messages.append((self._prefix + _key(key), bytes(payload)))
-            else:
+            elif kind != Kind.CLOCK.value:
                 self._state.add_gap(Gap(us, kind))
         at = 0
         while at < len(messages) and not self._stop():

@@ -53,7 +53,7 @@ def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark:
         F.sum(size).alias("bytes"),
         F.approx_count_distinct("key", _KEY_COUNT_DEVIATION).alias("keys"),
         F.percentile_approx(size, _PERCENTILES, _PERCENTILE_ACCURACY).alias("sizes"),
-        F.count_if(~is_message).alias("gaps"),
+        F.count_if(~F.col("kind").isin(Kind.MESSAGE.value, Kind.CLOCK.value)).alias("gaps"),
     )
     # A gap belongs to no key, so each prefix of its window reports it.
     whole = by_prefix.groupBy(F.window("window", length)).agg(

@@ -241,7 +241,9 @@ class TestVerify:
             journal.append([(b"k", b"")])
         path = list_segments(str(tmp_path))[0].path(".idx")
         os.unlink(path)
-        missing = f"{path}: it is missing: restore it from a copy"
+        missing = (
+            f"{path}: it is missing: restore it from a copy, or run 'sbus journal repair', which says what is lost"
+        )
         assert sbus("cat", tmp_path, status=1) == f"sbus: {missing}\n"
         assert missing in sbus("verify", tmp_path, status=1)
 
@@ -253,3 +255,21 @@ class TestVerify:
         for suffix in (".arrows", ".idx", ".json"):
             os.unlink(list_segments(str(recorded))[1].path(suffix).replace(str(recorded), str(tmp_path / "j")))
         assert "it begins with row 10, but row 5 should follow" in sbus("verify", tmp_path / "j", status=1)
+
+
+class TestRepair:
+    def test_status(self, recorded, tmp_path):
+        """The exit status tells whether nothing was damaged, rows are lost, or a recorder is in the way."""
+        directory = shutil.copytree(recorded, tmp_path / "j")
+        assert sbus("repair", directory) == f"{directory}: nothing is damaged\n"
+        segment = list_segments(str(directory))[0]
+        with open(segment.path(), "r+b") as file:
+            file.seek(-200, os.SEEK_END)
+            file.write(b"\xa5" * 64)
+        assert "would be repaired" in sbus("repair", "--dry-run", directory, status=3)
+        with JournalWriter.open(directory, warn=lambda text: None):
+            assert "writes this journal: stop it" in sbus("repair", directory, status=1)
+        assert "1 segment repaired" in sbus("repair", directory, status=3)
+        assert sbus("repair", directory).endswith("nothing is damaged\n")
+        sbus("verify", directory)
+        assert "# damaged " in sbus("cat", directory)

@@ -16,6 +16,7 @@ from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint, SeqpacketServerEndpoint
 from sbus.seqpacket.transport import PacketTransport
+from sbus.syscalls.listening import BACKLOG
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from tests.support.reactors import BatchRecorder, HalfRecorder, PacketReactorBuilder, Recorder, in_reactor, received
 
@@ -905,21 +906,21 @@ class Listening(PacketReactorBuilder):
 
     @in_reactor
     async def test_many_connect_at_once(self):
-        """If hundreds of clients connect at once, each is accepted, and the packets sent before are read."""
+        """If as many clients connect at once as the backlog holds, all are accepted, and what they sent is read."""
         path = f"{self.path}/socket"
         accepted = []
         enough: Deferred[None] = Deferred()
 
         def react(packet):
             accepted.append(packet)
-            if len(accepted) == 300:
+            if len(accepted) == BACKLOG:
                 enough.callback(None)
 
         factory = self.factory()
         factory.buildProtocol = lambda addr: self.watch(Recorder(react))
         port = await SeqpacketServerEndpoint(self.reactor, path).listen(factory)
         peers = []
-        for packet in numbered(300):
+        for packet in numbered(BACKLOG):
             peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             peer.connect(path)
             peer.send(packet)

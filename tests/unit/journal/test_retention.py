@@ -15,7 +15,8 @@ import pytest
 from sbus.errors import JournalError, UsageError
 from sbus.journal import disk
 from sbus.journal import verify as verifying
-from sbus.journal.consumers import advance, consumers
+from sbus.journal.consumers import advance, check_consumer, consumers
+from sbus.journal.index import REPAIR
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.retention import retain
@@ -237,7 +238,7 @@ class TestRetain:
         os.unlink(segment.path(".idx"))
         problems: list[str] = []
         assert len(list(verifying.verify(journal.directory, problems.append))) == 4
-        assert problems == [f"{segment.path('.idx')}: it is missing: restore it from a copy"]
+        assert problems == [f"{segment.path('.idx')}: it is missing: {REPAIR}"]
 
     def test_not_a_journal(self, tmp_path):
         """Nothing is deleted where there is no journal."""
@@ -319,6 +320,40 @@ class TestConsumers:
             pass
         advance(journal.directory, "archive", 3)
         assert consumers(journal.directory) == {"archive": 3}
+
+    def test_identity(self, journal):
+        """A name belongs to the lake that first used it; another lake is refused before and while it reports."""
+        advance(journal.directory, "archive", 5, identity="one")
+        for refused in (
+            lambda: check_consumer(journal.directory, "archive", "two", "/srv/two"),
+            lambda: advance(journal.directory, "archive", 50, identity="two"),
+        ):
+            with pytest.raises(JournalError, match=r"another lake \(one\).*--consumer=NAME.*archive.json if that lake"):
+                refused()
+        check_consumer(journal.directory, "archive", "one")
+        check_consumer(journal.directory, "other", "two")
+        advance(journal.directory, "archive", 7, identity="one")
+        advance(journal.directory, "archive", 9)
+        assert consumers(journal.directory) == {"archive": 9}
+        with pytest.raises(JournalError, match="another lake"):
+            check_consumer(journal.directory, "archive", "two")
+
+    def test_identity_of_an_older_version(self, journal):
+        """A file without an identity gets that of the first lake that reports, also if it reports no progress."""
+        advance(journal.directory, "archive", 5)
+        advance(journal.directory, "archive", 0, identity="one")
+        assert consumers(journal.directory) == {"archive": 5}
+        with pytest.raises(JournalError, match="another lake"):
+            advance(journal.directory, "archive", 6, identity="two")
+
+    def test_identity_on_a_full_disk(self, journal):
+        """With an identity, too, an existing number can be raised on a full disk."""
+        advance(journal.directory, "archive", 199, identity="a" * 32)
+        faulty = FaultyDisk()
+        faulty.fail_from(0, 1000, "open")
+        with faulty():
+            advance(journal.directory, "archive", 2000, identity="a" * 32)
+        assert consumers(journal.directory) == {"archive": 2000}
 
     @pytest.mark.parametrize("name", ["", "../x", ".x", "a/b", "a b"])
     def test_names(self, journal, name):

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbus.errors import UsageError
+from sbus.errors import CloseReason, UsageError
 from sbus.protocol.bundles import MAGIC, unbundle
 from sbus.protocol.keys import matches
 from sbus.server.last_values import VALUE_OVERHEAD, LastValueRule, LastValues, parse_rule
+from sbus.server.limits import Limits
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
 
@@ -210,6 +211,44 @@ def test_nothing_is_copied_for_a_client_that_does_not_read():
     bus.settle()
     assert not late.is_connected
     assert late.protocol.user.queues == 0
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_what_a_snapshot_holds_is_memory_of_its_user(count):
+    """A snapshot that nobody reads counts its references, then the values that were replaced; its end gives it back."""
+    bus = Bus(last_values=EVERYTHING, limits=Limits(queue_messages=1))
+    one, late = bus.connect(uid=2), bus.connect()
+    for first in range(0, count, 50):
+        one.send(*(b"MSG %d\0" % n + bytes(1_000) for n in range(first, first + 50)))
+    late.stall()
+    before = late.protocol.memory()
+    late.send(b"CMSG last\0")
+    assert 50 * count < late.protocol.memory() - before < 100 * count + 2_000
+    for turn in range(1_000_000 // (count * 1_000)):
+        for first in range(0, count, 50):
+            one.send(*(b"MSG %d\0%d" % (n, turn) + bytes(1_000) for n in range(first, first + 50)))
+    assert late.protocol.memory() - before > 700 * count
+    late.transport.hang_up()
+    bus.settle()
+    assert values(bus)._images == {}
+    assert late.protocol.user.memory == 0
+
+
+def test_unread_snapshots_end_at_the_limit_of_their_user():
+    """A user whose snapshots hold more replaced values than its memory allows loses those clients."""
+    bus = Bus(last_values=EVERYTHING, limits=Limits(user_memory=500_000, queue_messages=1))
+    one, late = bus.connect(uid=2), bus.connect()
+    for turn in range(2):
+        for first in range(0, 100, 10):
+            one.send(*(b"MSG %d\0%d" % (n, turn) + bytes(10_000) for n in range(first, first + 10)))
+        if not turn:
+            late.stall()
+            late.send(b"CMSG last\0")
+    bus.clock.advance(2)
+    bus.settle()
+    assert late.protocol.reason is CloseReason.USER_LIMIT
+    assert values(bus)._images == {}
+    assert one.is_connected
 
 
 def test_a_client_that_stops_reading_is_read_again():

@@ -16,10 +16,6 @@ class Reactor:
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
-        self.now = 0.0
-
-    def seconds(self) -> float:
-        return self.now
 
     def callLater(self, delay: float, call: Callable[[], object]) -> None:
         assert delay == 0
@@ -101,13 +97,15 @@ def test_a_debt_is_paid_off():
 
 
 def test_turns_are_short_while_others_are_served():
-    """If the reactor has done other work since the last turn, the next one is short; later it grows again."""
+    """If another user has sent since the last turn, the next one is short; later it grows again."""
     reactor = Reactor()
-    client = Client(Turns(reactor), User(), [1] * 30 * TURN_BUDGET)
+    turns = Turns(reactor)
+    client = Client(turns, User(), [1] * 30 * TURN_BUDGET)
     client.work()
     done = []
-    for between in [0.002] * 3 + [0.0] * 20:
-        reactor.now += between
+    for is_shared in [True] * 3 + [False] * 20:
+        if is_shared:
+            turns.change(User())
         before = len(client.prices)
         reactor.turn()
         done.append(before - len(client.prices))

@@ -191,3 +191,15 @@ def test_a_url_is_no_lake():
     """A URL is refused with the remedy, because an object store has no atomic rename."""
     with pytest.raises(LakeError, match="mount it"):
         Lake("s3a://bucket/lake")
+
+
+def test_the_identity_goes_with_the_lake(tmp_path: Path) -> None:
+    """A lake keeps its identity for good, also after it was moved; another lake has another one."""
+    lake = Lake(tmp_path / "lake")
+    with lake.locked():
+        first = lake.identity()
+        assert lake.identity() == first
+    (tmp_path / "lake").rename(tmp_path / "moved")
+    with Lake(tmp_path / "moved").locked(), Lake(tmp_path / "other").locked():
+        assert Lake(tmp_path / "moved").identity() == first
+        assert Lake(tmp_path / "other").identity() != first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbus.journal.clock import HOUR, MINUTE, SECOND
 from sbus.spark.report.analysis.spans import Span, merged, nice_width, overlap, without
-from sbus.spark.report.page.format import amount, axis_values, change, duration, number, rate, time_ticks
+from sbus.spark.report.page.format import amount, axis_values, change, duration, number, rate, rates, time_ticks
 from tests.unit.spark.reports import PERIOD
 
 
@@ -29,6 +29,14 @@ def test_numbers_rates_and_durations() -> None:
         "12 345", "1.23 M", "0 B", "999 B", "1.50 kB", "30/min", "1.23 k/s", "12/d", "+50 %", "−50 %", "× 9.0", "new",
         "1 h 30 min", "1.5 ms", "24 h", "1 h", "2.5 s",
     ]  # fmt: skip
+
+
+def test_rates_that_are_compared_have_one_unit() -> None:
+    """The unit of the smallest rate is that of all; a rate of 0 has no unit of its own."""
+    assert [text.replace("\N{NARROW NO-BREAK SPACE}", " ") for text in rates(2.5, 1 / 30)] == ["150/min", "2/min"]
+    assert rates(0, 5) == ["0/s", "5/s"]
+    assert rates(0, 0) == ["0/s", "0/s"]
+    assert [text.rpartition("/")[2] for text in rates(1e6, 1e-9)] == ["d", "d"]
 
 
 def test_axes_have_round_ticks() -> None:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sbus.spark.report.analysis.figures import Report
-from sbus.spark.report.page.format import printable_key
+from sbus.journal.clock import HOUR, MINUTE, SECOND
+from sbus.spark.report.analysis.figures import Report, Totals, Traffic
+from sbus.spark.report.analysis.spans import Span
+from sbus.spark.report.page.charts import HEIGHT
+from sbus.spark.report.page.format import axis_values, printable_key
 from sbus.spark.report.page.highlights import highlights
 from sbus.spark.report.page.render import render
+from sbus.spark.report.page.sections import header, traffic
 from tests.support.pages import PageStructure
-from tests.unit.spark.reports import HOSTILE, calm_report, hostile_report, new_report
+from tests.unit.spark.reports import HOSTILE, PERIOD, calm_report, hostile_report, new_report
 
 
 def page_of(report: Report) -> str:
@@ -82,6 +90,77 @@ def test_highlights() -> None:
     assert [one.tag for one in found] == ["silent", "gap", "gone", "new", "rate up"]
     assert [one.scope for one in found] == ["plant/stops", None, "gone/", "office", "plant/steady"]
     assert [one.tag for one in highlights(calm_report())] == ["all calm"]
+
+
+def test_a_period_without_messages_is_not_calm() -> None:
+    """If there was no message at all, the first sentence says so, and whether the recorder ran."""
+    silent = replace(
+        calm_report(), totals=Totals(0, 0, 0, 60_000_000), traffic=Traffic(MINUTE, PERIOD.start, [], [], [], None, None)
+    )
+    (found,) = highlights(silent)
+    assert (found.tag, found.kind) == ("no traffic", "loss")
+    assert "though the recorder was running" in found.text
+    (found,) = highlights(replace(silent, totals=Totals(0, 0, 0, 0)))
+    assert "Nothing was recorded" in found.text
+
+
+def test_a_rate_that_falls_is_neither_good_nor_bad() -> None:
+    """The tag of a changed rate has no colour of good news."""
+    (style,) = re.findall(r"\.tag\.rate \{ color: var\(--(\w+)\)", page_of(calm_report()))
+    assert style == "soft"
+
+
+def heights(path: str, width: int) -> list[int]:
+    """Return the height of each column of an area whose lower edge is 0."""
+    at, found = 0, list[int]()
+    for command, value in re.findall(r"([MhvV])(-?\d+(?: -?\d+)?)", path):
+        if command == "M":
+            at = HEIGHT - int(value.split()[1])
+        elif command == "v":
+            at -= int(value)
+        elif command == "h":
+            found += [at] * int(value)
+        else:
+            break
+    assert len(found) == width
+    return found
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(0, 10**7), min_size=3, max_size=3), min_size=1, max_size=40),
+    width=st.sampled_from([SECOND // 2, SECOND, MINUTE, HOUR]),
+    start=st.integers(0, 10**9),
+    sliver=st.integers(1, 10**6),
+)
+def test_columns_times_width_are_the_messages(counts: list[list[int]], width: int, start: int, sliver: int) -> None:
+    """Whatever part of the first and the last window the period has: the columns times the width are the messages, the
+    highest one is the "Busiest" of the header, and it is drawn as such.
+    """
+    origin = (PERIOD.start // width) * width
+    layers = [list(layer) for layer in zip(*counts, strict=True)]
+    end = origin + width * (len(counts) - 1) + min(sliver, width)
+    period = Span(min(origin + start % width, end - 1), end)
+    total = sum(map(sum, counts))
+    report = replace(
+        calm_report(),
+        period=period,
+        totals=Totals(total, total, 3, period.end - period.start),
+        traffic=Traffic(width, origin, ["a", "b", None], layers, layers, None, None),
+    )
+    chart = traffic(report).charts[0]
+    assert sum(chart.columns) * width / SECOND == pytest.approx(total)
+    busiest = next(tile for tile in header(report).tiles if tile.name == "Busiest")
+    assert max(chart.columns) == pytest.approx(max(map(sum, counts)) * SECOND / width)
+    shown = busiest.value.removesuffix("/s").replace("\N{NARROW NO-BREAK SPACE}", "")
+    if shown[-1] not in "MGT":
+        assert float(shown) == pytest.approx(max(chart.columns), rel=0.01)
+    # One layer has all messages: the outline of the sum.
+    alone = replace(report, traffic=Traffic(width, origin, [None], [[sum(c) for c in counts]], layers[:1], None, None))
+    drawn = traffic(alone).charts[0]
+    if total:
+        found = heights(drawn.drawing.outlines[0].data, len(counts))
+        scale = axis_values(max(drawn.columns))[-1]
+        assert found == [pytest.approx(HEIGHT * column / scale, abs=0.51) for column in drawn.columns]
 
 
 def test_a_page_without_a_period_before() -> None:

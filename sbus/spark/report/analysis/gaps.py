@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from sbus.client.losses import parse_lost
@@ -46,22 +46,31 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
     :param rows: all rows of that time and no others: ``journal``, ``seq``, ``us``, ``kind``, ``payload``.
     :param tail: µs without a row, at the end, from which on a journal counts as not written.
     """
-    marks = rows.where("kind <> 'message'").select("journal", "seq", "us", "kind", F.col("payload").cast("string"))
+    marks = rows.where("kind NOT IN ('message', 'clock')").select(
+        "journal", "seq", "us", "kind", F.col("payload").cast("string")
+    )
     newest = marks.orderBy(F.col("us").desc()).limit(MAX_GAPS).toDF("journal", "seq", "us", "kind", "details")
     found = sorted(newest.collect(), key=lambda row: (row.us, row.seq))
-    above = rows.where(F.col("seq").isin([row.seq - 1 for row in found])).select("journal", "seq", "us")
-    before = {(journal, seq + 1): us for journal, seq, us in above.collect()} if found else {}
+    details_of = {(row.journal, row.seq): _details(row.details) for row in found}
+    ends = {(row.journal, row.seq): _last(row, details_of[row.journal, row.seq]) + 1 for row in found}
+    beside = rows.where(F.col("seq").isin([*(row.seq - 1 for row in found), *ends.values()]))
+    times = {(row.journal, row.seq): row.us for row in beside.select("journal", "seq", "us").collect()} if found else {}
     gaps = []
     for row in found:
-        details = _details(row.details)
+        details = details_of[row.journal, row.seq]
         if row.kind == "stop":
             continue  # the gap ends with the next start
         ended = str(details.get("ended", ""))
-        begin = whole.start if ended == "new" else before.get((row.journal, row.seq), whole.start)
+        begin = whole.start if ended == "new" else times.get((row.journal, row.seq - 1), whole.start)
+        end, reason = row.us, str(details.get("reason", ""))
         if row.kind == "lost":
             begin = min(begin, row.us - 1)  # a loss counts, also between two messages of the same microsecond
-        reason = _dropped(row.details) if row.kind == "lost" else str(details.get("reason", ""))
-        gaps.append(Gap(row.journal, begin, row.us, row.kind, ended, reason))
+            reason = _dropped(row.details)
+        elif row.kind == "damaged":
+            # The damaged rows are those up to the row behind them.
+            end = max(row.us + 1, times.get((row.journal, ends[row.journal, row.seq]), row.us))
+            reason = f"{details.get('rows', 0):,} rows"
+        gaps.append(Gap(row.journal, begin, end, row.kind, ended, reason))
     for journal, (extent, first_seq, last_kind) in journals.items():
         if last_kind == "stop":
             gaps.append(Gap(journal, extent.end, whole.end, "stop", "", ""))
@@ -70,6 +79,12 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
         if first_seq == 0 and not any(g.journal == journal and g.start == whole.start for g in gaps):
             gaps.append(Gap(journal, whole.start, extent.start, "start", "new", ""))
     return sorted((g for g in gaps if g.end > g.start), key=lambda g: (g.start, g.end))
+
+
+def _last(row: Row, details: dict[str, object]) -> int:
+    """Return the number of the last row that a row stands for."""
+    last = details.get("last") if row.kind == "damaged" else None
+    return last if isinstance(last, int) else int(row.seq)
 
 
 def _dropped(receipt: str | None) -> str:

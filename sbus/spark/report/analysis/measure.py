@@ -26,6 +26,8 @@ __all__ = ["measure"]
 
 _MAX_WINDOWS = 300
 """Windows of a period."""
+_MIN_LABEL_SHARE = 0.01
+"""The least share of the messages of a prefix with a colour of its own: less cannot be seen."""
 _MIN_TIME = -62_135_596_800_000_000
 """The beginning of the year 1, in µs since the epoch: the earliest time of a `datetime`."""
 
@@ -48,8 +50,9 @@ def measure(
     few prefixes.
 
     :param rows: rows with the columns of a journal, keys as text.
-    :param start: the start of the period; None: `last` before its end, or the first row if that is later.
-    :param end: the end of the period (not included); None: just after the last row.
+    :param start: the start of the period; None: `last` before its end, or the first row if that is later, and at most a
+        window earlier.
+    :param end: the end of the period (not included); None: the end of the window of the last row.
     :param last: the length of the period if `start` is None.
     :param wanted: the condition on ``key`` for the messages that count; gaps always count.
     :param pattern: the same condition as a pattern, for the heading of the report.
@@ -96,14 +99,16 @@ def measure(
         if depth is None:
             depth = cubes.find_depth(keys.where("n > 0"))
         by_prefix = keys.where("n > 0").groupBy(cubes.prefix("key", depth).alias("p")).agg(F.sum("n").alias("n"))
-        labels = [row.p for row in by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.MAX_LABELS).collect()]
+        largest = by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.MAX_LABELS).collect()
+        labels = [row.p for row in largest if row.n >= _MIN_LABEL_SHARE * now_total[0]]
         traffic = cubes.find_traffic(cube, windows, depth, labels, has_before=has_before)
         progress("top keys")
         top_messages = cubes.find_top(keys, "n", top)
         top_bytes = cubes.find_top(keys, "bytes", top)
         progress("silences")
         heard = {journal: min(period.end, extent.end) for journal, extent in extents.items()}
-        silences, silence_count = find_silences(cube, windows, missing, heard, top)
+        intervals = now_total[0] + before_total[0]
+        silences, silence_count = find_silences(cube, windows, missing, heard, top, intervals)
         scopes = [(key, False) for key, _, _ in top_messages + top_bytes]
         scopes += [(silence.scope, silence.is_prefix) for silence in silences]
         shapes = cubes.shapes(cube, windows, scopes)
@@ -134,7 +139,10 @@ def measure(
 
 
 def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most: timedelta) -> Span:
-    """Return the period of the report, in µs."""
+    """Return the period of the report, in µs.
+
+    An end that is not given is that of a whole window: a sliver of one would be compared with whole ones.
+    """
     first: int | None = _micros(start)
     last: int | None = _micros(end)
     if first is None or last is None:
@@ -151,6 +159,11 @@ def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most:
         raise UsageError(
             "the period ends before it begins: nothing was recorded in it, or its two ends are swapped; check both"
         )
+    width = nice_width(last - first, _MAX_WINDOWS)
+    if end is None:
+        last = -(-last // width) * width
+    if start is None:
+        first = first // width * width
     if 2 * first - last < _MIN_TIME:
         raise UsageError(
             "the period before this one, as long as it, would begin before the year 1: report on a shorter one"

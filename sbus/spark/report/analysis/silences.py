@@ -8,6 +8,10 @@ silence if, without the time in which nothing was recorded, it is longer than ea
 * `MIN_PAUSE_RATIO` times the mean of the pauses around it, because a key with less traffic at night has longer pauses
   then;
 * `MIN_RATIO_TO_THIRD` times its third longest pause, because a key that comes in bursts pauses often; and
+* what chance makes of messages at random times: the more intervals are looked at, the longer is the longest of them.
+  The tail of the pauses is taken as exponential, as of a Poisson process, with the scale that the median and the 90th
+  percentile of the key's pauses show. Of regular messages that scale is near 0. A silence is longer than all but
+  `_FALSE_ALARMS` pauses of a whole report would be by chance;
 * `MIN_RATIO_TO_BEFORE` times its longest pause in the period before, because a key that rests every night is not
   silent.
 """
@@ -15,6 +19,7 @@ silence if, without the time in which nothing was recorded, it is longer than ea
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, Window
@@ -29,6 +34,8 @@ __all__ = ["find_silences"]
 MIN_PAUSE_RATIO = 5
 MIN_RATIO_TO_BEFORE = 1.5
 MIN_RATIO_TO_THIRD = 3
+_FALSE_ALARMS = 0.01
+"""Silences of a report that are expected by chance."""
 _MIN_SAMPLES = 10
 """Pauses and intervals that a rhythm needs."""
 _MAX_CANDIDATES = 500
@@ -40,7 +47,7 @@ _NEIGHBOURS = 8
 
 
 def find_silences(
-    cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int], top: int
+    cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int], top: int, intervals: int
 ) -> tuple[list[Silence], int]:
     """Return the silences of the period, and their number.
 
@@ -51,8 +58,9 @@ def find_silences(
 
     :param lost: for each journal, the time in which messages may be missing.
     :param heard: for each journal, the end of its rows in the period (µs).
+    :param intervals: the number of intervals between messages that are looked at, of all keys together.
     """
-    rows = _candidates(_pauses(cube, windows, lost, heard), windows).collect()
+    rows = _candidates(_pauses(cube, windows, lost, heard), windows, intervals).collect()
     found = _merge_prefixes([_silence(row, windows) for row in rows])
     found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
     return found[:top], len(found)
@@ -109,7 +117,7 @@ def _scope(text: Column, *, is_prefix: bool) -> Column:
     return F.struct(text.alias("text"), F.lit(is_prefix).alias("is_prefix"))
 
 
-def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
+def _candidates(pauses: DataFrame, windows: Windows, intervals: int) -> DataFrame:
     """Return the pauses that are silences, at most `_MAX_CANDIDATES`."""
     ended = F.col("end").isNotNull()
     earlier = ended & (F.col("end") < windows.period.start)
@@ -129,7 +137,11 @@ def _candidates(pauses: DataFrame, windows: Windows) -> DataFrame:
         F.try_element_at(F.sort_array(F.collect_list(length), False), F.lit(3)).alias("third"),
         (F.max(F.coalesce("end", "start")) - F.min("start")).alias("known"),
     )
+    # P(pause > p90 + x) is 0.1 exp(-x / scale), and p90 - p50 is scale * ln 5.
+    scale = (F.col("usual")[1] - F.col("usual")[0]) / math.log(5)
+    by_chance = math.log(max(1.0, 0.1 * intervals * MAX_DEPTH / _FALSE_ALARMS))
     usual = F.greatest(
+        F.col("usual")[1] + scale * by_chance,
         F.col("usual")[1] * MIN_PAUSE_RATIO,
         F.col("around") * MIN_PAUSE_RATIO,
         F.col("third") * MIN_RATIO_TO_THIRD,

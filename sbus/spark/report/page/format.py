@@ -18,6 +18,7 @@ __all__ = [
     "number",
     "printable_key",
     "rate",
+    "rates",
     "time_ticks",
 ]
 
@@ -27,6 +28,8 @@ _TIME_STEPS = [
     *(d * DAY for d in (2, 7, 14, 28, 56, 182, 364)),
 ]
 """Distances of labels on an axis of time, in µs."""
+_RATE_UNITS = (("s", 1), ("min", 60), ("h", 3600), ("d", 86400))
+"""Units of rates, with their seconds."""
 _SPACE = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -59,10 +62,14 @@ def rate(per_second: float) -> str:
 
     The units are per second, minute, hour and day.
     """
-    for unit, seconds in (("s", 1), ("min", 60), ("h", 3600)):
-        if per_second * seconds >= 1 or not per_second:
-            return f"{_scaled(per_second * seconds, (('', 1), ('k', 1e3), ('M', 1e6)))}/{unit}"
-    return f"{_scaled(per_second * 86400, (('', 1),))}/d"
+    return rates(per_second)[0]
+
+
+def rates(*per_second: float) -> list[str]:
+    """Write rates that are compared in one unit: the first one that gives the least of them at least 1."""
+    least = min((value for value in per_second if value), default=0)
+    unit, seconds = next((u for u in _RATE_UNITS[:-1] if least * u[1] >= 1 or not least), _RATE_UNITS[-1])
+    return [f"{_scaled(value * seconds, (('', 1), ('k', 1e3), ('M', 1e6)))}/{unit}" for value in per_second]
 
 
 def change(now: float, before: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sbus.spark.report.analysis.figures import Change, Gap, Report, Silence
-from sbus.spark.report.page.format import change, duration, moment_near, number, printable_key, rate
+from sbus.spark.report.page.format import change, duration, moment_near, number, printable_key, rates
 
 __all__ = ["Highlight", "cause", "highlights"]
 
@@ -44,6 +44,7 @@ def cause(gap: Gap) -> str:
         "reconnect": "the connection to the bus was lost",
         "full": "the journal could not be written",
         "lost": "the bus dropped messages for the recorder",
+        "damaged": "a part of the journal is damaged",
     }
     known = causes.get(gap.kind, printable_key(gap.kind))
     return f"{known}: {printable_key(gap.reason)}" if gap.reason else known
@@ -51,7 +52,8 @@ def cause(gap: Gap) -> str:
 
 def highlights(report: Report) -> list[Highlight]:
     """Return what stands out, the most urgent first; never empty."""
-    found = [*_silences(report.silences, report.silence_count, report.period.start), *_losses(report)]
+    found = [] if report.totals.messages else [_no_messages(report)]
+    found += [*_silences(report.silences, report.silence_count, report.period.start), *_losses(report)]
     if report.changes is not None:
         changes = report.changes
         vanished = ("has no messages any more", "have no messages any more")
@@ -64,6 +66,14 @@ def highlights(report: Report) -> list[Highlight]:
             calm = "Nothing stands out: no unusual silence and no gap. There is no earlier period to compare with."
         found.append(Highlight("calm", "all calm", None, calm))
     return found
+
+
+def _no_messages(report: Report) -> Highlight:
+    of = f" that matches {printable_key(report.pattern)}" if report.pattern else ""
+    text = f"There was no message{of} in this period, though the recorder was running."
+    if not report.totals.recorded:
+        text = "Nothing was recorded in this period: check that the recorder runs and the archive is up to date."
+    return Highlight("loss", "no traffic", None, text)
 
 
 def _silences(silences: Sequence[Silence], count: int, near: int) -> list[Highlight]:
@@ -118,5 +128,6 @@ def _appeared(kind: str, changes: Sequence[Change], count: int, verbs: tuple[str
 
 def _moved(c: Change) -> Highlight:
     arrow = "up" if c.rate > c.rate_before else "down"
-    text = f" went {arrow}: {change(c.rate, c.rate_before)}, from {rate(c.rate_before)} to {rate(c.rate)}."
+    before, now = rates(c.rate_before, c.rate)
+    text = f" went {arrow}: {change(c.rate, c.rate_before)}, from {before} to {now}."
     return Highlight("rate", f"rate {arrow}", c.scope, text)

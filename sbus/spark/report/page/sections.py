@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sbus.journal.clock import to_seconds
 from sbus.spark.report.analysis.figures import Change, Gap, KeyTraffic, Report, Silence
-from sbus.spark.report.analysis.spans import Span, overlap
+from sbus.spark.report.analysis.spans import Span
 from sbus.spark.report.page.charts import (
     Band,
     Drawing,
@@ -22,7 +22,17 @@ from sbus.spark.report.page.charts import (
     stacked,
     time_axis,
 )
-from sbus.spark.report.page.format import amount, change, duration, moment, moment_near, number, printable_key, rate
+from sbus.spark.report.page.format import (
+    amount,
+    change,
+    duration,
+    moment,
+    moment_near,
+    number,
+    printable_key,
+    rate,
+    rates,
+)
 from sbus.spark.report.page.highlights import cause
 
 __all__ = ["changes", "header", "recording", "silences", "sizes", "top_keys", "traffic"]
@@ -101,7 +111,7 @@ def _tiles(report: Report) -> list[Tile]:
     interrupted = f"{losses} interruption" + ("" if losses == 1 else "s")
     traffic = report.traffic
     sums = [sum(values) for values in zip(*traffic.messages, strict=True)] or [0]
-    peak = max(sums) / to_seconds(traffic.width)
+    peak = max(sums) / to_seconds(traffic.width)  # the largest column of the chart
     changes = report.changes
 
     def than(count: float, other: float | None) -> str:
@@ -115,7 +125,7 @@ def _tiles(report: Report) -> list[Tile]:
         Tile("Messages", number(now.messages), than(now.messages, before.messages if before else None)),
         Tile("Payload", amount(now.bytes), than(now.bytes, before.bytes if before else None)),
         Tile("Keys", number(now.keys), keys_than),
-        Tile("Peak", f"{number(peak)}/s" if peak >= 100 else f"{peak:.3g}/s", f"within {duration(traffic.width)}"),
+        Tile("Busiest", f"{number(peak)}/s" if peak >= 100 else f"{peak:.3g}/s", f"within {duration(traffic.width)}"),
         Tile("Silences", number(report.silence_count), f"{sum(s.end is None for s in report.silences)} still silent"
              if report.silence_count else "no unusual ones"),
         Tile("Recorded", f"{exact}\N{NARROW NO-BREAK SPACE}%", interrupted if losses else "without gaps"),
@@ -141,6 +151,7 @@ class TrafficChart:
     """A chart of something per second, over time.
 
     :ivar height: in pixels.
+    :ivar columns: the height of each column, in the unit of the chart: it times the width is what the window had.
     :ivar hover: what the script shows of each window; the numbers are counts in the window.
     """
 
@@ -149,6 +160,7 @@ class TrafficChart:
     height: int
     drawing: Drawing
     axis: list[ValueTick]
+    columns: list[float]
     hover: dict[str, object]
 
 
@@ -186,13 +198,11 @@ def traffic(report: Report) -> TrafficSection:
     gaps = _gap_bands(report)
     if not data.messages:
         return TrafficSection("There were no messages in this period.", [], False, False, [], [], gaps, None)
-    # The first and the last window may be in the period only in part.
-    edges = range(whole.start, whole.end, data.width)
-    within = [overlap(report.period, [Span(at, at + data.width)]) for at in edges]
-    seconds = [to_seconds(max(micros, 1)) for micros in within]
+    # A window that is in the period only in part counts as a whole one: else one message in a sliver is a peak.
+    seconds = to_seconds(data.width)
 
     def per_second(values: Sequence[int]) -> list[float]:
-        return [v / s for v, s in zip(values, seconds, strict=True)]
+        return [value / seconds for value in values]
 
     charts = []
     for name, title, layers, before, units, height in (
@@ -208,10 +218,17 @@ def traffic(report: Report) -> TrafficSection:
         drawing, axis = stacked(
             [per_second(layer) for layer in layers], before and per_second(before), description, units
         )
-        charts.append(TrafficChart(name, title, height, drawing, axis, _hover(report, name, layers, before)))
+        columns = per_second([sum(values) for values in zip(*layers, strict=True)])
+        hover = _hover(report, name, layers, before)
+        charts.append(TrafficChart(name, title, height, drawing, axis, columns, hover))
     segments = "segment" if report.depth == 1 else f"{report.depth} segments"
     return TrafficSection(
-        note=f"In windows of {duration(data.width)}, by the first {segments} of the key.",
+        note=f"In windows of {duration(data.width)}"
+        + (
+            f", by the first {segments} of the key."
+            if data.labels != [None]
+            else ". No key or prefix has 1 % of the messages, so all keys have one colour."
+        ),
         labels=data.labels,
         has_before=data.before is not None,
         has_gaps=any(g.end > whole.start for g in report.gaps),
@@ -233,7 +250,9 @@ def _hover(
     ]
     rows = [HoverRow("total", "none", [text(sum(values)) for values in zip(*layers, strict=True)])]
     for i, (label, layer) in reversed(list(enumerate(zip(data.labels, layers, strict=True)))):
-        shown = "all other keys" if label is None else printable_key(label, 60)
+        shown = (
+            ("all other keys" if len(data.labels) > 1 else "all keys") if label is None else printable_key(label, 60)
+        )
         rows.append(HoverRow(shown, f"n{i}", [text(v) if v else "" for v in layer]))
     if before is not None:
         rows.append(HoverRow("before", "ghost", [text(v) for v in before]))
@@ -424,12 +443,13 @@ def _change(c: Change, largest: float) -> ChangeRow:
     style = "gone" if not c.messages else "new up" if not c.before else "up" if c.rate > c.rate_before else "down"
     if c.messages and c.before and 0.8 < c.rate / c.rate_before < 1.25:
         style = "soft"
+    before, now = rates(c.rate_before, c.rate)
     return ChangeRow(
         c.scope,
         _key_count(c.keys) if c.scope.endswith("/") else "",
         number(c.messages or c.before),
-        rate(c.rate_before),
-        rate(c.rate),
+        before,
+        now,
         "gone" if not c.messages else change(c.rate, c.rate_before),
         style,
         _bar(c.rate, largest, rate(c.rate)),

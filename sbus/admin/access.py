@@ -1,0 +1,80 @@
+"""Who may ask the admin socket: decided by the peer credentials from the kernel alone.
+
+Root, the server's own user and members of the admin group may ask everything; members of the metrics group may read
+``/metrics``. A group counts whether it is a process's primary or a supplementary one (``SO_PEERGROUPS``, socket(7)).
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+from sbus.errors import UsageError
+from sbus.protocol.keys import PeerCredentials
+from sbus.syscalls.sockets import peer_credentials
+
+__all__ = ["METRICS", "Access", "parse_group", "peer_groups"]
+
+METRICS = "/metrics"
+"""The path that the metrics group may read."""
+
+_SO_PEERGROUPS = 59
+_MOST_GROUPS = 65536
+
+
+def parse_group(text: str, option: str) -> int:
+    """Return the GID of a group.
+
+    :param text: a GID in decimal, or a name.
+    :raises UsageError: if there is no such group.
+    """
+    if text.isascii() and text.isdigit() and int(text) < 2**32 - 1:
+        return int(text)
+    try:
+        return grp.getgrnam(text).gr_gid
+    except (KeyError, ValueError):
+        raise UsageError(f"{option}={text}: there is no such group: name one that `getent group` lists") from None
+
+
+def peer_groups(sock: socket.socket) -> frozenset[int]:
+    """Return the supplementary groups of the peer, as they were when it connected; empty if the kernel does not say."""
+    size = 256 * 4
+    while size <= _MOST_GROUPS * 4:
+        try:
+            data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
+        except OSError:
+            size *= 16
+            continue
+        return frozenset(struct.unpack(f"{len(data) // 4}I", data))
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The groups that may ask.
+
+    :ivar admin: the GID of the group that may ask everything; None: no group.
+    :ivar metrics: the GID of the group that may read the metrics; None: no group.
+    """
+
+    admin: int | None = None
+    metrics: int | None = None
+
+    def allowed(self, sock: socket.socket) -> tuple[PeerCredentials, bool, bool]:
+        """Return the peer of a connection, whether it may ask everything, and whether it may read the metrics."""
+        peer = peer_credentials(sock)
+        if peer.uid in (0, os.geteuid()):
+            return peer, True, True
+        groups = {peer.gid, *peer_groups(sock)} if self.admin is not None or self.metrics is not None else {peer.gid}
+        is_admin = self.admin is not None and self.admin in groups
+        return peer, is_admin, is_admin or (self.metrics is not None and self.metrics in groups)
+
+    @property
+    def mode(self) -> int:
+        """The permissions of the socket's path that let these groups connect; each request is checked as well."""
+        if self.metrics is not None:
+            return 0o666
+        return 0o600 if self.admin is None else 0o660

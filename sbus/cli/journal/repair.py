@@ -1,0 +1,74 @@
+"""``sbus journal repair``: make a damaged journal readable, and say what is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import click
+
+from sbus.cli.journal.options import journal_argument
+from sbus.cli.output import pluralize
+from sbus.extras import needs
+from sbus.journal import clock
+
+__all__ = ["repair"]
+
+_ROWS_LOST = 3
+"""The exit status if rows are lost."""
+
+
+@click.command(
+    short_help="Make a damaged journal readable; say what is lost.",
+    epilog="""\
+\b
+Exit status:
+  0  nothing was damaged, or every row could be kept
+  1  the journal cannot be repaired, or a recorder writes it
+  3  it is repaired, but rows are lost
+""",
+)
+@journal_argument
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done. The recorder may be running.")
+@click.option("--json", "output_json", is_flag=True, help="Print one JSON object per damaged segment.")
+@click.pass_context
+def repair(ctx: click.Context, directory: str, dry_run: bool, output_json: bool) -> None:
+    """Make a damaged journal readable again, and say which rows are lost.
+
+    Every row that can be read stays, with its sequence number. One row of the kind "damaged" stands
+    for the rows of each batch that cannot be read. What was damaged is copied into the directory
+    "damaged" of the journal. Stop the recorder first.
+    """
+    with needs("recorder"):
+        from sbus.journal.repair import repair as repair_segments
+        from sbus.journal.writer import locked
+    segments = lost = 0
+    with contextlib.nullcontext() if dry_run else locked(directory):
+        for found in repair_segments(directory, dry_run=dry_run):
+            segments += 1
+            rows = sum(part.rows for part in found.lost)
+            lost += rows
+            if output_json:
+                fields = {
+                    "segment": found.segment.name,
+                    "lost": [part._asdict() for part in found.lost],
+                    "kept": found.kept,
+                }
+                click.echo(json.dumps(fields))
+                continue
+            for part in found.lost:
+                click.echo(
+                    f"{found.segment.path()}: {pluralize(part.rows, 'row')} lost: {part.first_seq} to "
+                    f"{part.first_seq + part.rows - 1}, of about {clock.format_utc(part.min_time)} to "
+                    f"{clock.format_utc(part.max_time)}"
+                )
+            if not found.lost:
+                click.echo(f"{found.segment.path()}: damaged, but no row is lost")
+            for path in found.kept:
+                click.echo(f"  kept what was there: {path}")
+    if not output_json:
+        would = "would be " if dry_run else ""
+        outcome = f"{pluralize(segments, 'segment')} {would}repaired, {pluralize(lost, 'row')} lost"
+        click.echo(f"{directory}: {outcome if segments else 'nothing is damaged'}")
+    if lost:
+        ctx.exit(_ROWS_LOST)

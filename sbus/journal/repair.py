@@ -1,0 +1,294 @@
+"""Repair: makes a damaged journal readable again, and states what is lost.
+
+Every row that can be read stays as it is, with its number. In place of each batch that cannot be read, the index gets a
+record of the kind ``damaged`` that covers its rows, so that readers get one row that says how many they were. What is
+replaced is first copied into the directory ``damaged`` of the journal.
+
+Invariants:
+
+* *No number of a row changes*, so what consumers have recorded stays right.
+* *Each step leaves the journal readable as before or better*, in this order: the copies are synced; the damaged bytes
+  are overwritten, which no reader could use; the index is replaced in one step; the summary is written again. A repair
+  that is interrupted is repeated.
+* *Nothing is guessed.* If the journal no longer states which row is the last one, repair says so and changes nothing:
+  a number could be used twice.
+
+The damaged bytes are overwritten with a row of the kind ``damaged`` of exactly their length, so that programs that read
+the ``.arrows`` by themselves get past them. That needs a segment of a format that has this kind; in an older one the
+bytes stay.
+
+Repair holds the writer's lock. Readers may run beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sbus.errors import JournalError
+from sbus.journal import disk
+from sbus.journal.index import BATCH, Index, Record, last_sync, read_index, read_record
+from sbus.journal.layout import ARROWS, IDENTITY, INDEX, SUMMARY, Segment, list_segments, read_identity
+from sbus.journal.salvage import find_header, salvage_index
+from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, encode
+from sbus.journal.segment import SegmentWriter
+from sbus.journal.summary import read_summary
+from sbus.journal.verify import problems_of
+
+__all__ = ["DAMAGED", "Lost", "Repaired", "repair"]
+
+DAMAGED = "damaged"
+"""The directory in a journal that keeps what was damaged."""
+_FILE_MODE = 0o600
+_PAGE = 4096
+"""Bytes that are read at once from a file with bad sectors."""
+
+
+class Lost(NamedTuple):
+    """Rows that are beyond reading.
+
+    :ivar first_seq: the number of the first row.
+    :ivar rows: their number.
+    :ivar min_time: the time of the first of them, or of a row before it, in µs since the epoch.
+    :ivar max_time: the time of the last of them, or of a row before it.
+    """
+
+    first_seq: int
+    rows: int
+    min_time: int
+    max_time: int
+
+
+class Repaired(NamedTuple):
+    """What was wrong with one segment.
+
+    :ivar segment: the segment.
+    :ivar lost: the rows that are lost; empty if all of them could be read.
+    :ivar kept: the paths of the copies of what was damaged.
+    """
+
+    segment: Segment
+    lost: list[Lost]
+    kept: list[str]
+
+
+def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Iterator[Repaired]:
+    """Repair a journal, and yield what was wrong, segment by segment; undamaged segments are left out.
+
+    The caller holds the writer's lock (`sbus.journal.writer.locked`), unless `dry_run`.
+
+    :param dry_run: whether to change nothing.
+    :raises JournalError: if there is no journal, or it cannot be known which row is the last one.
+    :raises OSError: if the journal cannot be written; the call may be repeated.
+    """
+    directory = os.path.abspath(directory)
+    identity = read_identity(directory)
+    segments = list_segments(directory)
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        end_seq = following.first_seq if following else _end_of(segment, identity.id)
+        if end_seq is None:
+            continue
+        one = _Repair(segment, identity.id, end_seq)
+        if not one.is_damaged:
+            continue
+        if not dry_run:
+            if one.lost and read_identity(directory).format.version < FORMAT:
+                fields = {**identity.fields, "format": FORMAT}
+                disk.replace(os.path.join(directory, IDENTITY), json.dumps(fields).encode() + b"\n", _FILE_MODE)
+            one.apply()
+        yield Repaired(segment, one.lost, one.kept)
+
+
+def _end_of(segment: Segment, journal_id: str) -> int | None:
+    """Return the number behind the last row of the newest segment; None if it has no synced row.
+
+    :raises JournalError: if it cannot be known.
+    """
+    stated: set[int] = set()
+    try:
+        if sync := last_sync(segment):
+            stated.add(sync.next_seq)
+        elif not segment.closed:
+            return None
+    except FileNotFoundError:
+        if not segment.closed and (found := salvage_index(segment._replace(closed=True), journal_id).sync):
+            stated.add(found.next_seq)
+    if segment.closed:
+        try:
+            stated.add(read_summary(segment).last_seq + 1)
+        except JournalError:
+            pass
+    if not stated:
+        raise JournalError(
+            f"{segment.path()}: neither its index nor its summary states which row of the journal is the last one: "
+            "restore them from a copy, or record into another directory"
+        )
+    return max(stated)
+
+
+class _Repair:
+    """Finds what is damaged in one segment, and repairs it.
+
+    :ivar is_damaged: whether anything is.
+    :ivar lost: the rows that are lost.
+    :ivar kept: the copies that `apply` has made.
+    """
+
+    def __init__(self, segment: Segment, journal_id: str, end_seq: int) -> None:
+        self.lost: list[Lost] = []
+        self.kept: list[str] = []
+        self._segment = segment
+        self._journal_id = journal_id
+        self._end_seq = end_seq
+        self._format: Format | None = None
+        self._overwrite: list[tuple[int, bytes]] = []  # offset and bytes
+        self._asides: list[tuple[int, int]] = []  # offsets of the damaged bytes
+        self._header = b""
+        index_is_whole = self._index_is_whole()
+        # An open segment without its index is searched like a closed one.
+        index = salvage_index(segment if index_is_whole else segment._replace(closed=True), journal_id)
+        self._records = self._check(index)
+        self.is_damaged = (
+            not index_is_whole
+            or bool(self._overwrite or self._asides)
+            or (segment.closed and bool(problems_of(segment, journal_id)))  # of its summary: all else is checked above
+        )
+
+    def _index_is_whole(self) -> bool:
+        try:
+            index = read_index(self._segment)
+        except (JournalError, FileNotFoundError):
+            return False
+        return index.sync is not None and index.sync.next_seq == self._end_seq
+
+    def _check(self, index: Index) -> list[Record]:
+        """Return the records of the repaired index, without the last sync record."""
+        path = self._segment.path(ARROWS)
+        with closing(pa.OSFile(path)) as file:
+            header = find_header(file, self._journal_id, index.header)
+            if header is None or index.header is None:
+                raise JournalError(
+                    f"{path}: neither its header nor its index states the format of its rows: restore it from a copy, "
+                    "or move the three files of this segment elsewhere and repair again"
+                )
+            head, self._format = header
+            records = [head._replace(first_seq=self._segment.first_seq, min_time=self._segment.first_time,
+                                     max_time=self._segment.first_time)]  # fmt: skip
+            try:
+                read_record(path, file, head)
+            except (JournalError, OSError):
+                self._overwrite.append((0, self._format.header(self._journal_id)))
+                self._asides.append((0, head.end))
+            at, seq, time = head.end, self._segment.first_seq, self._segment.first_time
+            for record in index.batches:
+                records.append(self._check_batch(path, file, record))
+                at, seq, time = record.end, record.next_seq, record.max_time
+        if seq < self._end_seq:
+            end = max(at, os.stat(path).st_size - len(END_OF_STREAM))
+            records.append(self._lose(Record(BATCH, Kind.DAMAGED, at, end, seq, self._end_seq - seq, 0, time, time)))
+        return records
+
+    def _check_batch(self, path: str, file: pa.NativeFile, record: Record) -> Record:
+        if record.kind is Kind.DAMAGED and not record.crc:
+            return self._lose(record)  # the index had no record of it
+        if record.kind is Kind.DAMAGED:
+            return record  # an earlier repair
+        try:
+            read_record(path, file, record)
+        except (JournalError, OSError):
+            return self._lose(record)
+        return record
+
+    def _lose(self, record: Record) -> Record:
+        """Note rows as lost, and return the record that stands for them."""
+        assert self._format is not None
+        self.lost.append(Lost(record.first_seq, record.rows, record.min_time, record.max_time))
+        length = record.end - record.start
+        data = _padded_row(record, length) if Kind.DAMAGED in self._format.kinds else None
+        if length:
+            self._asides.append((record.start, record.end))
+        if data is not None:
+            self._overwrite.append((record.start, data))
+        # 1: not 0, by which `_check_batch` knows a record that is in no index yet.
+        crc = zlib.crc32(data) if data is not None else 1
+        return record._replace(kind=Kind.DAMAGED, crc=crc)
+
+    def apply(self) -> None:
+        """Keep copies of what is damaged, and repair the segment."""
+        self._keep()
+        fd = os.open(self._segment.path(ARROWS), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(fd).st_mode & 0o777
+            for at, data in self._overwrite:
+                disk.write(fd, data, at)
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+        last = self._records[-1]
+        sync = Record(b"sync", last.kind, last.end, last.end, last.next_seq, 0, 0, last.max_time, last.max_time)
+        data = b"".join(record.pack() for record in [*self._records, sync])
+        disk.replace(self._segment.path(INDEX), data, mode)
+        # Writes the end of the stream and the summary. A damaged open segment is closed, as by the next writer.
+        SegmentWriter.reopen(self._segment, self._journal_id, mode).finish()
+
+    def _keep(self) -> None:
+        """Copy what is going to be replaced into the directory `DAMAGED`."""
+        home = os.path.join(self._segment.directory, DAMAGED)
+        if not os.path.isdir(home):
+            os.mkdir(home, 0o700)
+            disk.sync_directory(self._segment.directory)
+        for suffix in (INDEX, SUMMARY):
+            if os.path.exists(path := self._segment.path(suffix)):
+                with open(path, "rb") as file:
+                    self._copy(home, suffix, file.read())
+        fd = os.open(self._segment.path(ARROWS), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start, end in self._asides:
+                self._copy(home, f"-{start}-{end}.bytes", _read_what_can_be(fd, start, end))
+        finally:
+            os.close(fd)
+        disk.sync_directory(home)
+
+    def _copy(self, home: str, suffix: str, data: bytes) -> None:
+        path, number = os.path.join(home, self._segment.name + suffix), 1
+        while os.path.exists(path):  # of an earlier repair
+            number += 1
+            path = os.path.join(home, f"{self._segment.name}{suffix}.{number}")
+        fd = disk.create(path, _FILE_MODE)
+        try:
+            disk.write(fd, data, 0)
+            disk.sync(fd)
+        finally:
+            os.close(fd)
+        self.kept.append(path)
+
+
+def _padded_row(record: Record, length: int) -> bytes | None:
+    """Return a row of the kind ``damaged`` that takes exactly `length` bytes; None if it cannot."""
+    details = json.dumps({"rows": record.rows, "last": record.next_seq - 1, "reason": "damaged on the disk"}).encode()
+    empty = encode(Kind.DAMAGED, record.first_seq, record.min_time, [b""], [b""]).size
+    room = length - empty
+    if room < 0:
+        return None
+    payload = details.ljust(room) if room >= len(details) else b" " * room
+    data = encode(Kind.DAMAGED, record.first_seq, record.min_time, [b""], [payload]).to_pybytes()
+    return data if len(data) == length else None
+
+
+def _read_what_can_be(fd: int, start: int, end: int) -> bytes:
+    """Return bytes of a file, with zeros in place of pages that cannot be read."""
+    pages = []
+    for at in range(start, end, _PAGE):
+        length = min(_PAGE, end - at)
+        try:
+            page = os.pread(fd, length, at)
+        except OSError:
+            page = b""
+        pages.append(page.ljust(length, b"\0"))
+    return b"".join(pages)

@@ -1,0 +1,174 @@
+"""What can still be read of a damaged segment, and where the rest was.
+
+`salvage_index` is the index of a segment as far as it is known: damaged records are left out, batches whose records are
+lost are looked for in ``.arrows``, and what is not found becomes a record of the kind ``damaged`` that covers the lost
+rows. So the records that it returns follow one another without a hole, as those of an undamaged index do.
+
+A batch that is found without its record has no checksum to compare. It counts as whole if it decodes, its values are
+valid, its rows have exactly the numbers that are missing, and its times do not fall. Damage that hits the record of a
+batch and its bytes alike in this way is not detected; it takes two accidents.
+
+Rejected: to search a damaged region for the next message by its first bytes. Payloads may contain any bytes, also those
+of a message.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, parse_records
+from sbus.journal.layout import ARROWS, INDEX, Segment
+from sbus.journal.schema import END_OF_STREAM, FORMATS, KINDS, Format, Kind
+
+__all__ = ["find_header", "salvage_index"]
+
+
+def salvage_index(segment: Segment, journal_id: str) -> Index:
+    """Return what is known of the batches of a segment, whatever is damaged.
+
+    :returns: the index; its batches have no holes between them, but may end before the segment does.
+    :raises FileNotFoundError: if there is no ``.arrows``.
+    :raises OSError: if the segment cannot be read.
+    """
+    try:
+        with open(segment.path(INDEX), "rb") as file:
+            records = parse_records(file.read())
+    except FileNotFoundError:
+        records = []
+    if not segment.closed:
+        while records and not ((last := records[-1]) and last.type == SYNC):
+            records.pop()
+    with pa.OSFile(segment.path(ARROWS)) as arrows:
+        header = next((record for record in records if record and record.type == HEAD), None)
+        found = find_header(arrows, journal_id, header)
+        if found is None:
+            return Index(None, [], None)
+        head, format_ = found
+        finder = _Finder(arrows, format_, segment, head)
+        for record in records:
+            if record is not None and record.type != HEAD:
+                finder.add(record)
+        if segment.closed:
+            finder.search(arrows.size() - len(END_OF_STREAM), None)
+        return Index(head, finder.batches, finder.sync_record())
+
+
+def find_header(arrows: pa.NativeFile, journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
+    """Return the record of a segment's header, and the format that the segment is written in.
+
+    :param record: the record in the index, if it is whole. It has the checksum of the header, so it tells the format
+        even if the header itself is damaged.
+    :returns: None if neither the record nor the header tells the format.
+    """
+    for version in sorted(FORMATS, reverse=True):
+        data = FORMATS[version].header(journal_id)
+        crc = zlib.crc32(data)
+        if record is not None and (record.end, record.crc) == (len(data), crc):
+            return record, FORMATS[version]
+        arrows.seek(0)
+        if record is None and arrows.read(len(data)) == data:
+            return Record(HEAD, Kind.MESSAGE, 0, len(data), 0, 0, crc, 0, 0), FORMATS[version]
+    if record is None:
+        return None
+    # Another version of Arrow may have written the same header in other bytes. Their checksum says that they are whole.
+    arrows.seek(0)
+    data = arrows.read(record.end)
+    if zlib.crc32(data) != record.crc:
+        return None
+    version = (pa.ipc.open_stream(data).schema.metadata or {}).get(b"sbus.format", b"")
+    known = FORMATS.get(int(version)) if version.isdigit() else None
+    return None if known is None else (record, known)
+
+
+class _Finder:
+    """Puts records in order, and finds what is missing between them.
+
+    :ivar batches: the records so far, without holes.
+    """
+
+    def __init__(self, arrows: pa.NativeFile, format_: Format, segment: Segment, head: Record) -> None:
+        self.batches: list[Record] = []
+        self._arrows = arrows
+        self._format = format_
+        self._at = head.end
+        self._seq = segment.first_seq
+        self._time = segment.first_time
+
+    def add(self, record: Record) -> None:
+        """Add the next record that is whole; one that contradicts those before it is left out."""
+        if record.start < self._at or record.first_seq < self._seq:
+            return
+        if record.start > self._at or record.first_seq > self._seq:
+            self.search(record.start, record.first_seq)
+            self._lose(record)
+        if record.type == BATCH:
+            self._append(record)
+
+    def _append(self, record: Record) -> None:
+        self.batches.append(record)
+        self._at, self._seq, self._time = record.end, record.next_seq, record.max_time
+
+    def _lose(self, following: Record) -> None:
+        """Cover the rows before a record that were not found."""
+        rows = following.first_seq - self._seq
+        if rows:
+            time = self._time
+            self._append(Record(BATCH, Kind.DAMAGED, self._at, following.start, self._seq, rows, 0, time, time))
+        self._at = following.start
+
+    def search(self, end: int, end_seq: int | None) -> None:
+        """Search ``.arrows`` for batches from where the last one ended.
+
+        :param end: the offset at which to stop.
+        :param end_seq: the number behind the last row that is missing; None: unknown.
+        """
+        if end <= self._at or (end_seq is not None and end_seq <= self._seq):
+            return
+        self._arrows.seek(self._at)
+        data = pa.py_buffer(self._arrows.read(end - self._at))
+        at = 0
+        while (found := _parse(data.slice(at), self._seq, self._format)) is not None:
+            length, kind, rows, least, greatest = found
+            if end_seq is not None and self._seq + rows > end_seq:
+                break
+            crc = zlib.crc32(data.slice(at, length))
+            at += length
+            self._append(Record(BATCH, kind, self._at, self._at + length, self._seq, rows, crc, least, greatest))
+
+    def sync_record(self) -> Record | None:
+        """Return the sync record that belongs behind the last batch; None if there is no batch."""
+        if not self.batches:
+            return None
+        kind = self.batches[-1].kind
+        return Record(SYNC, kind, self._at, self._at, self._seq, 0, 0, self._time, self._time)
+
+
+def _parse(data: pa.Buffer, first_seq: int, format_: Format) -> tuple[int, Kind, int, int, int] | None:
+    """Parse a batch at the beginning of some bytes.
+
+    :returns: its length in bytes, the kind and the number of its rows, and their first and last time; None if there is
+        no batch whose rows begin with `first_seq`.
+    """
+    try:
+        with pa.BufferReader(data) as reader:
+            message = pa.ipc.read_message(reader)
+            length = reader.tell()
+        rows = pa.ipc.read_record_batch(message, format_.stored_schema)
+        rows.validate(full=True)
+        count = rows.num_rows
+        kinds = rows.column("kind").unique().to_pylist()
+        times = rows.column("time").cast(pa.int64())
+        if (
+            not count
+            or not rows.column("seq").equals(pa.arange(first_seq, first_seq + count))
+            or len(kinds) != 1
+            or not 0 <= kinds[0] < len(KINDS)
+            or pc.any(pc.less(times[1:], times[:-1])).as_py()
+        ):
+            return None
+    except (pa.ArrowException, EOFError, OSError, ValueError):
+        return None
+    return length, KINDS[kinds[0]], count, times[0].as_py(), times[-1].as_py()

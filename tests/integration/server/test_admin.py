@@ -1,0 +1,156 @@
+"""The admin socket of a real server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sbus.testing import RunningBus, running_bus
+
+
+class Connection(http.client.HTTPConnection):
+    """A connection to the admin socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=10)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        self.sock.connect(self._path)
+
+
+def ask(path: str, what: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
+    """Ask once; return the status and the body."""
+    connection = Connection(path)
+    try:
+        connection.request(method, what, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def got(path: str, what: str, method: str = "GET") -> Any:
+    """Return an answer in JSON that must be a success."""
+    status, body = ask(path, what, method)
+    assert status == 200, body
+    return json.loads(body)
+
+
+@contextmanager
+def admin(directory: Path, **options: Any) -> Iterator[tuple[RunningBus, str]]:
+    """Run a bus with an admin socket."""
+    path = str(directory / "admin")
+    with running_bus(admin=path, **options) as bus:
+        yield bus, path
+
+
+def test_pages(tmp_path: Path) -> None:
+    """Each page answers about the clients, users and messages of the bus, and an operator can disconnect a client."""
+    with admin(tmp_path) as (bus, path):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        with bus.record("a/*") as client, bus.connect() as publisher:
+            publisher.publish("a/b", b"x")
+            publisher.fence()
+            status = got(path, "/v1/status")
+            assert (status["clients"], status["counters"]["published"]) == (2, 1)
+            clients = got(path, "/v1/clients?sort=patterns&limit=1")
+            assert clients["total"] == 2
+            (subscriber,) = clients["clients"]
+            assert (subscriber["patterns"] > 0, subscriber["pid"]) == (True, os.getpid())
+            explained = got(path, "/v1/explain?key=a/b")
+            assert [(r["client"], r["pattern"]) for r in explained["receivers"]] == [(subscriber["client"], "a/*")]
+            (user,) = got(path, "/v1/users")["users"]
+            assert (user["uid"], user["clients"]) == (os.getuid(), 2)
+            assert got(path, f"/v1/disconnect?client={subscriber['client']}", "POST")
+            while not (closed := [c for c in got(path, "/v1/closed")["closed"] if c["reason"] == "operator"]):
+                pass
+            assert closed[0]["client"] == subscriber["client"]
+            del client
+    assert not os.path.exists(path)
+
+
+def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
+    """The library's own parser reads the metrics; each has a help text, and no label names a client or a key."""
+    with admin(tmp_path) as (bus, path), bus.connect() as client:
+        client.publish("k", b"x")
+        client.fence()
+        status, body = ask(path, "/metrics")
+        assert status == 200
+        found = {family.name: family for family in text_string_to_metric_families(body.decode())}
+        assert found["sbus_published_messages"].samples[0].value == 1
+        assert all(family.documentation for family in found.values())
+        assert {label for f in found.values() for s in f.samples for label in s.labels} == {
+            "compiled",
+            "reason",
+            "version",
+        }
+
+
+@pytest.mark.parametrize(
+    ("what", "method", "status"),
+    [
+        ("/nothing", "GET", 404),
+        ("/v1/status", "POST", 405),
+        ("/v1/disconnect?client=1", "GET", 405),
+        ("/v1/disconnect?client=99", "POST", 404),
+        ("/v1/clients?limit=0", "GET", 400),
+        ("/v1/clients?sort=name", "GET", 400),
+        ("/v1/explain", "GET", 400),
+        ("/v1/explain?key=!/secret", "GET", 400),
+    ],
+)
+def test_problems(shared_admin: str, what: str, method: str, status: int) -> None:
+    """A request that cannot be answered gets a problem with a remedy."""
+    found, body = ask(shared_admin, what, method)
+    problem = json.loads(body)
+    assert (found, problem["status"]) == (status, status)
+    assert ":" in problem["detail"]
+
+
+@pytest.fixture(scope="module")
+def shared_admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The admin socket of a bus for several tests."""
+    with admin(tmp_path_factory.mktemp("admin")) as (_, path):
+        yield path
+
+
+def test_large_bodies_are_refused(shared_admin: str) -> None:
+    """A request with a body that no page needs is refused before it is read."""
+    connection = Connection(shared_admin)
+    connection.putrequest("POST", "/v1/disconnect?client=1")
+    connection.putheader("Content-Length", str(1 << 30))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user: run as root")
+def test_other_users(tmp_path: Path) -> None:
+    """A member of the metrics group reads the metrics and nothing else; another user gets nothing."""
+    program = (
+        "import os, socket, sys\n"
+        "os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(65533)\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "s.sendall(b'GET %b HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' % sys.argv[3].encode())\n"
+        "print(s.makefile('rb').read().split()[1].decode())\n"
+    )
+    with running_bus(admin="/tmp/sbus-admin-test.sock", metrics_group=64000, reuse=True):
+        for gid, what, status in ((64000, "/metrics", "200"), (64000, "/v1/status", "403"), (64001, "/metrics", "403")):
+            command = [sys.executable, "-I", "-S", "-c", program, "/tmp/sbus-admin-test.sock", str(gid), what]
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+            assert answer.stdout.strip() == status, answer.stderr

@@ -1,0 +1,39 @@
+"""Authority at the admin socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from sbus.admin.access import Access, parse_group, peer_groups
+from sbus.errors import UsageError
+
+
+def test_modes() -> None:
+    """The path of the socket lets in those who may ask, and all if a group may read the metrics."""
+    assert Access().mode == 0o600
+    assert Access(admin=1).mode == 0o660
+    assert Access(admin=1, metrics=2).mode == 0o666
+
+
+def test_groups_of_a_peer_are_the_kernels() -> None:
+    """The supplementary groups of a peer are those that the kernel noted."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_groups(ours) == frozenset(os.getgroups())
+
+
+def test_the_servers_user_may_ask_everything() -> None:
+    """A process of the server's own user may ask everything, without any group."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        peer, is_admin, may_read = Access().allowed(ours)
+    assert (peer.pid, is_admin, may_read) == (os.getpid(), True, True)
+
+
+def test_unknown_groups_are_refused() -> None:
+    """A group that does not exist is an error that names the remedy."""
+    with pytest.raises(UsageError, match="getent group"):
+        parse_group("no-such-group", "--admin-group")

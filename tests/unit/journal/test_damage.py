@@ -1,0 +1,256 @@
+"""Damage on the disk: exactly the damaged rows are lost, a row says so, and a repair makes the journal readable."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sbus.errors import JournalError
+from sbus.journal.index import read_index
+from sbus.journal.layout import list_segments
+from sbus.journal.reader import JournalReader, read
+from sbus.journal.repair import repair
+from sbus.journal.verify import verify
+from sbus.journal.writer import JournalWriter, locked
+from tests.support.faults import Crash, FaultyDisk
+from tests.support.journals import Clock
+
+ROWS = 40
+"""Rows of the journal: two segments, and four batches of five rows in each."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undamaged journal."""
+    directory = tmp_path_factory.mktemp("whole") / "journal"
+    with JournalWriter.open(directory, clock=Clock()) as journal:
+        for start in range(0, ROWS, 5):
+            if start == ROWS // 2:
+                journal.roll()
+            journal.append([(b"k/%d" % n, b"payload %d" % n * 20) for n in range(start, start + 5)])
+    return directory
+
+
+@pytest.fixture
+def journal(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "journal"))
+
+
+def overwrite(path: str, at: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def damage_batch(directory: Path, number: int) -> None:
+    """Overwrite 64 bytes in the middle of a batch of the first segment."""
+    segment = list_segments(str(directory))[0]
+    batch = read_index(segment).batches[number]
+    overwrite(segment.path(), (batch.start + batch.end) // 2 // 64 * 64, b"\xa5" * 64)
+
+
+def all_rows(directory: Path, *, skip_damaged: bool, **how: Any) -> list[dict[str, Any]]:
+    reader = JournalReader(directory, skip_damaged=skip_damaged)
+    parts = reader.plan(reader.start(), reader.end(), **how)
+    return [row for part in parts for batch in read(part) for row in batch.to_pylist()]
+
+
+def covered(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the numbers that rows stand for."""
+    numbers: list[int] = []
+    for row in rows:
+        count = json.loads(row["payload"])["rows"] if row["kind"] == "damaged" else 1
+        numbers.extend(range(row["seq"], row["seq"] + count))
+    return numbers
+
+
+def messages_of(rows: list[dict[str, Any]]) -> set[int]:
+    for row in rows:
+        if row["kind"] == "message":
+            assert row["payload"] == b"payload %d" % row["seq"] * 20
+    return {row["seq"] for row in rows if row["kind"] == "message"}
+
+
+class TestSkip:
+    """Reading with ``skip_damaged``."""
+
+    def test_one_batch(self, journal: Path) -> None:
+        """64 bytes overwritten cost exactly their batch; one row says what and how many."""
+        damage_batch(journal, 1)
+        with pytest.raises(JournalError, match="sbus journal repair"):
+            all_rows(journal, skip_damaged=False)
+        rows = all_rows(journal, skip_damaged=True)
+        assert covered(rows) == list(range(ROWS))
+        (damaged,) = [row for row in rows if row["kind"] == "damaged"]
+        details = json.loads(damaged["payload"])
+        assert (damaged["seq"], details["rows"], details["last"]) == (5, 5, 9)
+        assert "5 rows from 5" in details["reason"]
+
+    def test_part_of_a_batch(self, journal: Path) -> None:
+        """Of a read that begins or ends within a damaged batch, the row counts only what belongs to the read."""
+        damage_batch(journal, 1)
+        reader = JournalReader(journal, skip_damaged=True)
+        halves = [covered(list(_rows(reader, *part))) for part in ((0, 7), (7, 40))]
+        assert halves == [list(range(7)), list(range(7, 40))]
+
+    def test_only_messages(self, journal: Path) -> None:
+        """A read that asks for messages alone gets no row for the damaged ones."""
+        damage_batch(journal, 1)
+        rows = all_rows(journal, skip_damaged=True, kinds={"message"})
+        assert messages_of(rows) == set(range(ROWS)) - set(range(5, 10))
+        assert len(rows) == ROWS - 5
+
+    @pytest.mark.parametrize("suffix", [".arrows", ".idx", ".json"])
+    def test_missing_file(self, journal: Path, suffix: str) -> None:
+        """A file that is gone stops nothing; an index alone costs no row at all."""
+        os.unlink(list_segments(str(journal))[0].path(suffix))
+        if suffix == ".arrows":
+            with pytest.raises(JournalError, match="was deleted by retention"):
+                JournalReader(journal, skip_damaged=True).plan(0, ROWS)
+        else:
+            rows = all_rows(journal, skip_damaged=True, split_bytes=1, wanted=lambda summary: True)
+            assert covered(rows) == list(range(ROWS))
+            assert (len(messages_of(rows)) == ROWS) == (suffix == ".json" or bool(messages_of(rows)))
+
+    def test_limit(self, journal: Path) -> None:
+        """A limit on bytes works with a damaged index."""
+        overwrite(list_segments(str(journal))[0].path(".idx"), 64, bytes(64))
+        reader = JournalReader(journal, skip_damaged=True)
+        assert reader.limit(0, max_bytes=1) == 5
+
+
+def _rows(reader: JournalReader, start: int, end: int) -> list[dict[str, Any]]:
+    return [row for part in reader.plan(start, end) for batch in read(part) for row in batch.to_pylist()]
+
+
+class TestAnyDamage:
+    """Random damage to any file of a segment."""
+
+    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        suffix=st.sampled_from([".arrows", ".idx", ".json"]),
+        segment=st.integers(0, 1),
+        where=st.floats(0, 1, exclude_max=True),
+        length=st.integers(1, 200),
+        value=st.integers(0, 255),
+        cut=st.booleans(),
+    )
+    def test_every_number_once(
+        self,
+        whole: Path,
+        tmp_path_factory: pytest.TempPathFactory,
+        suffix: str,
+        segment: int,
+        where: float,
+        length: int,
+        value: int,
+        cut: bool,
+    ) -> None:
+        """Every row is there unchanged or counted as lost, while damaged and after the repair; then nothing is damaged.
+
+        A repair that is repeated changes nothing, and a writer can continue.
+        """
+        directory = Path(shutil.copytree(whole, tmp_path_factory.mktemp("any") / "journal"))
+        path = list_segments(str(directory))[segment].path(suffix)
+        at = int(os.path.getsize(path) * where)
+        if cut:
+            os.truncate(path, at)
+        else:
+            overwrite(path, at, bytes((value,)) * min(length, os.path.getsize(path) - at))
+        before = all_rows(directory, skip_damaged=True)
+        assert covered(before) == list(range(len(covered(before))))
+        with locked(directory):
+            found = list(repair(directory))
+            assert [problem.lost for problem in repair(directory)] == []
+        after = all_rows(directory, skip_damaged=False)
+        assert covered(after) == list(range(ROWS))
+        lost = {n for one in found for part in one.lost for n in range(part.first_seq, part.first_seq + part.rows)}
+        assert messages_of(after) == set(range(ROWS)) - lost >= messages_of(before)
+        assert [problem for one in verify(directory, pytest.fail) for problem in one.problems] == []
+        with JournalWriter.open(directory, clock=Clock()) as writer:
+            assert writer.next_seq == ROWS
+            writer.append([(b"new", b"")])
+
+
+class TestRepair:
+    def test_batch(self, journal: Path) -> None:
+        """The damaged batch is kept aside, its rows are counted, and other programs can read the segment again."""
+        damage_batch(journal, 2)
+        segment = list_segments(str(journal))[0]
+        original = Path(segment.path()).read_bytes()
+        with locked(journal):
+            (found,) = repair(journal)
+        ((first, rows, *_),) = found.lost
+        assert (first, rows) == (10, 5)
+        aside = [Path(path) for path in found.kept if path.endswith(".bytes")]
+        assert aside[0].read_bytes() in original
+        table = pa.ipc.open_stream(pa.memory_map(segment.path())).read_all()
+        assert table.column("seq").to_pylist() == [*range(11), *range(15, 20)]
+        assert table.column("kind").to_pylist().count("damaged") == 1
+
+    def test_nothing(self, journal: Path) -> None:
+        """An undamaged journal is left alone."""
+        before = {path.name: path.read_bytes() for path in journal.iterdir() if path.is_file()}
+        with locked(journal):
+            assert list(repair(journal)) == []
+        assert {path.name: path.read_bytes() for path in journal.iterdir() if path.is_file()} == before
+
+    def test_dry_run(self, journal: Path) -> None:
+        """A dry run names the same rows and changes nothing."""
+        damage_batch(journal, 0)
+        before = sorted(os.listdir(journal))
+        (found,) = repair(journal, dry_run=True)
+        assert [(part.first_seq, part.rows) for part in found.lost] == [(0, 5)]
+        assert sorted(os.listdir(journal)) == before
+        with locked(journal):
+            assert next(iter(repair(journal))).lost == found.lost
+
+    def test_index_alone(self, journal: Path) -> None:
+        """Damage to the index, even its loss, costs no row: the batches are found without it."""
+        for segment in list_segments(str(journal)):
+            os.unlink(segment.path(".idx"))
+        with locked(journal):
+            assert [found.lost for found in repair(journal)] == [[], []]
+        assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+    def test_segment_gone(self, journal: Path) -> None:
+        """A segment that is missing between others becomes one damaged row."""
+        with JournalWriter.open(journal, clock=Clock()) as writer:
+            writer.append([(b"k", b"")])
+        os.unlink(list_segments(str(journal))[1].path())
+        with locked(journal):
+            (found,) = repair(journal)
+        assert [(part.first_seq, part.rows) for part in found.lost] == [(20, 20)]
+        assert covered(all_rows(journal, skip_damaged=False)) == list(range(ROWS + 1))
+
+    def test_interrupted(self, journal: Path, tmp_path: Path) -> None:
+        """A repair that is interrupted after any call can be repeated, and nothing that was readable is lost."""
+        damage_batch(journal, 2)
+        overwrite(list_segments(str(journal))[0].path(".idx"), 64, bytes(64))
+        for step in itertools.count():
+            copy = Path(shutil.copytree(journal, tmp_path / f"{step}"))
+            disk = FaultyDisk()
+
+            def fails(number: int, name: str, step: int = step) -> None:
+                if number == step:
+                    raise Crash
+
+            disk.fails = fails
+            with disk(), contextlib.suppress(Crash):
+                list(repair(copy))
+                break
+            messages = messages_of(all_rows(copy, skip_damaged=True))
+            assert messages == set(range(ROWS)) - set(range(10, 15))
+            list(repair(copy))
+            assert messages_of(all_rows(copy, skip_damaged=False)) == messages
+        assert step > 10
