@@ -11,7 +11,7 @@ import click
 from sbus.cli.deadline import Deadline, time_limit, wait_readable
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, message_options
 from sbus.cli.options import Target, connection_options, pass_target, warn_of_impossible
-from sbus.cli.output import escape
+from sbus.cli.output import escape, pluralize
 from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import Disconnected, SbusError, TimedOut
@@ -105,7 +105,7 @@ def sub(
                 click.echo(f"sbus: subscribed to {' '.join(map(escape, patterns))} at {target.address}", err=True)
         printed = _follow(bus, show, sys.stdout.buffer, count, deadline)
     if count is None or printed < count:
-        raise TimedOut(f"timed out: {printed} messages came within {timeout:g} seconds")
+        raise TimedOut(f"timed out: {pluralize(printed, 'message')} came within {timeout:g} seconds")
 
 
 def _fence(bus: Bus, reconnect: bool) -> None:

@@ -411,7 +411,7 @@ def test_sub_timeout(shared: Bus) -> None:
         output, errors = sbus(shared, "sub", "--timeout=0.3", "flood", status=124)
     assert set(output.splitlines()) == {b"flood x"}
     assert output.endswith(b"\n")
-    assert f"{len(output.splitlines())} messages came" in errors
+    assert f"{len(output.splitlines()):,} messages came" in errors
 
 
 def test_sub_closed_pipe(shared: Bus) -> None:
