@@ -66,7 +66,7 @@ def test_every_method_is_described(library: str, module: Any) -> None:
     text = page("clients/index.rst") + page(f"clients/{library}.rst")
     text += (EXAMPLES / "clients" / f"{library}_tour.py").read_text()
     internal = {"send", "waiter", "callback_failed", "pause_for", "resume_for", "unsubscribe", "deliver", "end"}
-    internal |= {"handler_failed", "run_handler"}
+    internal |= {"handler_failed", "run_handler", "has_unread", "keep", "report_lost", "unwatch"}
     internal |= {"call_user", "close_now", "is_connected", "schedule_wake", "wait_drained", "wake"}
     internal |= {"connection_made", "connection_lost", "packets_received"}
     offered = {name for kind in (module.Bus, module.Subscription) for name in dir(kind) if not name.startswith("_")}
@@ -298,7 +298,7 @@ def test_gateway(bus: StartBus, start: Start) -> None:
 
         started.stop()
         again = bus()
-        gateway.wait_log("messages may have been missed: the server closed the connection")
+        gateway.wait_log("messages may have been missed: the server disconnected this client: the server is stopping")
         again.client().msg(b"gateway/%b/out" % number, b"still there")
         assert from_one.readline() == b"still there\n"
     assert gateway.stop(signal.SIGINT) == 0
