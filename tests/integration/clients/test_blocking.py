@@ -126,7 +126,7 @@ def test_time_outs(client: blocking.Bus) -> None:
         client.receive,
         client.get_many,
         sub.get,
-        lambda timeout: client.request("nobody", timeout=timeout),
+        lambda timeout: client.request("never", timeout=timeout),  # the last one: this client gets it itself
     ]
     for call in calls:
         for timeout in (0.0, 0.02):

@@ -298,7 +298,7 @@ def test_gateway(bus: StartBus, start: Start) -> None:
 
         started.stop()
         again = bus()
-        gateway.wait_log("messages may have been missed: the server closed the connection")
+        gateway.wait_log("messages may have been missed: the server disconnected this client: the server is stopping")
         again.client().msg(b"gateway/%b/out" % number, b"still there")
         assert from_one.readline() == b"still there\n"
     assert gateway.stop(signal.SIGINT) == 0

@@ -188,7 +188,7 @@ def test_bus_that_comes_and_goes(
     wait_rows(journal, lambda found: packets(found) == [before])
     lost = time.time_ns() // 1000
     assert started.stop() == 0
-    process.wait_log("nothing is recorded: the server closed the connection")
+    process.wait_log("nothing is recorded: the server disconnected this client: the server is stopping")
     again = bus("--reuse")
     process.wait_recording(2)
     back = time.time_ns() // 1000
@@ -197,13 +197,13 @@ def test_bus_that_comes_and_goes(
     assert kinds(found) == ["start", "message", "reconnect", "message"]
     fields = details(found[2])
     assert lost <= fields["since"] <= found[2]["time"].timestamp() * 1e6 + 1 <= back + 1e6
-    assert fields["reason"] == f"the server closed the connection ({directory}/bus)"
+    assert fields["reason"] == f"the server disconnected this client: the server is stopping ({directory}/bus)"
     assert again.stop() == 0
     process.wait_log("nothing is recorded", 3)
     assert process.stop() == 0
     [*_, stop] = rows(journal)
     assert stop["kind"] == "stop"
-    assert "closed the connection" in details(stop)["reason"]
+    assert "the server is stopping" in details(stop)["reason"]
 
 
 def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path) -> None:
