@@ -61,7 +61,19 @@ if os.environ.get("SBUS_DOCS_INTERSPHINX"):
 _others = "|".join(
     map(
         re.escape,
-        sorted({*sys.stdlib_module_names, "click", "jinja2", "py4j", "pyarrow", "pyspark", "twisted", "zope"}),
+        sorted(
+            {
+                *sys.stdlib_module_names,
+                "click",
+                "jinja2",
+                "prometheus_client",
+                "py4j",
+                "pyarrow",
+                "pyspark",
+                "twisted",
+                "zope",
+            }
+        ),
     )
 )
 nitpick_ignore_regex = [
