@@ -49,8 +49,13 @@ def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
-def text_log(stream: TextIO) -> ILogObserver:
-    """Return an observer that writes events as text, each line with its priority if journald reads them."""
+def text_log(stream: TextIO | None) -> ILogObserver:
+    """Return an observer that writes events as text, each line with its priority if journald reads them.
+
+    :param stream: None if the descriptor was closed when the process started: then nothing is written.
+    """
+    if stream is None:
+        stream = open(os.devnull, "w")  # noqa: SIM115
     return FileLogObserver(stream, _prioritized) if is_journal(stream) else textFileLogObserver(stream)
 
 
