@@ -33,7 +33,9 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
         several = len({record["server"] for record in attacks}) > 1
         rows = [_attack_row(record, several) for record in attacks]
         yield Table("attacks", "A bystander's clients beside an attack", _ATTACK_HEADER, rows)
-        titles = [[name, ATTACKS[name].title, str(len(ATTACKS[name].parts))] for name in _names(attacks)]
+        titles = [
+            [name, ATTACKS[name].title.replace("*", "\\*"), str(len(ATTACKS[name].parts))] for name in _names(attacks)
+        ]
         yield Table("attacks-legend", "The attacks", ["", "the attacking user's clients", "processes"], titles)
     if kinds := [record for record in records if "memory" in record]:
         several = len({record["server"] for record in kinds}) > 1
