@@ -185,7 +185,11 @@ class Delivery:
                     spent += count // REPLACED
                 balance.work_left, balance = work_left - spent, None
                 try:
-                    outcome = queue.enqueue(packets, queue.can_block and self._may_block(receiver, publisher))
+                    may_block = queue.can_block and self._may_block(receiver, publisher)
+                    before = queue.size
+                    outcome = queue.enqueue(packets, may_block)
+                    if may_block and publisher is not None:
+                        self._backpressure.kept(publisher, receiver, queue.size - before, queue.size)
                     if outcome is not None:
                         self._act(receiver, outcome, publisher)
                 except Exception:
@@ -305,7 +309,11 @@ class Delivery:
             transport.flush()  # the socket takes more than a transport sends in one turn
         if queue.pending:
             queue.copies.work_left -= REFUSED
-            outcome = queue.settle(queue.can_block and self._may_block(receiver, publisher))
+            may_block = queue.can_block and self._may_block(receiver, publisher)
+            before = queue.size
+            outcome = queue.settle(may_block)
+            if may_block and publisher is not None:
+                self._backpressure.kept(publisher, receiver, queue.size - before, queue.size)
             self.reconsider(receiver)
             if outcome is not None:
                 self._act(receiver, outcome, publisher)
