@@ -249,7 +249,7 @@ def test_keys_that_nobody_wants():
 @pytest.mark.parametrize(
     "parameters", [{"talk": "9"}, {"talk": "x"}, {"monitor": "", "head": "5000"}, {"unrouted": "no"}]
 )
-def test_bad_parameters(parameters: dict[str, str]):
+def test_bad_parameters(parameters: dict[str, Any]):
     """A parameter out of range is refused with the range."""
     bus = Bus()
     with pytest.raises(Problem, match="give a number from"):
