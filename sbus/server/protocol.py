@@ -126,7 +126,7 @@ class BusProtocol:
     :ivar queue: the packets on their way to the client.
     :ivar settings: the client's choices.
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
-    :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
+    :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
     :ivar pattern_memory: the memory of these (`sbus.server.memory.pattern_memory`).
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
