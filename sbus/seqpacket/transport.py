@@ -504,7 +504,8 @@ class PacketTransport(Connection):
             return 0
         try:
             if not self._bundle_limit or len(packets) == 1:
-                return self._send_batch(packets)
+                send = self._send_batch  # a slot: called in place, it would be looked up as a method first
+                return send(packets)
             limit = self._send_bundle_limit
             if not limit:
                 return 0

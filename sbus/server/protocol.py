@@ -93,7 +93,7 @@ from sbus.server.turns import (
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
-__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "BusProtocol"]
+__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "OVERDRAFT", "BusProtocol"]
 
 FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
@@ -327,7 +327,7 @@ class BusProtocol:
         This is `IPacketReceiver`.
         """
         registry = self._registry
-        routes = registry.routes
+        routes, deliver = registry.routes, registry.deliver
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
@@ -342,7 +342,7 @@ class BusProtocol:
                 receivers, until = next_run(packets, 0, total, routes)
                 # If each copy could be paid for as a plain one, nothing else has to be known of its price.
                 if until == total and receivers is not None and (1 + len(receivers)) * total <= COPIES * user.work_left:
-                    at = registry.deliver(packets, receivers, self, True)
+                    at = deliver(packets, receivers, self, True)
                     delivery = self._delivery
                     user.work_left -= SENDING + total // COPIES + delivery.work
                     delivery.work = 0
@@ -357,7 +357,7 @@ class BusProtocol:
                         if receivers is not None:
                             until = min(until, at + self._affordable(receivers, until - at))
                             at_once = until - at >= BATCH or (at == start and until == end)
-                            count = registry.deliver(packets[at:until], receivers, self, at_once)
+                            count = deliver(packets[at:until], receivers, self, at_once)
                             self._pay(receivers, until - at)
                             at += count
                             continue
@@ -374,7 +374,8 @@ class BusProtocol:
             if at < total and self.reason is None and not self.is_paused:
                 self._wait_for_turn(has_turn and not at)
         finally:
-            registry.flush()
+            if self._delivery.touched:
+                registry.flush()
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)
