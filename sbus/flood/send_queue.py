@@ -120,6 +120,7 @@ class SendQueue:
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
+    :ivar is_deaf: whether it takes no messages; what waits goes on.
     :ivar is_held: whether a snapshot is in front of this queue, which has to go first.
     :ivar memory: bytes of memory that the backlog takes, replies included; charged to the user.
     :ivar owner: the object whose callbacks are called.
@@ -150,6 +151,7 @@ class SendQueue:
         "copies",
         "head",
         "is_congested",
+        "is_deaf",
         "is_held",
         "is_late",
         "late_bytes",
@@ -198,6 +200,7 @@ class SendQueue:
         self._conflated = 0  # since the last outcome
         self._keys: KeyIndex | None = None
         self.is_held = False
+        self.is_deaf = False
 
     def __len__(self) -> int:
         waiting = len(self._backlog) if self._backlog is not None else 0
@@ -211,10 +214,7 @@ class SendQueue:
         self.lost, self.conflated = before.lost, before.conflated
         before.lost = before.conflated = 0
         self.is_held = True
-        self._backlog = self._new_backlog(iter(()))
-        self._price = self._backlog.PRICE
-        self.is_congested = True
-        self._user.add_queue()
+        self._congest()
 
     def release(self, before: SendQueue) -> None:
         """End a `hold`: all packets in front of this queue are gone.
@@ -229,6 +229,27 @@ class SendQueue:
             self._put_first(before.head)
             before.head = None
         if not self.messages and not self.replies:
+            self._relax()
+
+    def deafen(self) -> None:
+        """Take no message any more, until `hear`: `enqueue` ignores it.
+
+        Nothing is counted as lost, as the receiver has no subscription to it. What waits is sent.
+        """
+        self.is_deaf = True
+        pending, self.pending = self.pending, []
+        backlog = self._congest() if self._backlog is None else self._backlog
+        for packet in pending:
+            if type(packet) is Reply:
+                self._keep_reply(backlog, packet)
+            else:
+                backlog.push([packet])
+                self._count(1, len(packet))
+
+    def hear(self) -> None:
+        """Take messages again."""
+        self.is_deaf = False
+        if not self.messages and not self.replies and not self.is_held:
             self._relax()
 
     def configure(self, settings: ClientSettings) -> None:
@@ -278,6 +299,8 @@ class SendQueue:
             self.pending = []
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
+        if self.is_deaf:
+            return None
         if not self._reply_pending:
             soft, hard, size = self.settings.soft.always, self.settings.hard.always, total_size(packets)
             if soft is Verdict.REPLACE and not self.settings.order.arrival:
@@ -616,11 +639,8 @@ class SendQueue:
                 self._sent(gone)
         elif left:
             self.pending = left + self.pending
-            self._backlog = self._new_backlog(iter(()))
-            self._price = self._backlog.PRICE
+            self._congest()
             self._is_arranged = True
-            self.is_congested = True
-            self._user.add_queue()
         elif not self.pending:
             self._reply_pending = False
         if self.watch is not None and sent:
@@ -746,7 +766,7 @@ class SendQueue:
         self._collect()
         self._keys = None
         self._charge(-self.memory)  # also for replies that were discarded, and for the index of keys
-        if self.is_held:
+        if self.is_held or self.is_deaf:
             self._backlog = self._new_backlog(iter(()))
             self._price = self._backlog.PRICE
             return
@@ -754,6 +774,14 @@ class SendQueue:
         self._price = 0
         self.is_congested = False
         self._user.remove_queue()
+
+    def _congest(self) -> FifoBacklog | PriorityBacklog:
+        """Have new messages go through flood control; return the backlog, which is empty."""
+        backlog = self._backlog = self._new_backlog(iter(()))
+        self._price = backlog.PRICE
+        self.is_congested = True
+        self._user.add_queue()
+        return backlog
 
     def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
         if not self._is_arranged:

@@ -37,6 +37,8 @@ An exception of a plugged-in strategy or order is the trouble of the client that
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
@@ -78,6 +80,8 @@ class Delivery:
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param turns: the turns of the users.
+    :param muted: receivers that get nothing any more, although routes contain them. Those with a queue refuse messages
+        by themselves (`SendQueue.deafen`).
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
         messages, and the decisions about late receivers that it has caused.
@@ -95,6 +99,7 @@ class Delivery:
         "_flushing",
         "_keeper",
         "_late",
+        "_muted",
         "_publisher",
         "_through_queues",
         "_touched",
@@ -104,7 +109,13 @@ class Delivery:
     )
 
     def __init__(
-        self, counters: Counters, events: Events, credentials: ICredentials, backpressure: Backpressure, turns: Turns
+        self,
+        counters: Counters,
+        events: Events,
+        credentials: ICredentials,
+        backpressure: Backpressure,
+        turns: Turns,
+        muted: Set[Receiver] = frozenset(),
     ) -> None:
         self._counters = counters
         self._events = events
@@ -117,6 +128,7 @@ class Delivery:
         self._keeper: LastValues | None = None
         self._through_queues = bool(events.delivered)
         self._turns = turns
+        self._muted = muted
         self._late = Late(turns, self._decide)
         self._catches_left = 0
         self.served = self.work = 0
@@ -376,6 +388,8 @@ class Delivery:
         if keeper is not None and receiver is keeper:
             keeper.keep(packets, publisher)
             self._counters.routed -= len(packets)
+            return
+        if receiver in self._muted:
             return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
