@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.task import Clock
 
+from sbus.errors import CloseReason
 from sbus.protocol.keys import PeerCredentials
 from sbus.server.turns import SUBSCRIPTION, TURN_BUDGET
 from tests.support.buses import Bus, Peer
@@ -220,3 +221,24 @@ def test_a_subscriber_that_comes_back():
     assert bus.registry.route(b"k") == ()
     bus.step()
     assert list(peer.protocol.patterns) == [b"new"]
+
+
+def test_clients_are_disconnected_in_slices(monkeypatch):
+    """When the server stops, the closing of many clients begins in slices, and no packet of any is handled."""
+    monkeypatch.setattr("sbus.server.registry._DISCONNECTED_AT_ONCE", 2)
+    bus = Stepwise()
+    peers = [bus.connect(uid=7) for _ in range(5)]
+    bus.registry._clock = reactor = Clock()
+    stopped = bus.registry.stopService()
+    for left in (3, 1, 0):
+        bus.settle()
+        for peer in peers:
+            peer.send(b"MSG k\0")
+        assert len(bus.registry.clients) == left
+        assert stopped.called is (not left)
+        for call in reactor.calls[:1]:
+            function, args = call.func, call.args
+            call.cancel()
+            function(*args)
+    assert bus.registry.counters.published == 0
+    assert {client.reason for client in bus.registry.closed} == {CloseReason.SERVER_STOPPED}
