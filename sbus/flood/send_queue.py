@@ -121,6 +121,7 @@ class SendQueue:
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
+    :ivar is_deaf: whether it takes no messages; what waits goes on.
     :ivar is_held: whether a snapshot is in front of this queue, which has to go first.
     :ivar memory: bytes of memory that the backlog takes, replies included; charged to the user.
     :ivar owner: the object whose callbacks are called.
@@ -152,6 +153,7 @@ class SendQueue:
         "head",
         "is_clear",
         "is_congested",
+        "is_deaf",
         "is_held",
         "is_late",
         "late_bytes",
@@ -201,6 +203,7 @@ class SendQueue:
         self._conflated = 0  # since the last outcome
         self._keys: KeyIndex | None = None
         self.is_held = False
+        self.is_deaf = False
 
     def __len__(self) -> int:
         waiting = len(self._backlog) if self._backlog is not None else 0
@@ -214,10 +217,7 @@ class SendQueue:
         self.lost, self.conflated = before.lost, before.conflated
         before.lost = before.conflated = 0
         self.is_held = True
-        self._backlog = self._new_backlog(iter(()))
-        self._price = self._backlog.PRICE
-        self.is_clear, self.is_congested = False, True
-        self._user.add_queue()
+        self._congest()
 
     def release(self, before: SendQueue) -> None:
         """End a `hold`: all packets in front of this queue are gone.
@@ -238,6 +238,27 @@ class SendQueue:
     def note_clear(self) -> None:
         """Set `is_clear` after something that was in the way has gone."""
         self.is_clear = not (self.is_congested or self.is_late or self.head is not None)
+
+    def deafen(self) -> None:
+        """Take no message any more, until `hear`: `enqueue` ignores it.
+
+        Nothing is counted as lost, as the receiver has no subscription to it. What waits is sent.
+        """
+        self.is_deaf = True
+        pending, self.pending = self.pending, []
+        backlog = self._congest() if self._backlog is None else self._backlog
+        for packet in pending:
+            if type(packet) is Reply:
+                self._keep_reply(backlog, packet)
+            else:
+                backlog.push([packet])
+                self._count(1, len(packet))
+
+    def hear(self) -> None:
+        """Take messages again."""
+        self.is_deaf = False
+        if not self.messages and not self.replies and not self.is_held:
+            self._relax()
 
     def configure(self, settings: ClientSettings) -> None:
         """Replace the settings.
@@ -286,6 +307,8 @@ class SendQueue:
             self.pending = []
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
+        if self.is_deaf:
+            return None
         if not self._reply_pending:
             soft, hard, size = self.settings.soft.always, self.settings.hard.always, total_size(packets)
             if soft is Verdict.REPLACE and not self.settings.order.arrival:
@@ -629,11 +652,8 @@ class SendQueue:
                 self._sent(gone)
         elif left:
             self.pending = left + self.pending
-            self._backlog = self._new_backlog(iter(()))
-            self._price = self._backlog.PRICE
+            self._congest()
             self._is_arranged = True
-            self.is_clear, self.is_congested = False, True
-            self._user.add_queue()
         elif not self.pending:
             self._reply_pending = False
         if self.watch is not None and sent:
@@ -760,7 +780,7 @@ class SendQueue:
         self._collect()
         self._keys = None
         self._charge(-self.memory)  # also for replies that were discarded, and for the index of keys
-        if self.is_held:
+        if self.is_held or self.is_deaf:
             self._backlog = self._new_backlog(iter(()))
             self._price = self._backlog.PRICE
             return
@@ -769,6 +789,14 @@ class SendQueue:
         self.is_congested = False
         self.note_clear()
         self._user.remove_queue()
+
+    def _congest(self) -> FifoBacklog | PriorityBacklog:
+        """Have new messages go through flood control; return the backlog, which is empty."""
+        backlog = self._backlog = self._new_backlog(iter(()))
+        self._price = backlog.PRICE
+        self.is_clear, self.is_congested = False, True
+        self._user.add_queue()
+        return backlog
 
     def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
         if not self._is_arranged:

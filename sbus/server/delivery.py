@@ -37,6 +37,8 @@ An exception of a plugged-in strategy or order is the trouble of the client that
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
@@ -78,6 +80,8 @@ class Delivery:
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param turns: the turns of the users.
+    :param muted: receivers that get nothing any more, although routes contain them. Those with a queue refuse messages
+        by themselves (`SendQueue.deafen`).
     :ivar touched: the receivers that `flush` has to see.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
@@ -97,6 +101,7 @@ class Delivery:
         "_keeper",
         "_late",
         "_most_at_once",
+        "_muted",
         "_publisher",
         "_turns",
         "served",
@@ -105,7 +110,13 @@ class Delivery:
     )
 
     def __init__(
-        self, counters: Counters, events: Events, credentials: ICredentials, backpressure: Backpressure, turns: Turns
+        self,
+        counters: Counters,
+        events: Events,
+        credentials: ICredentials,
+        backpressure: Backpressure,
+        turns: Turns,
+        muted: Set[Receiver] = frozenset(),
     ) -> None:
         self._counters = counters
         self._events = events
@@ -118,6 +129,7 @@ class Delivery:
         self._keeper: LastValues | None = None
         self._most_at_once = 0 if events.delivered else FLUSHED_AT_ONCE
         self._turns = turns
+        self._muted = muted
         self._late = Late(turns, self._decide)
         self._catches_left: int | None = None
         self.served = self.work = 0
@@ -404,6 +416,8 @@ class Delivery:
             keeper.keep(packets, publisher)
             self._counters.routed -= len(packets)
             self._counters.routed_bytes -= total_size(packets)
+            return
+        if receiver in self._muted:
             return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))

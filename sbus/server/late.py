@@ -110,8 +110,8 @@ class Late:
         :param size: their bytes.
         :param beyond: go beyond the limits, `_BEYOND` times.
         """
-        if queue.is_held:
-            return False  # what it has is not sent in this order
+        if queue.is_held or queue.is_deaf:
+            return False  # what it has is not sent in this order, or it takes nothing
         times = _BEYOND if beyond else 1
         if self._bytes + size > times * MOST_BYTES or len(queue.pending) + len(packets) > times * MOST_PACKETS:
             return False
