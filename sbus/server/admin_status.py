@@ -24,7 +24,7 @@ _STARTED = time.time()
 
 
 def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
-    """Return the figures of a bus; docs/operations.rst documents them.
+    """Return the figures of a bus; docs/admin.rst documents them.
 
     :param largest: the bytes of the longest queue, from `largest_queue`.
     """

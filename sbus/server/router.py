@@ -39,6 +39,7 @@ class Router:
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
         0: the work to charge.
+    :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
     """
 
@@ -48,6 +49,7 @@ class Router:
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[SubscriptionListener, ...] = ()
         self.steps = 0
+        self.misses = 0
         self._muted: set[Receiver] = set()
         self.routes = self._cache.routes
 
@@ -59,6 +61,7 @@ class Router:
         receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
+            self.misses += 1
             receivers = self._cache.remember(key, secret, self._look_up(key, secret))
             if self._cache.overflown:
                 self.steps += _FORGOTTEN * self._cache.overflown
@@ -120,6 +123,19 @@ class Router:
         Muted receivers are among them. The route cache is neither asked nor changed.
         """
         return self._index.open_tables(key)
+
+    def look_up(self, key: bytes) -> tuple[Receiver, ...]:
+        """Return the receivers of a key as `route` does, without a look at the route cache and without a change to it.
+
+        :raises Violation: if the protocol forbids the key.
+        """
+        found = self._index.look_up(key, self._dialect.check(key))[0]
+        return tuple(receiver for receiver in found if receiver not in self._muted) if self._muted else found
+
+    @property
+    def index(self) -> PatternIndex[Receiver]:
+        """The patterns, to be read."""
+        return self._index
 
     def is_muted(self, receiver: Receiver) -> bool:
         """Return whether nothing is routed to a receiver any more."""
