@@ -21,7 +21,7 @@ from sbus.server.admin_patterns import last, patterns
 from sbus.server.admin_status import STEP, largest_queue, status
 from sbus.server.counters import word_of
 from sbus.server.interfaces import Client
-from sbus.server.metrics import render
+from sbus.server.metrics import Metrics
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.tap import Tap
 
@@ -42,9 +42,9 @@ _SORTS: dict[str, Callable[[Client], float]] = {
 
 def pages(registry: SubscriptionRegistry) -> dict[tuple[str, str], tuple[Page, str]]:
     """Return the pages of a bus, by method and path, each with its content type."""
-    tap = Tap(registry)
+    metrics, tap = Metrics(registry), Tap(registry)
     return {
-        ("GET", METRICS): (lambda _: render(registry), "text/plain; version=0.0.4; charset=utf-8"),
+        ("GET", METRICS): (lambda _: metrics.pieces(), "text/plain; version=0.0.4; charset=utf-8"),
         ("GET", "/v1/status"): (lambda _: _status(registry), _JSON),
         ("GET", "/v1/clients"): (lambda asked: _clients(registry, asked), _JSON),
         ("GET", "/v1/closed"): (lambda asked: _closed(registry, asked), _JSON),

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from zope.interface import implementer
 
 from sbus.admin.pages import Asked, Problem
@@ -14,6 +15,7 @@ from sbus.server.admin_pages import pages
 from sbus.server.credentials import AccessSettings, KernelCredentials
 from sbus.server.interfaces import ICredentials
 from sbus.server.last_values import LastValueRule
+from sbus.server.limits import Limits
 from tests.support.buses import Bus
 
 
@@ -169,3 +171,70 @@ def test_clients_show_who_blocks_them():
         0,
         0,
     )
+
+
+def figures(bus: Bus) -> dict[str, float]:
+    """Return the samples of the metrics, by name and labels."""
+    page, _ = pages(bus.registry)["GET", "/metrics"]
+    text = "".join(piece or "" for piece in page(Asked({})))
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_totals():
+    """The metrics count what happens: messages and bytes in and out, what nobody wanted, and the ends by reason."""
+    bus = Bus()
+    reader, lossy, publisher = bus.connect(), bus.connect(capacity=1), bus.connect()
+    reader.send(b"SUB k")
+    lossy.send(b"SUB k", b"CMSG blocking/soft/discard")
+    publisher.send(b"MSG k\0abc", b"MSG k\0abc", b"MSG other\0")
+    publisher.send(b"nonsense")
+    found = figures(bus)
+    assert found["sbus_published_messages_total"] == 3
+    assert found["sbus_published_bytes_total"] == 9 + 9 + 10
+    assert found["sbus_unrouted_messages_total"] == 1
+    assert (found["sbus_routed_messages_total"], found["sbus_delivered_messages_total"]) == (4, 3)
+    assert (found["sbus_routed_bytes_total"], found["sbus_delivered_bytes_total"]) == (36, 27)
+    assert (found["sbus_dropped_messages_total discard"], found["sbus_dropped_bytes_total"]) == (1, 9)
+    assert found["sbus_violations_total unknown-verb"] == 1
+    assert found["sbus_clients_disconnected_total violation"] == 1
+    assert found["sbus_route_cache_misses_total"] == 2
+    assert found["sbus_route_cache_hits_total"] == 1
+    assert (found["sbus_patterns"], found["sbus_clients"], found["sbus_clients_connected_total"]) == (2, 2, 3)
+
+
+def test_queues_and_limits():
+    """Lagging receivers, held publishers and users at a limit show while they last."""
+    bus = Bus(limits=Limits(user_patterns=2, block_timeout=30.0))
+    slow, publisher = bus.connect(capacity=1), bus.connect()
+    slow.send(b"SUB k", b"SUB l", b"CMSG blocking/soft/block")
+    publisher.send(*[b"MSG k\0"] * 4)
+    bus.clock.advance(1)
+    found = figures(bus)
+    assert (found["sbus_clients_lagging"], found["sbus_queue_messages"], found["sbus_queue_largest_bytes"]) == (
+        1,
+        3,
+        18,
+    )
+    assert (found["sbus_publishers_held"], found["sbus_publishers_held_seconds_total"]) == (1, 1)
+    assert found["sbus_users_at_limit patterns"] == 1
+    assert found["sbus_delivered_messages_total"] == 1
+    slow.drain()
+    found = figures(bus)
+    assert (found["sbus_clients_lagging"], found["sbus_queue_messages"], found["sbus_publishers_held"]) == (0, 0, 0)
+    assert found["sbus_delivered_messages_total"] == 4
+
+
+def test_a_recorder_that_is_gone():
+    """A recorder that the bus should have, and that is not connected, shows as 0; without one there is no figure."""
+    bus = Bus()
+    assert not any(name.startswith("sbus_attached_up") for name in figures(bus))
+    bus.registry.attached["recorder"] = lambda: bus.registry.has_sidecar
+    assert figures(bus)["sbus_attached_up recorder"] == 0
+    assert got(bus, "/v1/status")["has_recorder"] is False
+    bus.registry.sidecar = 77
+    bus.connect(pid=77)
+    assert figures(bus)["sbus_attached_up recorder"] == 1
