@@ -176,7 +176,7 @@ class Metrics:
         memory = budget.memory
         yield gauge(
             "sbus_memory_bytes",
-            "Memory that clients make the server hold. At the limit the largest holder is disconnected: see sbus users.",
+            "Memory that clients make the server hold. At the limit the largest holder is disconnected: sbus users.",
             memory.held,
         )
         yield gauge("sbus_memory_limit_bytes", "The limit of that (--max-memory).", memory.limit)
