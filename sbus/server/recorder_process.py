@@ -191,6 +191,8 @@ class RecordedBus(MultiService):
         self._delays = _restart_delays()
         self._restart: IDelayedCall | None = None
         bus.setServiceParent(self)
+        registry = bus.registry
+        registry.attached["recorder"] = lambda: registry.has_sidecar
 
     def startService(self) -> None:
         """Listen, and start the recorder."""

@@ -95,6 +95,7 @@ class SubscriptionRegistry(Service):
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
+    :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
         publishing, and no observer follows publications.
@@ -172,6 +173,7 @@ class SubscriptionRegistry(Service):
         )
         self.routes = self._router.routes
         self.route = self._router.route
+        self.attached: dict[str, Callable[[], bool]] = {}
         self.deliver: Deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 

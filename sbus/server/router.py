@@ -43,6 +43,7 @@ class Router:
     :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
         0: the work to charge.
     :ivar muted: receivers that get nothing, although they have subscriptions; change it with `mute`.
+    :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
     """
 
@@ -53,6 +54,7 @@ class Router:
         self.listeners: tuple[SubscriptionListener, ...] = ()
         self.steps = 0
         self.muted: set[Receiver] = set()
+        self.misses = 0
         self.routes = self._cache.routes
         self._is_caching = True
 
@@ -64,6 +66,7 @@ class Router:
         receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
+            self.misses += 1
             receivers = self._look_up(key, secret)
             if not self._is_caching:
                 return receivers
@@ -135,6 +138,19 @@ class Router:
         Muted receivers are among them. The route cache is neither asked nor changed.
         """
         return self._index.open_tables(key)
+
+    def look_up(self, key: bytes) -> tuple[Receiver, ...]:
+        """Return the receivers of a key as `route` does, without a look at the route cache and without a change to it.
+
+        :raises Violation: if the protocol forbids the key.
+        """
+        found = self._index.look_up(key, self._dialect.check(key))[0]
+        return tuple(receiver for receiver in found if receiver not in self.muted) if self.muted else found
+
+    @property
+    def index(self) -> PatternIndex[Receiver]:
+        """The patterns, to be read."""
+        return self._index
 
     def is_muted(self, receiver: Receiver) -> bool:
         """Return whether nothing is routed to a receiver any more."""
