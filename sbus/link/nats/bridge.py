@@ -8,7 +8,8 @@ The bridge is a client of the bus and a client of NATS. What the operator lists 
 
 Nothing comes back the way it went: echo is off on both sides, and messages of this bus's own origin are dropped. That
 is enough as long as there is one bridge to a bus (`sbus.link.nats.state`) and no other way round. So a bus with a
-master is refused, at the start and whenever it gets one: packets have no headers, and would go round for ever.
+master is refused (``link/path``): packets have no headers, and would go round for ever. The bridge then takes the one
+place that the bus has for a link, so that the bus refuses a link to a master for as long as the bridge runs.
 
 Both connections come and go independently, each with attempts for ever. While NATS is away, messages wait in the queue
 as far as there is room. While the bus is away, the subscriptions on NATS stay: a bus that restarts gets its clients
@@ -30,7 +31,7 @@ from twisted.logger import Logger
 from sbus.client.aio import Bus, Subscription, connect
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
-from sbus.errors import Disconnected, SbusError, TimedOut
+from sbus.errors import CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
 from sbus.link.interest import Interest
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.counters import LOSSES, Counters
@@ -237,6 +238,9 @@ class Bridge:
             bus.send([build(CMSG, INTEREST_PATTERNS)])
         await bus.fence(_ANSWER_TIME)
         self._check_path()
+        # Take the one place that the bus has for a link, so that nobody links it to a master meanwhile.
+        bus.send([build(CMSG, LINK_PATH, b"")])
+        await bus.fence(_ANSWER_TIME)
 
     def _own_id(self) -> bytes:
         """Return the identity of this bus: its own, or, if it has none, that of the state file."""
@@ -288,6 +292,8 @@ class Bridge:
     def _bus_replaced(self, reason: Exception) -> None:
         """The connection to the bus was lost, and made again."""
         self._log.warn("the bus was away: {reason}; messages on it may have been missed", reason=reason)
+        if isinstance(reason, ConnectionLost) and reason.reason is CloseReason.NOT_ALLOWED:
+            self._fail(reason)  # somebody else has the place
         if self._incoming is not None:
             self._incoming.bus_lost()
         if self._bus is not None and not self._stopping:
