@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-nats = pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
+pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
 
-from sbus.link.nats.state import has_bridge  # noqa: E402
-from sbus.link.subjects import pattern_subject, subject  # noqa: E402
-from sbus.protocol.keys import matches_open  # noqa: E402
-from tests.support import servers  # noqa: E402
-from tests.support.harness import Bus, Client, Process  # noqa: E402
-from tests.support.nats import Bridge, NatsServer, free_ports, nats_matches  # noqa: E402
+import nats
+
+from sbus.link.nats.state import has_bridge
+from sbus.link.subjects import pattern_subject, subject
+from sbus.protocol.keys import matches_open
+from tests.support import servers
+from tests.support.harness import Bus, Client, Process
+from tests.support.nats import Bridge, NatsServer, free_ports, nats_matches
 
 directory, spawn = servers.directory, servers.spawn
 Spawn = Callable[..., Any]
