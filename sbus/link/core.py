@@ -301,6 +301,10 @@ class LinkCore:
         else:
             self.lost[side] += len(messages)
 
+    def lose(self, side: Side, count: int) -> None:
+        """Count messages from one bus that could not be sent to the other."""
+        self.lost[side] += count
+
     def _handle(self, side: Side, bus: _Bus, packet: bytes, now: float) -> bool:
         """Handle a packet that is not part of a known run; return whether to carry it."""
         try:

@@ -82,7 +82,7 @@ class Upstream:
         number_of: Callable[[Client, bytes], int],
     ) -> None:
         self.identity = secrets.token_hex(16)
-        self.name = name
+        self.name = "".join(c if c.isprintable() else "?" for c in name)
         self.secrets_go_up = secrets_go_up
         self.link: Client | None = None
         self.is_up = False
