@@ -62,6 +62,8 @@ _CREDENTIALS = b"/!/cred/"
 _PROBE = b"/link/echo"
 """The end of the key by which a link finds out whether a bus honours ``echo/off``."""
 _CARRY = (True,)
+_LIMITS = (b"violation ", b"user-limit ")
+"""Reasons of a bus for ending the connection that too many patterns can have."""
 
 
 class Side(enum.IntEnum):
@@ -357,6 +359,8 @@ class LinkCore:
         elif key == LOST:
             self._lost(side, bus, payload)
         elif key == BYE:
+            if payload.startswith(_LIMITS):
+                bus.interest.lower_limit()
             self._wire.log(f"disconnected by {self._name(side)}: {payload.partition(b' ')[2].decode(errors='replace')}")
 
     def _lost(self, side: Side, bus: _Bus, payload: bytes) -> None:

@@ -370,7 +370,13 @@ class LinkService(Service):
             for delays in self._delays:
                 next(delays)  # a master that ends each connection at once is not tried without a pause
             self._reports = [("", 0.0), ("", 0.0)]
-            self.log_.info("linked to {master} at {address}", master=master, address=self._addresses[Side.ABOVE])
+            self.log_.info(
+                "linked to {master} at {address}; lost so far: {up} messages up, {down} down",
+                master=master,
+                address=self._addresses[Side.ABOVE],
+                up=self.core.lost[Side.BELOW],
+                down=self.core.lost[Side.ABOVE],
+            )
         else:
             self.log_.warn(
                 "the link to {master} is down; lost so far: {up} messages up, {down} down",

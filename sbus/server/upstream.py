@@ -67,6 +67,7 @@ class Upstream:
     :ivar secrets_go_up: whether secret keys that are not of this bus are for the link.
     :ivar link: the client that is the link, from its first word on.
     :ivar is_up: whether the link carries messages.
+    :ivar has_link: whether there has been a link since the start of the server.
     :ivar lost: messages that the link has lost on the way up and on the way down.
     :ivar dropped_secrets: secret messages that were dropped because there was no link.
     """
@@ -85,7 +86,7 @@ class Upstream:
         self.name = "".join(c if c.isprintable() else "?" for c in name)
         self.secrets_go_up = secrets_go_up
         self.link: Client | None = None
-        self.is_up = False
+        self.is_up = self.has_link = False
         self.lost = (0, 0)
         self.dropped_secrets = 0
         self._clock = clock
@@ -210,6 +211,7 @@ class Upstream:
             return False
         if self.link is None and key in (controls.LINK_PATH, controls.LINK_UP):
             self.link = client
+            self.has_link = True
         elif client is not self.link:
             if key in (controls.LINK_PATH, controls.LINK_UP):
                 client.close(
