@@ -8,6 +8,7 @@ from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
+from sbus.server.upstream import Upstream
 
 __all__ = ["Router", "SubscriptionListener"]
 
@@ -39,6 +40,7 @@ class Router:
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
     :param cache_bytes: bytes of memory that the route cache may take.
+    :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
         0: the work to charge.
@@ -55,6 +57,7 @@ class Router:
         self.steps = 0
         self.muted: set[Receiver] = set()
         self.misses = 0
+        self.upstream: Upstream | None = None
         self.routes = self._cache.routes
         self._is_caching = True
 
@@ -67,6 +70,10 @@ class Router:
         if receivers is None:
             secret = self._dialect.check(key)
             self.misses += 1
+            if secret is not None and self.upstream is not None and self.upstream.is_chained:
+                chained = self.upstream.receivers(key, self._look_up_secret)
+                if chained is not None:
+                    return chained
             receivers = self._look_up(key, secret)
             if not self._is_caching:
                 return receivers
@@ -82,6 +89,14 @@ class Router:
         if self.muted:
             found = tuple(receiver for receiver in found if receiver not in self.muted)
         return found
+
+    def _look_up_secret(self, key: bytes) -> tuple[Receiver, ...]:
+        return self._look_up(key, self._dialect.check(key))
+
+    def forget_routes(self) -> None:
+        """Empty the cache: keys have got another meaning."""
+        self.steps += _FORGOTTEN * len(self.routes)
+        self._cache.clear()
 
     def _changed(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         """Keep the cache in step with a subscription that has come or gone."""
