@@ -48,8 +48,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sbus.journal.clock import HOUR
 from sbus.journal.consumers import advance, check_consumer
 from sbus.journal.reader import JournalReader
+from sbus.lake.checkpoint import Checkpoint, Offsets
 from sbus.spark.datasource.snapshot import open_journals
-from sbus.spark.jobs.checkpoint import Checkpoint, Offsets
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.runtime.errors import translate_errors
 
@@ -121,7 +121,7 @@ class Archive:
         try:
             self._identity = self._lake.identity()
             for journal in journals.values():
-                check_consumer(journal.directory, self._consumer, self._identity, str(self._lake.directory))
+                check_consumer(journal.directory, self._consumer, self._identity, self._lake.location)
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
             if self._done >= 0:
