@@ -31,6 +31,7 @@ _MODULES = {
     "match": "sbus.cli.match",
     "bench": "sbus.cli.bench",
     "journal": "sbus.cli.journal",
+    "lake": "sbus.cli.lake",
     "spark": "sbus.cli.spark",
 }
 

@@ -90,6 +90,8 @@ class DeltaLake(Table):
     """
 
     format = "delta"
+    grace = 7 * 86400.0
+    """Versions of the table can be read for as long."""
 
     def __init__(self, location: str, state: Path | None = None) -> None:
         self.location = location.rstrip("/")

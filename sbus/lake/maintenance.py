@@ -35,7 +35,7 @@ from sbus.journal.keytext import as_text, from_text, printable
 from sbus.journal.schema import Kind
 from sbus.lake.merge import Limits, Merged, iter_rows, merge
 from sbus.lake.state import make_directories
-from sbus.lake.table import GRACE, DataFile, Hour, Table, open_parquet
+from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.protocol.keys import CURRENT, Dialect, matches_open
 
 __all__ = ["Outcome", "by_hour", "compact", "forget", "is_due", "prune"]
@@ -261,7 +261,7 @@ def _maintaining(table: Table) -> Iterator[Path]:
     with table.state.maintaining():
         shutil.rmtree(work, ignore_errors=True)
         make_directories(work)
-        table.vacuum(GRACE)
+        table.vacuum(table.grace)
         try:
             yield work
         finally:

@@ -11,7 +11,7 @@ from sbus.lake.plain import PlainTable
 from sbus.lake.state import State
 from sbus.lake.table import Table
 
-__all__ = ["DELTA", "FORMATS", "PARQUET", "open_table"]
+__all__ = ["DELTA", "FORMATS", "PARQUET", "open_existing", "open_table"]
 
 PARQUET = "parquet"
 DELTA = "delta"
@@ -53,3 +53,14 @@ def _delta(location: str, state: str | os.PathLike[str] | None) -> Table:
     with needs("delta"):
         from sbus.lake.delta import DeltaLake
     return DeltaLake(location, None if state is None else Path(os.path.abspath(state)))
+
+
+def open_existing(location: str, state: str | os.PathLike[str] | None = None) -> Table:
+    """Open a lake that is there, for maintenance.
+
+    :raises sbus.errors.LakeError: if there is none.
+    """
+    table = open_table(location, state=state)
+    if not table.state.directory.exists() and not table.files():
+        raise LakeError(f"{table.location}: there is no lake: name the one that sbus spark archive writes")
+    return table

@@ -44,7 +44,7 @@ from sbus.lake.state import State
 __all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "open_parquet"]
 
 GRACE = 3600.0
-"""Seconds for which a file that was replaced can still be read."""
+"""The least time in seconds for which a file that was replaced can still be read."""
 
 
 class Hour(NamedTuple):
@@ -123,11 +123,13 @@ class Table(abc.ABC):
     """A lake in one table format.
 
     :ivar format: the name of the format.
+    :ivar grace: the seconds for which it keeps files that were replaced; at least `GRACE`.
     :ivar location: a directory, or a URL.
     :ivar state: the local directory with the progress of the archive, its locks, and staged files.
     """
 
     format: str
+    grace: float = GRACE
     location: str
     state: State
 
