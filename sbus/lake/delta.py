@@ -53,7 +53,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
-from sbus.errors import LakeError
+from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
 from sbus.lake.checkpoint import Checkpoint
 from sbus.lake.state import State, make_directories
@@ -100,6 +100,9 @@ class DeltaLake(Table):
             state = Path(location) / "_sbus" if self._is_local else _default_state(self.location)
         self.state = State(state)
 
+    def __reduce__(self) -> tuple[type[DeltaLake], tuple[str, Path]]:
+        return DeltaLake, (self.location, self.state.directory)  # executors open files
+
     # --- batches --------------------------------------------------------------------------------
 
     def commit(self, batch: int, staged: Path) -> None:
@@ -114,13 +117,17 @@ class DeltaLake(Table):
         last = table.transaction_version(application)
         if last is None or last < batch:
             Checkpoint(self.state.checkpoint).sync_plan(batch)
-            paths = sorted(staged.glob("*/*/*.parquet"))
-            actions = [
-                self._add(path, Hour.parse(str(path.parent.relative_to(staged))), batch, data_change=True)
-                for path in paths
-            ]
-            if actions:
-                self._commit(table, actions, "batch", f"batch {batch}", Transaction(application, batch))
+            try:
+                actions = [
+                    self._add(path, Hour.parse(str(path.parent.relative_to(staged))), batch, data_change=True)
+                    for path in sorted(staged.glob("*/*/*.parquet"))
+                ]
+                if actions:
+                    self._commit(table, actions, "batch", f"batch {batch}", Transaction(application, batch))
+            except (DeltaError, OSError) as e:
+                if self._is_local and isinstance(e, OSError):
+                    raise
+                raise _unreachable(self.location, e) from None
         shutil.rmtree(staged, ignore_errors=True)
 
     def _add(self, path: Path, hour: Hour, batch: int | None, *, data_change: bool) -> AddAction:
@@ -240,10 +247,10 @@ class DeltaLake(Table):
         except LakeError:
             return []
 
-    def open(self, file: DataFile) -> pa.NativeFile:
+    def open(self, name: str) -> pa.NativeFile:
         if self._is_local:
-            return pa.OSFile(str(Path(self.location) / file.name))
-        return self._files.open_input_file(file.name)
+            return pa.OSFile(str(Path(self.location) / name))
+        return self._files.open_input_file(name)
 
     def pin(self, files: Sequence[DataFile]) -> list[str]:
         # A file that was replaced stays for the grace.
@@ -289,8 +296,8 @@ class DeltaLake(Table):
         return str(table.metadata().configuration.get(_OWNER))
 
 
-def _unreachable(location: str, error: Exception) -> LakeError:
-    return LakeError(f"{location}: {' '.join(str(error).split())}: check the address and the credentials")
+def _unreachable(location: str, error: Exception) -> StorageError:
+    return StorageError(f"{location}: {' '.join(str(error).split())}: check the address and the credentials")
 
 
 def _default_state(location: str) -> Path:

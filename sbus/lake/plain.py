@@ -257,8 +257,8 @@ class PlainTable(Table):
             finally:
                 os.close(fd)
 
-    def open(self, file: DataFile) -> pa.NativeFile:
-        return pa.OSFile(str(self.directory / file.name))
+    def open(self, name: str) -> pa.NativeFile:
+        return pa.OSFile(str(self.directory / name))
 
     def pin(self, files: Sequence[DataFile]) -> list[str]:
         return self._pins.pin([file.name for file in files])

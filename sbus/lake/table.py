@@ -163,8 +163,8 @@ class Table(abc.ABC):
         """Return the files of the table as they are now, by hour and name."""
 
     @abc.abstractmethod
-    def open(self, file: DataFile) -> pa.NativeFile:
-        """Open a file of the table for reading."""
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file of the table for reading, by its name."""
 
     @abc.abstractmethod
     def pin(self, files: Sequence[DataFile]) -> list[str]:
@@ -189,4 +189,4 @@ class Table(abc.ABC):
 
 def open_parquet(table: Table, file: DataFile) -> pq.ParquetFile:
     """Open a file of a table with bounded memory: pages are read as they are needed."""
-    return pq.ParquetFile(table.open(file), buffer_size=1 << 16, pre_buffer=False)
+    return pq.ParquetFile(table.open(file.name), buffer_size=1 << 16, pre_buffer=False)

@@ -61,9 +61,7 @@ def ls(location: str, state: str | None, output_json: bool) -> None:
         if output_json:
             click.echo(json.dumps(day))
         else:
-            cells.append(
-                [date, *(str(day[key]) for key in ("hours", "compact_hours", "files", "rows", "bytes"))]  # type: ignore[literal-required]
-            )
+            cells.append([date, *(str(day[key]) for key in ("hours", "compact_hours", "files", "rows", "bytes"))])
     if not output_json:
         click.echo(f"{table.location}: format {table.format}, {pluralize(total, 'row')}")
         if len(cells) > 1:

@@ -14,18 +14,21 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sbus.errors import LakeError
 from sbus.journal.clock import DAY, HOUR, as_utc
 from sbus.journal.schema import COLUMN_NAMES
+from sbus.lake.merge import Limits, iter_rows
 from sbus.lake.opening import open_table
 from sbus.lake.state import make_directories
-from sbus.lake.table import Hour
+from sbus.lake.table import Hour, Table
 from sbus.spark.datasource.scan import schema
 
 __all__ = ["Lake"]
@@ -165,7 +168,22 @@ class Lake:
         raise LakeError(f"{self.location}: there is no lake, or it is empty: run sbus spark archive first")
 
     def _load(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-        return spark.read.schema(schema(raw_keys=False)).parquet(*paths)
+        """Read files of the lake; Spark itself cannot reach object storage without jars that are not on PyPI."""
+        columns = schema(raw_keys=False)
+        if "://" not in self.location:
+            return spark.read.schema(columns).parquet(*paths)
+        table = self.table
+        names = spark.createDataFrame([(path.removeprefix(f"{self.location}/"),) for path in paths], "name string")
+        tasks = min(len(paths), 4 * spark.sparkContext.defaultParallelism)
+        return names.repartition(tasks).mapInArrow(lambda batches: _read(table, batches), columns)
+
+
+def _read(table: Table, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read the files that the rows of the batches name, on an executor."""
+    for batch in batches:
+        for name in batch.column("name").to_pylist():
+            with pq.ParquetFile(table.open(name), pre_buffer=False, buffer_size=1 << 20) as parquet:
+                yield from iter_rows(parquet, Limits(), COLUMN_NAMES)
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def test_an_hour_becomes_one_sorted_file(lake):
     files = lake.files()
     assert [file.batch for file in files] == [None, None, 11, None, 11]
     for file in files:
-        found = pq.read_table(lake.open(file)).to_pylist()
+        found = pq.read_table(lake.open(file.name)).to_pylist()
         assert [(r["journal"], r["seq"]) for r in found] == sorted((r["journal"], r["seq"]) for r in found)
     assert compact(lake, now=NOW).hours == 0
     assert [event.what for event in lake.history()] == ["compact"] * 3
