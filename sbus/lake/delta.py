@@ -49,6 +49,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake._internal import DeltaFileSystemHandler
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
@@ -77,6 +78,8 @@ _SCHEMA = pa.schema(
 _STATISTICS = ("journal", "seq", "time", "kind")
 _OWNER = "sbus.lake"
 """The property of the table that has the ID of the lake."""
+_BLOCK = 8 << 20
+"""Bytes of a file that are read at a time."""
 _ORPHAN_HOURS = 168
 """Hours after which a file that no commit names is an orphan."""
 
@@ -155,9 +158,12 @@ class DeltaLake(Table):
             os.replace(path, target)
             disk.sync_directory(str(target.parent))
         else:
-            with pa.OSFile(str(path)) as source, self._files.open_output_stream(name) as sink:
-                while block := source.read(8 << 20):
+            # PyArrow's own stream hands buffers to the library, which takes bytes alone.
+            sink = DeltaFileSystemHandler(self.location).open_output_stream(name, None)
+            with open(path, "rb") as source:
+                while block := source.read(_BLOCK):
                     sink.write(block)
+            sink.close()
 
     def _commit(
         self,

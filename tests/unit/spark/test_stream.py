@@ -188,7 +188,8 @@ def test_a_batch_starts_by_time_rows_or_bytes(new_journal: NewJournal, monkeypat
         offset = {journal.id: journal.next_seq}
         record(journal, 1)
         limits = reader.getDefaultReadLimit()
-        assert (offset := reader.latestOffset(offset, limits)) == {journal.id: journal.next_seq}
+        offset = reader.latestOffset(offset, limits)
+        assert offset == {journal.id: journal.next_seq}
         record(journal, 10)
         assert reader.latestOffset(offset, limits) == offset
         record(journal, 10)
