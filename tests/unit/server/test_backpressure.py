@@ -12,6 +12,7 @@ from sbus.errors import CloseReason
 from sbus.flood import Until
 from sbus.server.backpressure import Backpressure
 from sbus.testing import FakePacketTransport
+from tests.support.examples import examples
 
 TIMEOUT = 30.0
 ROOM, EMPTY = Until.ROOM, Until.EMPTY
@@ -365,4 +366,4 @@ class BackpressureMachine(RuleBasedStateMachine):
 
 
 TestBackpressure = BackpressureMachine.TestCase
-TestBackpressure.settings = settings(max_examples=60, stateful_step_count=30)
+TestBackpressure.settings = settings(max_examples=examples(60), stateful_step_count=30)
