@@ -34,6 +34,7 @@ from sbus.flood.budget import MINIMUM
 from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.support.costs import calls
+from tests.support.examples import examples
 
 BATCH = 64
 SOFT = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in SOFT_STRATEGIES}
@@ -1486,4 +1487,4 @@ class FloodMachine(RuleBasedStateMachine):
 
 
 TestFlood = FloodMachine.TestCase
-TestFlood.settings = settings(max_examples=150, stateful_step_count=40)
+TestFlood.settings = settings(max_examples=examples(150), stateful_step_count=40)

@@ -21,6 +21,7 @@ from sbus.server.turns import (
     subscription_work,
 )
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 
 class Turned(Bus):
@@ -196,7 +197,7 @@ def test_a_client_that_is_closed_takes_no_turn():
 PACKETS = st.sampled_from(("message", "message", "message", "sub", "whoami", "unknown"))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.lists(PACKETS, min_size=1, max_size=40)), max_size=12),
     st.integers(1, 200),
