@@ -100,7 +100,7 @@ _COUNTED_SEGMENTS = 16
 """Segments that cost more in a pattern with a wildcard: whatever is behind them, its steps seldom change."""
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
-REORDERED = 3
+REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
