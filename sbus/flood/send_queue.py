@@ -474,7 +474,9 @@ class SendQueue:
         self.messages += messages
         self.size += size
         user.queued_bytes += size
-        user.budget.bytes += size
+        budget = user.budget
+        budget.bytes += size
+        budget.messages += messages
         memory = size + messages * self._price
         self.memory += memory
         user.charge_memory(memory)

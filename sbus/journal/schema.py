@@ -109,7 +109,7 @@ COLUMNS = (
         _TIME,
         _TIME,
         "when the recorder received the message, or when the gap ended, by the clock of that moment; it never "
-        "goes back within an epoch, and a ``clock`` row begins a new epoch; the order of rows is ``seq``",
+        "goes back within an epoch, which a ``clock`` row begins; the order of rows is ``seq``",
     ),
     Column(
         "kind",

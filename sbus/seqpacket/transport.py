@@ -248,8 +248,8 @@ class PacketTransport(Connection):
     def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
         if events & WRITE:
-            if self._send_buffer is not None and self._send_buffer.grow(self.may_grow) and self._send_bundle_limit:
-                self._send_bundle_limit = self._packing_limit()
+            if self._send_buffer is not None:
+                self._send_buffer.grow(self.may_grow)
             self.flush()
         if self.read_side is _READ_OPEN:
             if events & (READ | HANGUP):
@@ -541,9 +541,13 @@ class PacketTransport(Connection):
         return self._bundle_limit
 
     def _packing_limit(self) -> int:
-        """Return the bytes in the largest bundle to send now: no bundle makes the send buffer grow."""
+        """Return the bytes in the largest bundle to send.
+
+        No bundle makes the send buffer grow. The limit is the same before and after the buffer has grown, so that the
+        receivers of a run share one bundle.
+        """
         buffer = self._send_buffer
-        return self._bundle_limit if buffer is None else min(self._bundle_limit, buffer.max_sendable)
+        return self._bundle_limit if buffer is None else min(self._bundle_limit, buffer.first_sendable)
 
     def stop_bundling(self) -> None:
         """Accept and send no more bundles."""

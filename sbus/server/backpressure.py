@@ -106,6 +106,9 @@ class Backpressure:
     def __init__(self, clock: IReactorTime, timeout: float) -> None:
         self._clock = clock
         self._timeout = timeout
+        self._held_seconds = 0.0
+        self._held_since: dict[_Publisher, float] = {}
+        self._since_sum = 0.0
         self._blocking: dict[_Receiver, _Blocking] = {}
         self._blocked: dict[_Publisher, set[_Receiver]] = {}
         self._shares: dict[_Receiver, QueueShares] = {}
@@ -120,6 +123,29 @@ class Backpressure:
         if shares is None:
             shares = self._shares[receiver] = QueueShares()
         shares.add(publisher.peer.uid, size, queued)
+
+    @property
+    def held(self) -> int:
+        """The publishers that are blocked now."""
+        return len(self._held_since)
+
+    @property
+    def held_seconds(self) -> float:
+        """The time that publishers were blocked since the start, in seconds, summed over all of them."""
+        return self._held_seconds + self._clock.seconds() * len(self._held_since) - self._since_sum
+
+    def _hold(self, publisher: _Publisher) -> None:
+        now = self._held_since[publisher] = self._clock.seconds()
+        self._since_sum += now
+
+    def _let_go(self, publisher: _Publisher) -> None:
+        since = self._held_since.pop(publisher)
+        self._since_sum = self._since_sum - since if self._held_since else 0.0
+        self._held_seconds += self._clock.seconds() - since
+
+    def receivers_blocking(self, publisher: _Publisher) -> tuple[_Receiver, ...]:
+        """Return the receivers that block a publisher."""
+        return tuple(self._blocked.get(publisher, ()))
 
     def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
         """Block a publisher until the receiver's queue has room or is empty.
@@ -140,6 +166,7 @@ class Backpressure:
         receivers = self._blocked.get(publisher)
         if receivers is None:
             self._blocked[publisher] = {receiver}
+            self._hold(publisher)
             publisher.pause_publishing()
         else:
             receivers.add(receiver)
@@ -179,6 +206,8 @@ class Backpressure:
 
     def forget(self, publisher: _Publisher) -> None:
         """Forget a publisher that has disconnected."""
+        if publisher in self._blocked:
+            self._let_go(publisher)
         for receiver in self._blocked.pop(publisher, ()):
             del self._blocking[receiver].until[publisher]
 
@@ -195,6 +224,7 @@ class Backpressure:
             receivers.discard(receiver)
             if not receivers:
                 del self._blocked[publisher]
+                self._let_go(publisher)
                 unblocked.append(publisher)
         for publisher in unblocked:
             if publisher not in self._blocked:  # unless one that went on has had it blocked again

@@ -131,6 +131,7 @@ class Delivery:
         receivers: tuple[Receiver, ...],
         publisher: Publisher | None,
         at_once: bool = False,
+        /,
     ) -> int:
         """Queue a run of messages for their receivers; `flush` sends them.
 
@@ -149,9 +150,13 @@ class Delivery:
             return done + self.deliver(packets[half:], receivers, publisher)
         if self._touched and publisher is not self._publisher:
             self.flush()
-        count = len(packets)
-        self._counters.published += count
-        self._counters.routed += count * len(receivers)
+        count, size, copies, counters = len(packets), total_size(packets), len(receivers), self._counters
+        counters.published += count
+        counters.published_bytes += size
+        counters.routed += count * copies
+        counters.routed_bytes += size * copies
+        if copies < 2 and (not copies or receivers[0] is self._keeper):
+            counters.unrouted += count
         at_once = at_once and not self._through_queues and len(receivers) <= FLUSHED_AT_ONCE
         packed: BundleCache = {}
         late = bundled = work_left = 0
@@ -298,6 +303,7 @@ class Delivery:
             size += lost_size
         receiver.lost += messages
         self._counters.dropped += messages
+        self._counters.dropped_bytes += size
         for notify in self._events.dropped:
             notify(receiver, messages, size)
 
@@ -384,6 +390,7 @@ class Delivery:
         if keeper is not None and receiver is keeper:
             keeper.keep(packets, publisher)
             self._counters.routed -= len(packets)
+            self._counters.routed_bytes -= total_size(packets)
             return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))

@@ -64,7 +64,7 @@ class Receiver(Protocol):
     """Its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern)."""
 
     pattern_bytes: int
-    """The cost of all patterns together, by `sbus.server.limits.pattern_cost`."""
+    """The cost of all patterns together, by `sbus.protocol.patterns.pattern_cost`."""
 
     pattern_memory: int
     """The memory of these, in bytes, by `sbus.server.memory.pattern_memory`."""

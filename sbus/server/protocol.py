@@ -99,6 +99,12 @@ FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
 MIN_READ = 4
 """Packets to read from a publisher in one go at least, however many copies of each are made."""
+OVERDRAFT = 128
+"""Work by which the last run of a turn may exceed the balance.
+
+The prices of runs are estimates. Without an overdraft a turn ended in runs of a few messages, and a run costs each of
+its receivers a system call.
+"""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 BYE_PATIENCE = 1.0
@@ -120,7 +126,7 @@ class BusProtocol:
     :ivar queue: the packets on their way to the client.
     :ivar settings: the client's choices.
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
-    :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
+    :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
     :ivar pattern_memory: the memory of these (`sbus.server.memory.pattern_memory`).
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
@@ -350,8 +356,8 @@ class BusProtocol:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
                             until = min(until, at + self._affordable(receivers, until - at))
-                            is_all = at == start and until == end
-                            count = registry.deliver(packets[at:until], receivers, self, is_all)
+                            at_once = until - at >= BATCH or (at == start and until == end)
+                            count = registry.deliver(packets[at:until], receivers, self, at_once)
                             self._pay(receivers, until - at)
                             at += count
                             continue
@@ -377,14 +383,14 @@ class BusProtocol:
         return total if self.reason is not None else at
 
     def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
-        """Return how many messages of a run the balance pays for: at least one, at most `wanted`.
+        """Return how many messages of a run the balance pays for, and `OVERDRAFT`; at most `wanted`.
 
         The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        return min(wanted, max(1, int(self.user.work_left / price)))
+        return min(wanted, 1 + int((self.user.work_left + OVERDRAFT) / price))
 
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""

@@ -15,6 +15,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.interest`         the keys that clients watch: whether anybody listens
 `sbus.server.last_values`      the last message of each key that the operator has listed
 `sbus.server.requests`         the questions of clients that come with a payload
+`sbus.server.tap`              what is published, for operators who look
 =============================  =============================================================================
 
 The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
@@ -57,6 +58,7 @@ from sbus.server.pattern_lists import PatternLists
 from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
+from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.users import RECORDER, User, Users
 
@@ -166,8 +168,29 @@ class SubscriptionRegistry(Service):
         )
         self.routes = self._router.routes
         self.route = self._router.route
-        self.deliver = self.delivery.deliver
+        self.deliver: Deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
+
+    @property
+    def backpressure(self) -> Backpressure:
+        """The publishers that are blocked."""
+        return self._backpressure
+
+    @property
+    def router(self) -> Router:
+        """The subscriptions, and the route cache."""
+        return self._router
+
+    def open_tap(self, tap: Tap) -> Deliver:
+        """Put a tap into the way of all messages; return what delivers them behind it."""
+        self._events.dropped = (*self._events.dropped, tap.dropped)
+        self.deliver = tap.deliver
+        return self.delivery.deliver
+
+    def close_tap(self, tap: Tap) -> None:
+        """Take a tap out of the way again."""
+        self._events.dropped = tuple(each for each in self._events.dropped if each != tap.dropped)
+        self.deliver = self.delivery.deliver
 
     # --- clients come and go -----------------------------------------------------------------
 
@@ -182,6 +205,11 @@ class SubscriptionRegistry(Service):
     @sidecar.setter
     def sidecar(self, pid: int | None) -> None:
         self._members.sidecar = pid
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether that process is connected."""
+        return self._members.has_sidecar
 
     def connect_user(self, peer: PeerCredentials) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
@@ -244,6 +272,7 @@ class SubscriptionRegistry(Service):
     def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         """Count a connection that is refused, and notify observers."""
         self.counters.refused += 1
+        self.counters.refused_by[reason] += 1
         self.counters.user_limits += reason in _USER_LIMITS
         for notify in self._events.refused:
             notify(peer, reason, listener)
@@ -325,6 +354,7 @@ class SubscriptionRegistry(Service):
         self.leave(client)
         self._stop_asking(client)
         fired = self._members.remove(client)
+        self.counters.disconnected_by[reason] += 1
         self.closed.add(
             ClosedClient(
                 client.number,
@@ -535,6 +565,7 @@ class SubscriptionRegistry(Service):
         Return whether the client must be disconnected.
         """
         self.counters.violations += 1
+        self.counters.violations_by[violation.reason] += 1
         self.counters.user_limits += violation.reason.is_user_limit
         for notify in self._events.violated:
             notify(client, violation, redact(self.dialect, key))

@@ -33,7 +33,7 @@ class User(UserShare):
     :ivar uid: the UID.
     :ivar connections: open connections, those that are about to be refused included.
     :ivar patterns: different patterns of these connections.
-    :ivar pattern_bytes: the cost of these patterns, by `sbus.server.limits.pattern_cost`.
+    :ivar pattern_bytes: the cost of these patterns, by `sbus.protocol.patterns.pattern_cost`.
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.

@@ -180,11 +180,25 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
     spark.readStream.format.side_effect = SparkError("far enough")
     with (
         mock.patch.object(Checkpoint, "sync", lambda _, batch: happened.append(batch)),
-        mock.patch("sbus.spark.jobs.archive.advance", lambda _, consumer, seq: happened.append((consumer, seq))),
+        mock.patch("sbus.spark.jobs.archive.advance", lambda _, *report, **lake: happened.append((report, lake))),
         pytest.raises(SparkError, match="far enough"),
     ):
         Archive(spark, [journal.directory], lake).start()
-    assert happened == [0, ("archive", 3)]
+    assert happened == [0, (("archive", 3), {"identity": lake.identity()})]
+
+
+def test_consumers_that_cannot_be_read_stop_nothing(new_journal, tmp_path, caplog):
+    """The job starts although it cannot read which lake a name belongs to; nothing is reported, and one line warns."""
+    journals = [new_journal(name) for name in ("one", "two")]
+    unreadable = Path(journals[0].directory) / "consumers" / "archive.json"
+    unreadable.mkdir(parents=True)
+    spark = mock.Mock()
+    spark.readStream.format.side_effect = SparkError("far enough")
+    with pytest.raises(SparkError, match="far enough"):
+        Archive(spark, [journal.directory for journal in journals], Lake(tmp_path / "lake")).start()
+    assert caplog.text.count("(Is a directory), so retention keeps the rows") == 1
+    assert unreadable.is_dir()
+    assert consumers(journals[1].directory) == {"archive": 0}
 
 
 def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog):

@@ -24,7 +24,8 @@ repeatedly; each call notes the batches that are done by now and reports them to
 that fails, because the journal cannot be written, is tried again every 10 seconds.
 
 A consumer's name belongs to one lake, by the ID in ``_sbus/lake.json``. A second lake under that name is refused before
-its first batch: its reports would let retention delete rows that the first one lacks.
+its first batch: its reports would let retention delete rows that the first one lacks. If the file of the consumer
+cannot be read, the job starts all the same; its reports fail until it can be, and are refused then.
 
 At the start the last batch that is done is synced before anything is reported, because the process before may have
 ended between the mark and the sync.
@@ -121,7 +122,8 @@ class Archive:
         try:
             self._identity = self._lake.identity()
             for journal in journals.values():
-                check_consumer(journal.directory, self._consumer, self._identity, str(self._lake.directory))
+                with contextlib.suppress(OSError):  # the report below fails too: it warns, and is repeated
+                    check_consumer(journal.directory, self._consumer, self._identity, str(self._lake.directory))
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
             if self._done >= 0:
