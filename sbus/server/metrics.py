@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from sbus.server.registry import SubscriptionRegistry
+from sbus.server.upstream import Upstream
 from sbus.syscalls.batch import COMPILED
 from sbus.version import __version__
 
@@ -76,6 +77,7 @@ def families(registry: SubscriptionRegistry) -> Iterator[Metric]:
     for reason, count in counters.dropped_by.items():
         dropped.add_metric([reason.value], count)
     yield dropped
+    yield from _link_families(registry.upstream)
     memory = budget.memory
     gauges = (
         ("clients", len(registry.clients), "Clients connected now."),
@@ -94,3 +96,27 @@ def families(registry: SubscriptionRegistry) -> Iterator[Metric]:
     )
     for name, value, text in gauges:
         yield GaugeMetricFamily(f"sbus_{name}", text, value=value)
+
+
+def _link_families(upstream: Upstream) -> Iterator[Metric]:
+    """Yield the metrics of the link to the bus's master, if there has been one, or should be."""
+    if not upstream.has_link and not upstream.secrets_go_up:
+        return
+    yield GaugeMetricFamily(
+        "sbus_link_up",
+        "Whether the link to the master carries messages. If not, the log says why.",
+        value=upstream.is_up,
+    )
+    lost = CounterMetricFamily(
+        "sbus_link_lost_messages",
+        "Messages that the link has lost, by direction: while it was down, or because a side was too slow.",
+        labels=["direction"],
+    )
+    for direction, count in zip(("up", "down"), upstream.lost, strict=True):
+        lost.add_metric([direction], count)
+    yield lost
+    yield CounterMetricFamily(
+        "sbus_link_dropped_secrets",
+        "Secret messages for clients of other buses that were dropped because the link was down.",
+        value=upstream.dropped_secrets,
+    )

@@ -15,6 +15,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.interest`         the keys that clients watch: whether anybody listens
 `sbus.server.last_values`      the last message of each key that the operator has listed
 `sbus.server.requests`         the questions of clients that come with a payload
+`sbus.server.upstream`         the link to the bus's master: names, secrets and fences
 =============================  =============================================================================
 
 The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
@@ -58,7 +59,8 @@ from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
-from sbus.server.users import RECORDER, User, Users
+from sbus.server.upstream import Upstream
+from sbus.server.users import LINK, RECORDER, User, Users
 
 __all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
 
@@ -77,6 +79,8 @@ class SubscriptionRegistry(Service):
     :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
+    :param name: the name of the bus, for people.
+    :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar closed: the last connections that have ended, with the reasons.
@@ -86,6 +90,7 @@ class SubscriptionRegistry(Service):
     :ivar turns: the clients whose users have no work left for now.
     :ivar interest: the keys that clients watch.
     :ivar last_values: the messages that are kept; None if none are.
+    :ivar upstream: the link to the bus's master.
     :ivar requests: answers the questions of clients.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar delivery: the messages on their way.
@@ -110,6 +115,8 @@ class SubscriptionRegistry(Service):
         owner_of: Callable[[int], int] | None = None,
         public_interest: bool = True,
         last_values: tuple[LastValueRule, ...] = (),
+        name: str = "",
+        secrets_go_up: bool = False,
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
@@ -155,6 +162,14 @@ class SubscriptionRegistry(Service):
         self._pattern_lists = PatternLists(
             self._router, self.clients, self.interest.observers, clock, self.turns, self.delivery.flush
         )
+        self.upstream = self._router.upstream = Upstream(
+            clock,
+            name=name,
+            secrets_go_up=secrets_go_up,
+            flush=self.delivery.flush,
+            forget_routes=self._router.forget_routes,
+            number_of=self._pattern_lists.number_of,
+        )
         self.requests = Requests(
             self.interest,
             self._pattern_lists,
@@ -162,6 +177,7 @@ class SubscriptionRegistry(Service):
             self.subscribe,
             self.limits,
             dialect,
+            self.upstream,
             public_interest=public_interest,
         )
         self.routes = self._router.routes
@@ -183,14 +199,25 @@ class SubscriptionRegistry(Service):
     def sidecar(self, pid: int | None) -> None:
         self._members.sidecar = pid
 
+    @property
+    def link_sidecar(self) -> int | None:
+        """The PID of the process that links the bus to its master, if the server has started it."""
+        return self._members.link
+
+    @link_sidecar.setter
+    def link_sidecar(self, pid: int | None) -> None:
+        self._members.link = pid
+
     def connect_user(self, peer: PeerCredentials) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
         return self.users.connect(self._uid_of(peer))
 
     def _uid_of(self, peer: PeerCredentials) -> int:
-        """Return the UID that a peer counts as: its own, that of its owner, or the recorder's."""
+        """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
         if peer.pid == self._members.sidecar:
             return RECORDER
+        if peer.pid == self._members.link:
+            return LINK
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
@@ -315,6 +342,7 @@ class SubscriptionRegistry(Service):
         self.interest.unwatch_all(client)
         self._notices.forget(client)
         self._pattern_lists.forget(client)
+        self.upstream.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
@@ -370,6 +398,8 @@ class SubscriptionRegistry(Service):
         """
         if client in self._leaving:
             self._drop_some(client, len(client.patterns))  # a subscriber of the program that comes back
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
             secret = self.dialect.check(pattern)
@@ -394,6 +424,8 @@ class SubscriptionRegistry(Service):
             client.pattern_memory += memory
             client.user.charge_memory(memory)
             client.user.charge(1, cost)
+            if self.upstream.link is not None and secret is None:
+                self.upstream.subscribed(client, pattern)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
@@ -406,6 +438,8 @@ class SubscriptionRegistry(Service):
 
     def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
         """Take one subscription back; an unknown one is ignored and counted."""
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving else (0, None)
         if not count:
             self.counters.unknown_unsubscriptions += 1
@@ -428,6 +462,7 @@ class SubscriptionRegistry(Service):
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
+        self.upstream.unsubscribed(client, pattern)
 
     def _check_user_patterns(self, user: User) -> None:
         """Make room for one more pattern of a user who has as many as one user may have.

@@ -8,6 +8,7 @@ from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
+from sbus.server.upstream import Upstream
 
 __all__ = ["Router", "SubscriptionListener"]
 
@@ -36,6 +37,7 @@ class Router:
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
     :param cache_bytes: bytes of memory that the route cache may take.
+    :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
         0: the work to charge.
@@ -49,6 +51,7 @@ class Router:
         self.listeners: tuple[SubscriptionListener, ...] = ()
         self.steps = 0
         self._muted: set[Receiver] = set()
+        self.upstream: Upstream | None = None
         self.routes = self._cache.routes
 
     def route(self, key: bytes) -> tuple[Receiver, ...]:
@@ -59,6 +62,10 @@ class Router:
         receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
+            if secret is not None and self.upstream is not None and self.upstream.is_chained:
+                chained = self.upstream.receivers(key, self._look_up_secret)
+                if chained is not None:
+                    return chained
             receivers = self._cache.remember(key, secret, self._look_up(key, secret))
             if self._cache.overflown:
                 self.steps += _FORGOTTEN * self._cache.overflown
@@ -71,6 +78,14 @@ class Router:
         if self._muted:
             found = tuple(receiver for receiver in found if receiver not in self._muted)
         return found
+
+    def _look_up_secret(self, key: bytes) -> tuple[Receiver, ...]:
+        return self._look_up(key, self._dialect.check(key))
+
+    def forget_routes(self) -> None:
+        """Empty the cache: keys have got another meaning."""
+        self.steps += _FORGOTTEN * len(self.routes)
+        self._cache.clear()
 
     def _changed(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         """Keep the cache in step with a subscription that has come or gone."""
@@ -99,8 +114,7 @@ class Router:
     def mute(self, receiver: Receiver) -> None:
         """Route nothing to a receiver any more, before its subscriptions are removed."""
         self._muted.add(receiver)
-        self.steps += _FORGOTTEN * len(self.routes)
-        self._cache.clear()
+        self.forget_routes()
 
     def unmute(self, receiver: Receiver) -> None:
         """Forget that a receiver was muted: its last subscription has been removed."""
