@@ -161,6 +161,7 @@ class Options(CommandLine):
             "(see twistd sbus-link --help)",
         ],
         ["name", None, None, "Name of the bus, for people: links tell it when they find a loop [default: the address]"],
+        [
             "admin",
             None,
             None,
