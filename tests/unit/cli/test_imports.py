@@ -30,7 +30,9 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(done.stdout.rpartition("loaded ")[2].split())
 
 
-@pytest.mark.parametrize("arguments", [("pub", "--help"), ("match", "a", "a"), ("journal", "cat", "--help"), ("lake", "ls", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("pub", "--help"), ("match", "a", "a"), ("journal", "cat", "--help"), ("lake", "ls", "--help")]
+)
 def test_other_commands_are_not_imported(arguments: tuple[str, ...]) -> None:
     """A command does not pay for the start-up of the others."""
     loaded = loaded_by(*arguments)
