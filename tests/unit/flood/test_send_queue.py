@@ -361,9 +361,14 @@ def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
     connection = Connection(messages=700)
     connection.stall(A)
     asked = []
-    has_room = connection.queue._lacks_room
+    lacks_room = SendQueue._lacks_room
+
+    def look(*args):
+        asked.append(args)
+        return lacks_room(*args)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SendQueue, "_lacks_room", lambda _, *args: asked.append(args) or has_room(*args))
+        patch.setattr(SendQueue, "_lacks_room", look)
         connection.publish(*[A] * 1_024)
     assert connection.queue.messages == 700
     assert len(asked) < 50
