@@ -359,10 +359,15 @@ def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
     """A run of 1,024 messages of which a part fits is not judged message by message."""
     connection = Connection(messages=700)
     connection.stall(A)
-    asked = []
-    has_room = connection.queue._lacks_room
+    asked: list[tuple[int, int]] = []
+    lacks_room = SendQueue._lacks_room
+
+    def counted(queue: SendQueue, messages: int, size: int) -> Any:
+        asked.append((messages, size))
+        return lacks_room(queue, messages, size)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SendQueue, "_lacks_room", lambda _, *args: asked.append(args) or has_room(*args))
+        patch.setattr(SendQueue, "_lacks_room", counted)
         connection.publish(*[A] * 1_024)
     assert connection.queue.messages == 700
     assert len(asked) < 50
