@@ -39,6 +39,7 @@ _MODULES = {
     "top": "sbus.cli.admin.top",
     "monitor": "sbus.cli.admin.monitor",
     "journal": "sbus.cli.journal",
+    "lake": "sbus.cli.lake",
     "spark": "sbus.cli.spark",
 }
 

@@ -48,6 +48,7 @@ class Metrics:
         yield from self._messages()
         yield from self._queues()
         yield from self._users()
+        yield from self._link()
         yield from self._work()
         yield from self._process()
 
@@ -211,6 +212,28 @@ class Metrics:
         )
         yield gauge("sbus_patterns", "Subscriptions of all clients to different patterns.", patterns)
 
+    def _link(self) -> Iterator[Metric]:
+        """Yield the metrics of the link to the bus's master, if there has been one, or should be."""
+        upstream = self._registry.upstream
+        if not upstream.has_link and not upstream.secrets_go_up:
+            return
+        yield gauge(
+            "sbus_link_up",
+            "Whether the link to the master carries messages. If not, the log says why.",
+            upstream.is_up,
+        )
+        yield counter(
+            "sbus_link_lost_messages",
+            "Messages that the link has lost, by direction: while it was down, or because a side was too slow.",
+            dict(zip(("up", "down"), upstream.lost, strict=True)),
+            "direction",
+        )
+        yield counter(
+            "sbus_link_dropped_secrets",
+            "Secret messages for clients of other buses that were dropped because the link was down.",
+            upstream.dropped_secrets,
+        )
+
     def _work(self) -> Iterator[Metric]:
         registry, router = self._registry, self._registry.router
         yield gauge("sbus_route_cache_entries", "Keys in the route cache.", len(registry.routes))
@@ -234,7 +257,7 @@ class Metrics:
         if registry.attached:
             yield gauge(
                 "sbus_attached_up",
-                "Whether a program that belongs to the bus, such as its recorder, is connected. 0: the log says why.",
+                "Whether a program that belongs to the bus (its recorder, its link) is connected. 0: the log says why.",
                 {name: float(is_up()) for name, is_up in sorted(registry.attached.items())},
                 "name",
             )
