@@ -181,6 +181,10 @@ class Interest:
             self._consider(needed, now, changes)
         return changes
 
+    def lower_limit(self) -> None:
+        """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for."""
+        self._limit = max(len(self._listed), min(self._limit, len(self._asked)) // 2)
+
     def due(self, now: float) -> float | None:
         """Return the time at which `changes` has something to return; None for never."""
         if self._new or self._again or self._leaving:

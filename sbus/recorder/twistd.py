@@ -18,12 +18,12 @@ from sbus.daemon.options import CommandLine, amount, choice, duration, mode, siz
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
+from sbus.daemon.supervised import StdinWatcher
 from sbus.errors import SbusError, UsageError
 from sbus.extras import needs
 from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.recorder.settings import Settings
-from sbus.recorder.supervised import StdinWatcher
 from sbus.syscalls.addresses import parse
 
 if TYPE_CHECKING:

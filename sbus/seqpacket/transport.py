@@ -269,6 +269,10 @@ class PacketTransport(Connection):
         """Call when the events in hand are dealt with."""
         self._multiplexer.call_soon(self._guarded, call, *args)
 
+    def _end_soon(self, call: Callable[..., object], *args: object) -> None:
+        """As `_call_soon`, for a step of closing."""
+        self._multiplexer.close_soon(self._guarded, call, *args)
+
     def _guarded(self, call: Callable[..., object], *args: object) -> None:
         """Call a function; if it raises, abort this connection and no other.
 
@@ -504,7 +508,8 @@ class PacketTransport(Connection):
             return 0
         try:
             if not self._bundle_limit or len(packets) == 1:
-                return self._send_batch(packets)
+                send = self._send_batch  # a slot: called in place, it would be looked up as a method first
+                return send(packets)
             limit = self._send_bundle_limit
             if not limit:
                 return 0
@@ -728,7 +733,7 @@ class PacketTransport(Connection):
         self._watch(0)
         self._departure = reason
         self._input_limit = input_limit
-        self._call_soon(self._begin_farewell, farewell if is_writable else None, patience)
+        self._end_soon(self._begin_farewell, farewell if is_writable else None, patience)
 
     def _begin_farewell(self, farewell: Callable[[], list[bytes]] | None, patience: float) -> None:
         if self.life is Life.CLOSED:
@@ -783,7 +788,7 @@ class PacketTransport(Connection):
         limit = min(self._input_limit, _DISCARDED_AT_ONCE)
         self._input_limit -= limit
         if limit and discard_input(self._sock, limit) == limit:
-            self._call_soon(self._discard_input)
+            self._end_soon(self._discard_input)
         else:
             self._close(self._departure or Failure(error.ConnectionAborted()))
 
@@ -796,7 +801,7 @@ class PacketTransport(Connection):
         self._close_soon(reason)
 
     def _close_soon(self, reason: Failure) -> None:
-        self._call_soon(self._close, reason)
+        self._end_soon(self._close, reason)
 
     def _close(self, reason: Failure) -> None:
         if self.life is Life.CLOSED:

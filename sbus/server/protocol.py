@@ -49,6 +49,9 @@ client is in no route any more, so the receipt is complete.
 
 Replies are never dropped, so a client that asks and does not read could fill the server's memory with them. Past
 `sbus.server.limits.MAX_REPLIES` waiting replies the client is not read from until it takes some.
+
+On a bus with a master a reply to ``whoami`` may have to wait (`sbus.server.upstream`). It then leaves a place in a list
+of held replies, and the replies behind it are held, too, in their order.
 """
 
 from __future__ import annotations
@@ -93,7 +96,7 @@ from sbus.server.turns import (
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
-__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "BusProtocol"]
+__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "OVERDRAFT", "BusProtocol"]
 
 FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
@@ -141,6 +144,7 @@ class BusProtocol:
         "_drain_timer",
         "_fast_path",
         "_has_turn",
+        "_held",
         "_in_kernel",
         "_is_blocked",
         "_is_loading",
@@ -193,6 +197,7 @@ class BusProtocol:
         self._is_loading = False
         self._is_waiting = False
         self._has_turn = False
+        self._held: list[bytes | None] = []
         self._fast_path = registry.fast_path
         self._drain_timer: StallTimer | None = None
         self._snapshot: Snapshot | None = None
@@ -327,7 +332,7 @@ class BusProtocol:
         This is `IPacketReceiver`.
         """
         registry = self._registry
-        routes = registry.routes
+        routes, deliver = registry.routes, registry.deliver
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
@@ -342,7 +347,7 @@ class BusProtocol:
                 receivers, until = next_run(packets, 0, total, routes)
                 # If each copy could be paid for as a plain one, nothing else has to be known of its price.
                 if until == total and receivers is not None and (1 + len(receivers)) * total <= COPIES * user.work_left:
-                    at = registry.deliver(packets, receivers, self, True)
+                    at = deliver(packets, receivers, self, True)
                     delivery = self._delivery
                     user.work_left -= SENDING + total // COPIES + delivery.work
                     delivery.work = 0
@@ -357,7 +362,7 @@ class BusProtocol:
                         if receivers is not None:
                             until = min(until, at + self._affordable(receivers, until - at))
                             at_once = until - at >= BATCH or (at == start and until == end)
-                            count = registry.deliver(packets[at:until], receivers, self, at_once)
+                            count = deliver(packets[at:until], receivers, self, at_once)
                             self._pay(receivers, until - at)
                             at += count
                             continue
@@ -374,7 +379,8 @@ class BusProtocol:
             if at < total and self.reason is None and not self.is_paused:
                 self._wait_for_turn(has_turn and not at)
         finally:
-            registry.flush()
+            if self._delivery.touched:
+                registry.flush()
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)
@@ -515,7 +521,7 @@ class BusProtocol:
             registry.counters.unknown_controls += 1
 
     def _whoami(self, key: bytes) -> bool:
-        self.reply(key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid))
+        self._registry.upstream.whoami(self)
         return True
 
     def _choose_echo(self, key: bytes) -> bool:
@@ -555,6 +561,12 @@ class BusProtocol:
     def _choose_observer(self, key: bytes) -> bool:
         self._apply(replace(self.settings, observer=key == controls.OBSERVER_ON))
         self._registry.observe(self, self.settings.observer)
+        self.reply(key, b"")
+        return True
+
+    def _choose_chain(self, key: bytes) -> bool:
+        self._apply(replace(self.settings, chain=key == controls.CHAIN_ON))
+        self._registry.upstream.observe_name(self, self.settings.chain)
         self.reply(key, b"")
         return True
 
@@ -606,7 +618,26 @@ class BusProtocol:
 
     def reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.interfaces.Client`."""
+        if self._held:
+            self._held.append(build(CMSG, key, payload))
+            if self._has_replies():
+                self._pause()
+            return
         self._write(build(CMSG, key, payload), self._registry.touch)
+
+    def hold_replies(self) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._held.append(None)
+        if self._has_replies():
+            self._pause()
+
+    def release_reply(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._held[0] = build(CMSG, key, payload)
+        while self._held and (packet := self._held[0]) is not None:
+            del self._held[0]
+            self._write(packet, self._registry.touch_also)
+        self._maybe_resume()
 
     def notify(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.interfaces.Client`."""
@@ -630,7 +661,7 @@ class BusProtocol:
     def _has_replies(self) -> bool:
         """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
         replies = self.queue.replies
-        return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
+        return replies + len(self._held) > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- as receiver -------------------------------------------------------------------------
 
@@ -697,5 +728,6 @@ _HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
     controls.BYE: BusProtocol._choose_bye,
     controls.RECEIPTS: BusProtocol._choose_receipts,
     controls.OBSERVER: BusProtocol._choose_observer,
+    controls.CHAIN: BusProtocol._choose_chain,
 }
 """What handles a control message, by its group; it returns whether the message was understood."""

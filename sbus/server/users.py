@@ -13,10 +13,12 @@ from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
 from sbus.server.turns import TURN_BUDGET
 
-__all__ = ["RECORDER", "User", "Users", "is_exempt"]
+__all__ = ["LINK", "RECORDER", "User", "Users", "is_exempt"]
 
 RECORDER = -1
 """The UID of the user that the recorder of a bus is."""
+LINK = -2
+"""The UID of the user that the link of a bus to its master is, at that bus."""
 
 
 def is_exempt(uid: int) -> bool:

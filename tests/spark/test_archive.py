@@ -19,8 +19,8 @@ from sbus.journal.index import read_index
 from sbus.journal.layout import list_segments
 from sbus.journal.retention import retain
 from sbus.journal.schema import Kind
+from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
-from sbus.spark.jobs.checkpoint import Checkpoint
 from sbus.spark.jobs.lake import Lake
 from tests.spark.lakes import archived, files, recorded
 from tests.support.journals import Clock
@@ -90,7 +90,7 @@ def test_a_later_run_takes_what_is_new(spark, new_journal, tmp_path):
 
 def failing(operations: Iterator[int]):
     """Let each commit fail at the next of the given file operations, until there are no more."""
-    from sbus.spark.jobs import lake as module
+    from sbus.lake import plain as module
 
     real = {name: getattr(module, name) for name in ("_move", "_sync")}
     left = [next(operations, 1000)]
@@ -303,9 +303,9 @@ def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
     lake = Lake(tmp_path / "lake")
     with lake.locked():
         lake.write(rows, 0, writers=3)
-    assert archived(lake.directory) == recorded(*(journal.directory for journal in journals))
-    assert len(files(lake.directory)) == 3
-    for path in files(lake.directory):
+    assert archived(Path(lake.location)) == recorded(*(journal.directory for journal in journals))
+    assert len(files(Path(lake.location))) == 3
+    for path in files(Path(lake.location)):
         found = [(row["journal"], row["seq"]) for row in pq.read_table(path, partitioning=None).to_pylist()]
         assert found == sorted(found)
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from sbus.client.connecting import find_address
 from sbus.client.core import find_dialect
+from sbus.daemon.values import duration
 from sbus.errors import UsageError, Violation
 from sbus.journal.clock import from_datetime, parse
 from sbus.journal.keytext import from_text
@@ -37,7 +38,7 @@ _READ = (
     "payloadSchema",
 )
 _BATCH = ("since", "until", "endingOffsets")
-_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
+_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "failOnDataLoss")
 _WRITE = ("socket", "dialect", "maxPacket")
 _SPARK_OPTIONS = frozenset({"checkpointlocation"})
 """Options that Spark uses itself and hands on."""
@@ -126,12 +127,15 @@ class StreamOptions:
     :ivar max_bytes: about the largest number of bytes of journals in a batch; None: no limit.
     :ivar fail_on_data_loss: whether it is an error if rows were deleted before the stream has read them, or are
         damaged.
+    :ivar max_delay: the seconds after a batch from which on the next one starts with whatever is there; before that, it
+        starts only if it is as large as it may be. None: a batch starts at each trigger that finds rows.
     """
 
     read: ReadOptions
     max_rows: int | None = None
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
+    max_delay: float | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
@@ -145,6 +149,7 @@ class StreamOptions:
             read=ReadOptions._of(given),
             max_rows=given.number("maxRowsPerTrigger"),
             max_bytes=given.number("maxBytesPerTrigger"),
+            max_delay=given.duration("maxTriggerDelay"),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
         )
 
@@ -251,6 +256,15 @@ class _OptionReader:
         if not value.isascii() or not value.isdecimal() or int(value) < 1:
             self.refuse(name, "use a whole number, 1 or more")
         return int(value)
+
+    def duration(self, name: str) -> float | None:
+        value = self.options.get(name.lower())
+        if value is None:
+            return None
+        try:
+            return duration(name)(value)
+        except UsageError:
+            self.refuse(name, "use a time such as 500ms, 10s or 5m")
 
     def dialect(self) -> Dialect:
         try:

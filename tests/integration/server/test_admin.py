@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -169,9 +170,14 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
         assert status == 200
         found = {family.name: family for family in text_string_to_metric_families(body.decode())}
         assert found["sbus_published_messages"].samples[0].value == 1
-        assert all(family.documentation for family in found.values())
+        for family in found.values():
+            assert family.documentation.endswith("."), family
+            assert re.fullmatch("(sbus|process)_[a-z_]+", family.name)
+            for sample in family.samples:
+                assert sample.name.endswith("_total") is (family.type == "counter")
         assert {label for f in found.values() for s in f.samples for label in s.labels} == {
             "compiled",
+            "limit",
             "reason",
             "version",
         }

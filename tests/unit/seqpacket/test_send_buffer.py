@@ -179,7 +179,7 @@ def test_a_long_packet_goes_out(connected):
 
 
 def test_bundles_are_packed_for_the_buffer(connected):
-    """Bundles are agreed on in full, but none is larger than a new buffer: none makes it grow, and all can share one."""
+    """Bundles are agreed on in full, but none is larger than a new buffer: none makes it grow, and all share one."""
     limit = 65_536
     assert connected.transport.start_bundling(limit) == limit
     connected.send([b"x"])
