@@ -265,7 +265,7 @@ def test_patterns_match_as_the_bus_does(spark: Any) -> None:
 def test_page_is_well_formed_and_refers_to_nothing(page: str) -> None:
     """Elements nest, nothing is loaded, and only the page's own script is allowed to run."""
     structure = PageStructure(page)
-    assert structure.references == []
+    assert all(reference.startswith("href=#") for reference in structure.references)
     assert "http" not in page.replace("http-equiv", "")
     assert "@import" not in page
     assert len(set(structure.ids)) == len(structure.ids)
