@@ -34,19 +34,17 @@ from sbus.client.losses import Lost
 from sbus.errors import CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
 from sbus.link.interest import Interest
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
-from sbus.link.nats.counters import LOSSES, Counters
+from sbus.link.nats.counters import LOSSES, LOST_IN, LOST_OUT, Counters
 from sbus.link.nats.incoming import Incoming
 from sbus.link.nats.outgoing import Outgoing
 from sbus.link.nats.sequence import Numbering
 from sbus.link.nats.settings import Settings
 from sbus.link.nats.state import State
 from sbus.link.subjects import pattern_subject
-from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS
+from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_LOST, LINK_PATH
 from sbus.protocol.packets import CMSG, UNSUB, build
 
 __all__ = ["Bridge", "BusHasMaster"]
-
-LINK_PATH = b"link/path"
 
 _ANSWER_TIME = 10.0
 """Seconds that the bus may take to answer."""
@@ -377,19 +375,25 @@ class Bridge:
             except ConnectionFailed as error:
                 self._report(f"NATS cannot be reached: {error}")
                 continue
-            urls = list(dict.fromkeys([*self._settings.nats, *connection.peers]))
             since = time.monotonic()
             before = self.counters.unconfirmed
             await outgoing.run(connection)
+            urls = self._all_servers(connection)
             self._connection = None
             self._subscriptions = {}
-            await asyncio.wait([connection.lost], timeout=1.0)  # publishing may have failed first
-            why = connection.lost.result() if connection.lost.done() else "publishing failed"
+            why = connection.lost.result() if connection.lost.done() else "it takes no more messages"
             connection.abort(why)
             left = self.counters.unconfirmed - before
             self._report(f"NATS is lost: {why}; {left:,} messages were not confirmed, and may be lost")
             if time.monotonic() - since >= _MIN_LIFETIME:
                 delays = Backoff(first=0.1, longest=5.0).delays()
+
+    def _all_servers(self, connection: Connection) -> list[str]:
+        """Return the URLs that were given, and those of the other servers of the cluster (not for web sockets)."""
+        given = {url.rpartition("/")[2].rpartition("@")[2]: url for url in self._settings.nats}
+        if self._settings.nats[0].startswith("ws"):
+            return [*given.values()]
+        return [*{**{url.rpartition("/")[2]: url for url in connection.peers()}, **given}.values()]
 
     async def _connect(self, urls: list[str]) -> Connection:
         assert self._incoming is not None
@@ -427,6 +431,9 @@ class Bridge:
             now = {name: getattr(self.counters, name) for name in LOSSES}
             lost = ", ".join(f"{name} {now[name] - before[name]:,}" for name in LOSSES if now[name] > before[name])
             if lost:
+                up, down = (sum(now[name] for name in names) for names in (LOST_OUT, LOST_IN))
+                if self._bus is not None:
+                    self._bus.send([build(CMSG, LINK_LOST, b"%d %d" % (up, down))])
                 self._log.warn("messages were lost: {lost}", lost=lost)
                 before = now
                 await asyncio.sleep(_REPORT_INTERVAL)

@@ -28,40 +28,46 @@ Spawn = Callable[..., Any]
 P = TypeVar("P", bound=Process)
 
 
-class Joined:
-    """Hosts that tests share: buses a, b, c and d, and bridges for the first three.
+_OPTIONS = {
+    "a": ("--out=", "--in=", "--confirm-time=2s", "--queue=1M"),
+    "b": ("--out=", "--in=", "--confirm-time=2s"),
+    "c": ("--out=p/", "--prefix=hosts/c", "--in=t/", "--in=u/*"),
+}
+"""The options of the bridge of each host."""
 
-    :ivar server: the nats-server that they are joined over.
+
+class Joined:
+    """Hosts that tests share, each with a bus and a bridge.
+
+    :ivar server: the nats-server that they are joined over, the only one of its cluster.
+    :ivar routes: the address of that cluster.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._started: list[Process] = []
-        self.server = self.start(NatsServer(folder))
+        self.routes = f"nats://127.0.0.1:{free_ports(1)[0]}"
+        self.server = self.start(NatsServer(folder, "--cluster_name", "c", "--cluster", self.routes))
         self.buses: dict[str, Bus] = {}
-        for name in "abcd":
-            (folder / name).mkdir()
-            self.buses[name] = self.start(Bus(folder / name))
-        for bus in self.buses.values():
-            bus.wait_started()
         self.server.wait_started()
-        self.bridges = {
-            "a": self.bridge("a", "--out=", "--in=", "--confirm-time=2s", "--queue=1M"),
-            "b": self.bridge("b", "--out=", "--in=", "--confirm-time=2s"),
-            "c": self.bridge("c", "--out=p/", "--prefix=hosts/c", "--in=t/", "--in=u/*"),
-        }
-        for bridge in self.bridges.values():
-            bridge.wait_joined()
+        self.bridges: dict[str, Bridge] = {}
+        for name in _OPTIONS:  # two processes at a time start
+            (folder / name).mkdir()
+            bus = self.buses[name] = self.start(Bus(folder / name))
+            for bridge in [*self.bridges.values()][-1:]:
+                bridge.wait_joined()
+            bus.wait_started()
+            self.bridges[name] = self.bridge(name)
+        bridge.wait_joined()
+        self.bridges[name].wait_joined()
 
     def start(self, process: P) -> P:
         self._started.append(process)
         servers._started.append(process)
         return process
 
-    def bridge(self, name: str, *options: str, nats: str = "") -> Bridge:
-        return self.start(
-            Bridge(self._folder / name, self.buses[name].address, name, nats or self.server.url, *options)
-        )
+    def bridge(self, name: str) -> Bridge:
+        return self.start(Bridge(self.folder / name, self.buses[name].address, name, self.server.url, *_OPTIONS[name]))
 
     def replace_server(self) -> None:
         self.server = self.start(self.server.again()).wait_started()
@@ -309,57 +315,60 @@ def test_losses_are_counted_to_the_message(hosts: Joined) -> None:
 
 def test_a_bus_has_one_bridge_and_its_successor_knows_what_was_lost(hosts: Joined) -> None:
     """A second bridge is refused; the one after a killed one says how many messages that may have lost."""
-    bus = hosts.buses["d"]
-    assert not has_bridge(str(bus.address))
-    bridge = hosts.bridge("d", "--out=t/", "--realm=other").wait_joined()
+    bus, bridge = hosts.buses["c"], hosts.bridges["c"]
     assert has_bridge(str(bus.address))
-    second = hosts.bridge("d", "--out=t/")
+    second = hosts.bridge("c")
     assert second.wait() == 1
     assert "another bridge to NATS serves this bus" in second.log
+    before = Difference(bridge)
     hosts.server.kill(signal.SIGSTOP)
     try:
         client = bus.client()
         for number in range(100):
-            client.msg(b"t/x", b"%d" % number)
-        found = bridge.wait_counters(taken=100)
+            client.msg(b"p/x", b"%d" % number)
+        found = before.wait(taken=100)
         bridge.kill(signal.SIGKILL)
         bridge.wait()
     finally:
         hosts.server.kill(signal.SIGCONT)
     assert not has_bridge(str(bus.address))
     assert "confirmed" not in found
-    third = hosts.bridge("d", "--out=t/").wait_joined()
-    third.wait_log("killed: up to 100 messages to NATS and 0 to the bus were lost")
-    assert third.stop() == 0
+    hosts.bridges["c"] = hosts.bridge("c").wait_joined()
+    hosts.bridges["c"].wait_log("killed: up to 100 messages to NATS and 0 to the bus were lost")
 
 
-def test_a_cluster_may_lose_members(hosts: Joined, spawn: Spawn, directory: Path) -> None:
-    """Bridges go on with other servers of a cluster, which they were not given."""
-    routes = free_ports(3)
-    peers = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
-    cluster: list[NatsServer] = []
-    for port in routes:
-        options = ("--cluster_name", "c", "--cluster", f"nats://127.0.0.1:{port}", "--routes", peers)
-        cluster.append(spawn(NatsServer, directory, *options))
-    for server in cluster:
-        server.wait_started()
+def test_a_bus_has_a_master_or_a_bridge_and_not_both(hosts: Joined, spawn: Spawn, directory: Path) -> None:
+    """A bridge refuses a bus with a master, with both names; a bus with a bridge refuses a link to a master."""
+    master = hosts.buses["c"]
+    below = spawn(Bus, directory, f"--upstream={master.address}", "--upstream-out=t/", "--name=below").wait_started()
+    below.wait_log("link: linked to")
+    bridge = spawn(Bridge, directory, below.address, "x", hosts.server.url, "--out=t/")
+    assert bridge.wait() == 1
+    assert f"the bus below has a master, {master.address}: " in bridge.log
+    options = [f"--socket={hosts.buses['a'].address}", f"--upstream={master.address}"]
+    link = spawn(Process, directory, ["-n", "--pidfile=", "sbus-link", *options])
+    link.wait_log("this bus has a link to another one, or a bridge: there can be one")
+    assert hosts.bridges["a"].is_running()
+
+
+def test_a_cluster_may_lose_members(hosts: Joined) -> None:
+    """Bridges go on with other servers of a cluster, which they were not given and which came later."""
+    cluster = [hosts.server]
+    for port in free_ports(2):
+        routes = ("--cluster", f"nats://127.0.0.1:{port}", "--routes", hosts.routes)
+        cluster.append(hosts.start(NatsServer(hosts.folder, "--cluster_name", "c", *routes)).wait_started())
     for server in cluster:
         server.wait_routes(2)
-    out, come = (
-        hosts.bridge(name, "--out=t/", "--in=t/", "--realm=c", f"--state={directory}/{name}", nats=server.url)
-        for name, server in zip("ab", cluster, strict=False)
-    )
     client, publisher = hosts.client("b", b"t/x"), hosts.client("a")
-    out.wait_joined()
-    come.wait_joined()
-    cluster[1].wait_subscriptions("sbus b", "c.t.>")  # the other bridge of that bus wants everything
-    cluster[0].kill_now()
-    cluster[1].kill_now()
-    out.wait_joined(2)
-    come.wait_joined(2)
-    cluster[2].wait_subscriptions("sbus b", "c.t.>")
-    before = Difference(come)
+    out, come = Difference(hosts.bridges["a"]), Difference(hosts.bridges["b"])
+    for lost in cluster[:2]:
+        joins = {name: bridge.log.count("joined NATS") for name, bridge in hosts.bridges.items()}
+        on_it = [name for name in "ab" if lost.has_client(f"sbus {name}")]
+        lost.kill_now()
+        for name in on_it:
+            hosts.bridges[name].wait_joined(joins[name] + 1)
+    cluster[2].wait_subscriptions("sbus b", "sbus.t.x")
     publisher.msg(b"t/x", b"1")
-    before.wait(published=1)
-    assert come.stop() == out.stop() == 0
     assert client.recv() == b"MSG t/x\x001"
+    out.wait(confirmed=1)
+    assert "missed" not in come.wait(published=1)
