@@ -45,21 +45,21 @@ class Joined:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._started: list[Process] = []
-        self.routes = f"nats://127.0.0.1:{free_ports(1)[0]}"
-        self.server = self.start(NatsServer(folder, "--cluster_name", "c", "--cluster", self.routes))
         self.buses: dict[str, Bus] = {}
-        self.server.wait_started()
         self.bridges: dict[str, Bridge] = {}
-        for name in _OPTIONS:  # two processes at a time start
-            (folder / name).mkdir()
-            bus = self.buses[name] = self.start(Bus(folder / name))
-            for bridge in [*self.bridges.values()][-1:]:
-                bridge.wait_joined()
-            bus.wait_started()
+        self._started: list[Process] = []
+
+    def start_all(self) -> None:
+        """Start nats-server, and on each host a bus and a bridge."""
+        self.routes = f"nats://127.0.0.1:{free_ports(1)[0]}"
+        self.server = self.start(NatsServer(self.folder, "--cluster_name", "c", "--cluster", self.routes))
+        self.server.wait_started()
+        for name in _OPTIONS:
+            (self.folder / name).mkdir()
+            self.buses[name] = self.start(Bus(self.folder / name)).wait_started()
             self.bridges[name] = self.bridge(name)
-        bridge.wait_joined()
-        self.bridges[name].wait_joined()
+        for bridge in self.bridges.values():
+            bridge.wait_joined()
 
     def start(self, process: P) -> P:
         self._started.append(process)
@@ -79,15 +79,17 @@ class Joined:
         for process in self._started:
             process.ensure_gone()
             servers._started.remove(process)
+        shutil.rmtree(self.folder)
 
 
 @pytest.fixture(scope="module")
 def joined() -> Iterator[Joined]:
-    folder = servers._new_directory()
-    joined = Joined(folder)
-    yield joined
-    joined.end()
-    shutil.rmtree(folder)
+    joined = Joined(servers._new_directory())
+    try:
+        joined.start_all()
+        yield joined
+    finally:
+        joined.end()
 
 
 @pytest.fixture
