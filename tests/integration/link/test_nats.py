@@ -30,7 +30,7 @@ P = TypeVar("P", bound=Process)
 
 _OPTIONS = {
     "a": ("--out=", "--in=", "--confirm-time=2s", "--queue=1M"),
-    "b": ("--out=", "--in=", "--confirm-time=2s"),
+    "b": ("--out=", "--in=", "--confirm-time=2s", "--queue=1M"),
     "c": ("--out=p/", "--prefix=hosts/c", "--in=t/", "--in=u/*"),
 }
 """The options of the bridge of each host."""
@@ -315,6 +315,28 @@ def test_losses_are_counted_to_the_message(hosts: Joined) -> None:
     out.wait_log("messages were lost: ")
 
 
+def test_a_bus_that_stands_still_costs_what_does_not_fit(hosts: Joined) -> None:
+    """While a bus takes nothing, its bridge keeps what --queue holds; the rest is dropped there, and counted."""
+    client, publisher = hosts.client("b", b"t/x"), hosts.client("a")
+    hosts.server.wait_subscriptions("sbus b", "sbus.t.x")
+    out, come = Difference(hosts.bridges["a"]), Difference(hosts.bridges["b"])
+    hosts.buses["b"].kill(signal.SIGSTOP)
+    try:
+        for count in range(1000, 11_000, 1000):
+            for number in range(count - 1000, count):
+                publisher.msg(b"t/x", b"%0500d" % number)
+            out.wait(confirmed=count)
+        come.wait(received=count)
+    finally:
+        hosts.buses["b"].kill(signal.SIGCONT)
+    before = come.wait(come=0)
+    publisher.msg(b"t/x", b"end")
+    numbers = tally(client)
+    assert numbers == sorted(set(numbers))
+    assert before["in_full"] > 0
+    assert count == len(numbers) + before["in_full"]
+
+
 def test_a_bus_has_one_bridge_and_its_successor_knows_what_was_lost(hosts: Joined) -> None:
     """A second bridge is refused; the one after a killed one says how many messages that may have lost."""
     bus, bridge = hosts.buses["c"], hosts.bridges["c"]
@@ -337,6 +359,21 @@ def test_a_bus_has_one_bridge_and_its_successor_knows_what_was_lost(hosts: Joine
     assert "confirmed" not in found
     hosts.bridges["c"] = hosts.bridge("c").wait_joined()
     hosts.bridges["c"].wait_log("killed: up to 100 messages to NATS and 0 to the bus were lost")
+
+
+def test_a_bus_may_restart(hosts: Joined) -> None:
+    """When a bus comes back, its bridge connects again, and follows what the new clients want."""
+    bridge = hosts.bridges["c"]
+    hosts.buses["c"].kill(signal.SIGKILL)
+    hosts.buses["c"].wait()
+    hosts.buses["c"] = hosts.start(Bus(hosts.folder / "c", "--reuse")).wait_started()
+    bridge.wait_log("the bus was away: ")
+    client, other = hosts.client("c", b"u/new"), hosts.client("a", b"hosts/c/")
+    hosts.server.wait_subscriptions("sbus c", "sbus.u.new")
+    other.msg(b"u/new", b"1")
+    assert client.recv() == b"MSG u/new\x001"
+    client.msg(b"p/new", b"2")
+    assert other.recv() == b"MSG hosts/c/p/new\x002"
 
 
 def test_a_bus_has_a_master_or_a_bridge_and_not_both(hosts: Joined, spawn: Spawn, directory: Path) -> None:
