@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from twisted.logger import Logger
 
@@ -33,11 +35,13 @@ from sbus.errors import CloseReason, ConnectionLost, Disconnected, SbusError, Ti
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.counters import LOSSES, LOST_IN, LOST_OUT, Counters
 from sbus.link.nats.incoming import Incoming
+from sbus.link.nats.metrics import families
 from sbus.link.nats.outgoing import Outgoing
 from sbus.link.nats.sequence import Numbering
 from sbus.link.nats.settings import Settings
 from sbus.link.nats.state import State
 from sbus.link.nats.wanted import Wanted
+from sbus.metrics_file import MetricsFile
 from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_LOST, LINK_PATH
 from sbus.protocol.packets import CMSG, UNSUB, build
 
@@ -47,6 +51,8 @@ _ANSWER_TIME = 10.0
 """Seconds that the bus may take to answer."""
 _REPORT_INTERVAL = 10.0
 """Seconds between two lines about losses."""
+_METRICS_INTERVAL = 10.0
+"""Seconds from one file of metrics to the next."""
 _REPEAT_INTERVAL = 60.0
 """Seconds between two lines with the same reason why NATS cannot be reached."""
 _DRAIN_TIME = 5.0
@@ -64,17 +70,19 @@ class Bridge:
     """A bridge between the bus at `address` and NATS.
 
     :param state: the locked state file.
+    :param metrics_file: where the counters are written every 10 seconds; None: nowhere.
     :raises sbus.errors.UsageError: if the login cannot be used.
     :ivar counters: what it has carried and lost.
     """
 
     _log = Logger(namespace="sbus.nats")
 
-    def __init__(self, address: str, settings: Settings, state: State) -> None:
+    def __init__(self, address: str, settings: Settings, state: State, metrics_file: MetricsFile | None = None) -> None:
         self.counters = Counters()
         self._address = address
         self._settings = settings
         self._state = state
+        self._metrics_file = metrics_file
         self._options = connect_options(settings.nats, settings.login)
         self._wanted = Wanted(settings)
         self._path: list[tuple[str, str]] = []
@@ -136,6 +144,7 @@ class Bridge:
                 self._stay_connected(self._outgoing),
                 self._wanted.follow(self._incoming),
                 self._report_losses(),
+                self._write_metrics(),
                 *([self._take(bus, self._outgoing)] if settings.listed_out else []),
             ):
                 self._start(work)
@@ -149,8 +158,8 @@ class Bridge:
             bus.close_now()
             await bus.close()
 
-    def _start(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -357,6 +366,25 @@ class Bridge:
                 self._log.warn("messages were lost: {lost}", lost=lost)
                 before = now
                 await asyncio.sleep(_REPORT_INTERVAL)
+
+    async def _write_metrics(self) -> None:
+        """Replace the file of metrics now and then."""
+        outgoing, incoming = self._outgoing, self._incoming
+        if self._metrics_file is None or outgoing is None or incoming is None:
+            return
+        while True:
+            metrics = families(
+                self.counters,
+                waiting_out=outgoing.waiting,
+                waiting_in=incoming.waiting,
+                is_connected=self._connection is not None,
+                subscriptions=len(self._wanted),
+            )
+            try:
+                self._metrics_file.write(metrics)
+            except OSError as error:
+                self._report(f"{self._metrics_file.path} cannot be written: {error.strerror}")
+            await asyncio.sleep(_METRICS_INTERVAL)
 
     def _say_what_was_lost(self) -> None:
         out, come = self._state.lost

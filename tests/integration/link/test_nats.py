@@ -31,7 +31,7 @@ P = TypeVar("P", bound=Process)
 _OPTIONS = {
     "a": ("--out=", "--in=", "--confirm-time=2s", "--queue=1M"),
     "b": ("--out=", "--in=", "--confirm-time=2s", "--queue=1M"),
-    "c": ("--out=p/", "--prefix=hosts/c", "--in=t/", "--in=u/*"),
+    "c": ("--out=p/", "--prefix=hosts/c", "--in=t/", "--in=u/*", "--metrics-file=metrics"),
 }
 """The options of the bridge of each host."""
 
@@ -358,6 +358,9 @@ def test_a_bus_has_one_bridge_and_its_successor_knows_what_was_lost(hosts: Joine
     assert not has_bridge(str(bus.address))
     assert "confirmed" not in found
     hosts.bridges["c"] = hosts.bridge("c").wait_joined()
+    metrics = (hosts.folder / "c" / "metrics").read_text()
+    assert 'sbus_nats_messages_total{kind="missed"} 0.0' in metrics
+    assert "sbus_nats_connected " in metrics
     hosts.bridges["c"].wait_log("killed: up to 100 messages to NATS and 0 to the bus were lost")
 
 
