@@ -35,6 +35,7 @@ _DEFAULTS = Settings()
 
 
 _SOFT, _HARD, _ORDER = map(controls.choices, (b"blocking/soft", b"blocking/hard", b"order"))
+_HARD = ("adaptive", *_HARD)
 _SOFT = tuple(name for name in _SOFT if name != "latest")  # a journal holds every value, not only the newest ones
 
 
@@ -79,9 +80,16 @@ class Options(CommandLine):
             "hard",
             None,
             None,
-            f"What the bus does when the recorder's queue is full: {', '.join(_HARD)} [default: {_DEFAULTS.hard}: the "
-            "bus disconnects the recorder, so that the loss becomes a row of the journal]",
+            f"What the bus does when the recorder's queue is full: {', '.join(_HARD)} [default: {_DEFAULTS.hard}: "
+            "block up to --max-lag, and discard beyond]",
             choice("hard", *_HARD),
+        ],
+        [
+            "max-lag",
+            None,
+            None,
+            "Lag up to which the bus may hold publishers for the recorder, with --hard=adaptive [default: 5s]",
+            duration("max-lag", 0.1),
         ],
         [
             "order",

@@ -9,7 +9,6 @@ from collections import Counter
 
 from twisted.internet import defer
 
-from sbus.errors import CloseReason
 from sbus.server.interfaces import Client
 from sbus.server.listeners import MAIN, Listener
 
@@ -41,6 +40,11 @@ class Members:
     def count(self) -> int:
         """The number of clients, sidecars aside."""
         return len(self.clients) - len(self._sidecars)
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether a sidecar is connected."""
+        return bool(self._sidecars)
 
     def has_room(self, pid: int, listener: Listener = MAIN) -> bool:
         """Return whether one more client may come at this socket, if it is of this process."""
@@ -100,11 +104,9 @@ class Members:
         self._when_gone.append(deferred)
         return deferred
 
-    def disconnect_all(self, *, sidecars: bool) -> None:
-        """Disconnect all clients, because the server stops.
+    def all(self, *, sidecars: bool) -> list[Client]:
+        """Return all clients.
 
         :param sidecars: the sidecars, too.
         """
-        for client in tuple(self.clients.values()):
-            if sidecars or client.number not in self._sidecars:
-                client.close(CloseReason.SERVER_STOPPED)
+        return [client for client in self.clients.values() if sidecars or client.number not in self._sidecars]

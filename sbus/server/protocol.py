@@ -97,12 +97,18 @@ from sbus.server.turns import (
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
-__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "BusProtocol"]
+__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "OVERDRAFT", "BusProtocol"]
 
 FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
 MIN_READ = 4
 """Packets to read from a publisher in one go at least, however many copies of each are made."""
+OVERDRAFT = 128
+"""Work by which the last run of a turn may exceed the balance.
+
+The prices of runs are estimates. Without an overdraft a turn ended in runs of a few messages, and a run costs each of
+its receivers a system call.
+"""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 BYE_PATIENCE = 1.0
@@ -327,7 +333,7 @@ class BusProtocol:
         This is `IPacketReceiver`.
         """
         registry = self._registry
-        routes = registry.routes
+        routes, deliver = registry.routes, registry.deliver
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
@@ -342,7 +348,7 @@ class BusProtocol:
                 receivers, until = next_run(packets, 0, total, routes)
                 # If each copy could be paid for as a plain one, nothing else has to be known of its price.
                 if until == total and receivers is not None and (1 + len(receivers)) * total <= COPIES * user.work_left:
-                    at = registry.deliver(packets, receivers, self, True)
+                    at = deliver(packets, receivers, self, True)
                     delivery = self._delivery
                     user.work_left -= SENDING + total // COPIES + delivery.work
                     delivery.work = 0
@@ -358,8 +364,8 @@ class BusProtocol:
                             if not self._fast_path and self in receivers:
                                 receivers = tuple(receiver for receiver in receivers if receiver is not self)
                             until = min(until, at + self._affordable(receivers, until - at))
-                            is_all = at == start and until == end
-                            count = registry.deliver(packets[at:until], receivers, self, is_all)
+                            at_once = until - at >= BATCH or (at == start and until == end)
+                            count = deliver(packets[at:until], receivers, self, at_once)
                             self._pay(receivers, until - at)
                             at += count
                             continue
@@ -376,7 +382,8 @@ class BusProtocol:
             if at < total and self.reason is None and not self.is_paused:
                 self._wait_for_turn(has_turn and not at)
         finally:
-            registry.flush()
+            if self._delivery.touched:
+                registry.flush()
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)
@@ -385,14 +392,14 @@ class BusProtocol:
         return total if self.reason is not None else at
 
     def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
-        """Return how many messages of a run the balance pays for: at least one, at most `wanted`.
+        """Return how many messages of a run the balance pays for, and `OVERDRAFT`; at most `wanted`.
 
         The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        return min(wanted, max(1, int(self.user.work_left / price)))
+        return min(wanted, 1 + int((self.user.work_left + OVERDRAFT) / price))
 
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""

@@ -103,6 +103,8 @@ class RecordedBus(MultiService):
         self._delays = restart_delays()
         self._restart: IDelayedCall | None = None
         bus.setServiceParent(self)
+        registry = bus.registry
+        registry.attached["recorder"] = lambda: registry.has_sidecar
 
     def startService(self) -> None:
         """Listen, and start the recorder."""

@@ -9,12 +9,14 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.admission`        the connections that a user may have, and how often
 `sbus.server.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.router`           subscriptions, and the receivers of a routing key
+`sbus.server.leaving`          the subscriptions of clients that have left, dropped in turns
 `sbus.server.closed`           the last connections that have ended, with the reasons
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
 `sbus.server.interest`         the keys that clients watch: whether anybody listens
 `sbus.server.last_values`      the last message of each key that the operator has listed
 `sbus.server.requests`         the questions of clients that come with a payload
+`sbus.server.tap`              what is published, for operators who look
 `sbus.server.upstream`         the link to the bus's master: names, secrets and fences
 =============================  =============================================================================
 
@@ -26,7 +28,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 from twisted.internet import defer
@@ -49,6 +50,7 @@ from sbus.server.interest import Interest
 from sbus.server.interest_notices import InterestNotices
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.last_values import LastValueRule, LastValues
+from sbus.server.leaving import Leaving
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.listeners import MAIN, Listener
 from sbus.server.members import Members
@@ -58,14 +60,17 @@ from sbus.server.pattern_lists import PatternLists
 from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
+from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.upstream import Upstream
 from sbus.server.users import LINK, RECORDER, User, Users
 
-__all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
+__all__ = ["Counters", "SubscriptionRegistry"]
 
-LEAVE_AT_ONCE = 128
-"""Patterns of clients that have left that are dropped in one turn of the reactor: about 2 ms."""
+_ROOM_MADE = 128
+"""Patterns of a client that has left that are dropped at once if its user needs room for a new one."""
+_DISCONNECTED_AT_ONCE = 512
+"""Clients whose closing begins in one turn of the reactor when the server stops: about 6 ms."""
 
 
 class SubscriptionRegistry(Service):
@@ -95,6 +100,7 @@ class SubscriptionRegistry(Service):
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
+    :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
         publishing, and no observer follows publications.
@@ -129,8 +135,7 @@ class SubscriptionRegistry(Service):
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
-        self._leaving: dict[Receiver, None] = {}
-        self._is_leaving = False
+        self._leaving = Leaving(self.turns, clock, drop=self._drop_and_charge, mute=self._mute, on_left=self._has_left)
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
@@ -138,9 +143,11 @@ class SubscriptionRegistry(Service):
         self.admission = Admission(self.limits, self.users)
         self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
-        self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
+        self.delivery = Delivery(
+            self.counters, self._events, credentials, self._backpressure, self.turns, self._router.muted
+        )
         self.clients = self._members.clients
-        self.memory = MemoryGuard(account, self.clients, self._leaving, clock)
+        self.memory = MemoryGuard(account, self.clients, self._leaving.receivers, clock)
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
             self._router,
@@ -182,8 +189,30 @@ class SubscriptionRegistry(Service):
         )
         self.routes = self._router.routes
         self.route = self._router.route
-        self.deliver = self.delivery.deliver
+        self.attached: dict[str, Callable[[], bool]] = {}
+        self.deliver: Deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
+
+    @property
+    def backpressure(self) -> Backpressure:
+        """The publishers that are blocked."""
+        return self._backpressure
+
+    @property
+    def router(self) -> Router:
+        """The subscriptions, and the route cache."""
+        return self._router
+
+    def open_tap(self, tap: Tap) -> Deliver:
+        """Put a tap into the way of all messages; return what delivers them behind it."""
+        self._events.dropped = (*self._events.dropped, tap.dropped)
+        self.deliver = tap.deliver
+        return self.delivery.deliver
+
+    def close_tap(self, tap: Tap) -> None:
+        """Take a tap out of the way again."""
+        self._events.dropped = tuple(each for each in self._events.dropped if each != tap.dropped)
+        self.deliver = self.delivery.deliver
 
     # --- clients come and go -----------------------------------------------------------------
 
@@ -198,6 +227,11 @@ class SubscriptionRegistry(Service):
     @sidecar.setter
     def sidecar(self, pid: int | None) -> None:
         self._members.sidecar = pid
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether that process is connected."""
+        return self._members.has_sidecar
 
     @property
     def link_sidecar(self) -> int | None:
@@ -271,6 +305,7 @@ class SubscriptionRegistry(Service):
     def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         """Count a connection that is refused, and notify observers."""
         self.counters.refused += 1
+        self.counters.refused_by[reason] += 1
         self.counters.user_limits += reason in _USER_LIMITS
         for notify in self._events.refused:
             notify(peer, reason, listener)
@@ -278,46 +313,31 @@ class SubscriptionRegistry(Service):
     def leave(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that takes no more messages.
 
-        If they are many, the client gets no message from now on, and they are dropped between the turns of the reactor.
+        What the balance of its user does not pay for is dropped in turns; the client gets no message meanwhile.
         """
-        if len(client.patterns) > LEAVE_AT_ONCE:
-            if client not in self._leaving:
-                self._router.mute(client)
-                client.user.work_left -= self.routing_work()
-                self._leaving[client] = None
-            if not self._is_leaving:
-                self._is_leaving = True
-                self._clock.callLater(0, self._leave_on)
-            return
-        work = SUBSCRIPTION * len(client.patterns)
-        for pattern in tuple(client.patterns):
-            self._drop(client, pattern)
-        client.user.work_left -= work + self.routing_work()
-        self.interest.left(client)
+        self._leaving.add(client)
 
-    def _leave_on(self) -> None:
-        """Drop some subscriptions of the clients that have left; the first to leave comes first."""
-        self._is_leaving = False
-        left = LEAVE_AT_ONCE
-        while self._leaving and left:
-            client = next(iter(self._leaving))
-            left -= self._drop_some(client, left)
-        if self._leaving:
-            self._is_leaving = True
-            self._clock.callLater(0, self._leave_on)
+    def _drop_and_charge(self, client: Receiver, pattern: bytes) -> None:
+        self._drop(client, pattern)
+        client.user.work_left -= SUBSCRIPTION + self.routing_work()
 
-    def _drop_some(self, client: Receiver, limit: int) -> int:
-        """Drop some patterns of a client that leaves; return their number."""
-        patterns = tuple(islice(client.patterns, limit))
-        for pattern in patterns:
-            self._drop(client, pattern)
-        client.user.work_left -= SUBSCRIPTION * len(patterns) + self.routing_work()
-        if not client.patterns:
-            del self._leaving[client]
+    def _mute(self, client: Receiver) -> None:
+        """Have nothing that is published from now on reach a client whose subscriptions are still there."""
+        self.delivery.flush()
+        self.delivery.catch_up(client)
+        self._router.mute(client)
+        if client.queue is not None:
+            client.queue.deafen()
+
+    def _has_left(self, client: Receiver, was_muted: bool) -> None:
+        """Note that the last subscription of a client that has left is dropped."""
+        if was_muted:
             self._router.unmute(client)
-            self.interest.left(client)
+            if client.queue is not None:
+                client.queue.hear()
+        self.interest.left(client)
+        if was_muted:
             self._forget_user(client.user)
-        return len(patterns)
 
     def disconnect_user(self, user: User) -> None:
         """Count a connection of a user less."""
@@ -353,6 +373,7 @@ class SubscriptionRegistry(Service):
         self.leave(client)
         self._stop_asking(client)
         fired = self._members.remove(client)
+        self.counters.disconnected_by[reason] += 1
         self.closed.add(
             ClosedClient(
                 client.number,
@@ -380,14 +401,30 @@ class SubscriptionRegistry(Service):
 
         :param sidecars: the sidecars, too.
         """
-        self._members.disconnect_all(sidecars=sidecars)
+        self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
+        clients = self._members.all(sidecars=sidecars)
+        for client in clients:
+            client.reason = client.reason or CloseReason.SERVER_STOPPED  # no packet of it is handled any more
+        self._disconnect(clients)
+
+    def _disconnect(self, clients: list[Client]) -> None:
+        """Disconnect clients in slices."""
+        for client in clients[:_DISCONNECTED_AT_ONCE]:
+            client.close(CloseReason.SERVER_STOPPED)
+        if len(clients) > _DISCONNECTED_AT_ONCE:
+            self._clock.callLater(0, self._disconnect, clients[_DISCONNECTED_AT_ONCE:])
+
+    def startService(self) -> None:
+        """Admit clients."""
+        self._router.start_caching()
+        super().startService()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Disconnect all clients; the Deferred fires when they are gone."""
+        """Disconnect all clients; the Deferred fires when they are gone, and nothing of them is left."""
         super().stopService()
         gone = self._members.when_gone()
-        self._members.disconnect_all(sidecars=True)
-        return gone
+        self.disconnect_all(sidecars=True)
+        return gone.addCallback(lambda _: self._leaving.finish())
 
     # --- subscriptions -----------------------------------------------------------------------
 
@@ -396,8 +433,8 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
-        if client in self._leaving:
-            self._drop_some(client, len(client.patterns))  # a subscriber of the program that comes back
+        if client in self._leaving.receivers:
+            self._leaving.drop(client, len(client.patterns))  # a subscriber of the program that comes back
         if self.upstream.is_chained:
             pattern = self.upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
@@ -440,7 +477,7 @@ class SubscriptionRegistry(Service):
         """Take one subscription back; an unknown one is ignored and counted."""
         if self.upstream.is_chained:
             pattern = self.upstream.local(pattern)
-        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving else (0, None)
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving.receivers else (0, None)
         if not count:
             self.counters.unknown_unsubscriptions += 1
             return
@@ -472,10 +509,8 @@ class SubscriptionRegistry(Service):
         if user.is_exempt:
             return
         # What clients that have left still hold is not to be held against those that are there.
-        for client in self._leaving:
-            if client.user is user:
-                self._drop_some(client, LEAVE_AT_ONCE)
-                break
+        if (client := self._leaving.of(user)) is not None:
+            self._leaving.drop(client, _ROOM_MADE)
         if user.patterns >= self.limits.user_patterns:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 
@@ -570,6 +605,7 @@ class SubscriptionRegistry(Service):
         Return whether the client must be disconnected.
         """
         self.counters.violations += 1
+        self.counters.violations_by[violation.reason] += 1
         self.counters.user_limits += violation.reason.is_user_limit
         for notify in self._events.violated:
             notify(client, violation, redact(self.dialect, key))

@@ -83,7 +83,8 @@ SENDING = 1
 FULL_SOCKET = 3
 """The price of deciding about a run of messages for a receiver with a full socket."""
 KEPT = 32
-"""Messages that are put into a backlog for one unit of work."""
+"""Messages that are put into a backlog for one unit of work; into one with another order than that of arrival, each is
+one unit."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
 REPLACED = 2
@@ -100,7 +101,7 @@ _COUNTED_SEGMENTS = 16
 """Segments that cost more in a pattern with a wildcard: whatever is behind them, its steps seldom change."""
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
-REORDERED = 3
+REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
@@ -177,10 +178,11 @@ class Turns:
 
     :param reactor: calls the next turn, with ``callLater(0, …)``.
     :ivar last: the user whose client has sent the last batch; change it with `change`.
+    :ivar waited: how often a client has had to wait, since the start.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "crowd", "last")
+    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "crowd", "last", "waited")
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
@@ -191,6 +193,7 @@ class Turns:
         self._debts: set[Balance] = set()
         self.last: Balance | None = None
         self.crowd = 0
+        self.waited = 0
 
     def change(self, user: Balance) -> None:
         """Note that a client of another user than the last has sent a batch."""
@@ -204,6 +207,7 @@ class Turns:
         :param is_first: before the others. That is for a client that took a turn and could do nothing, since others of
             its user had spent the balance; they would leave it nothing in the next turn either.
         """
+        self.waited += 1
         line = self._waiting.get(user)
         if line is None:
             line = self._waiting[user] = _Line()

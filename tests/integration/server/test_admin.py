@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -85,6 +86,81 @@ def test_pages(tmp_path: Path) -> None:
     assert not os.path.exists(path)
 
 
+class Events:
+    """A stream of events of a real server."""
+
+    def __init__(self, path: str, what: str) -> None:
+        self._connection = Connection(path)
+        self._connection.request("GET", f"/v1/events{what}")
+        self.response = self._connection.getresponse()
+        assert self.response.status == 200, self.response.read()
+        assert self.response.headers["Content-Type"] == "text/event-stream"
+
+    def next(self, wanted: str) -> Any:
+        """Return the data of the next event of this name."""
+        name = b""
+        while line := self.response.readline():
+            field, _, value = line.rstrip().partition(b": ")
+            if field == b"event":
+                name = value
+            elif field == b"data" and name == wanted.encode():
+                return json.loads(value)
+        raise AssertionError("the stream has ended")
+
+    def close(self) -> None:
+        self._connection.close()
+        self.response.close()
+
+
+def test_events(tmp_path: Path) -> None:
+    """A stream shows the status each second, and what is published soon after it is."""
+    with admin(tmp_path) as (bus, path), bus.record("a/*"), bus.connect() as publisher:
+        stream = Events(path, "?monitor=a/*&talk=1&unrouted=1")
+        first = stream.next("status")
+        assert first["clients"] == 2
+        publisher.publish("a/b", b"x")
+        publisher.publish("c", b"x")
+        (message,) = stream.next("messages")["messages"]
+        assert (message["key"], message["receivers"], message["publisher"]["pid"]) == ("a/b", 1, os.getpid())
+        assert stream.next("status")["time"] - first["time"] > 0.9
+        flows = stream.next("talk")["flows"]
+        assert [(flow["prefix"], flow["receivers_total"]) for flow in flows] == [("a/", 1), ("c", 0)]
+        assert [row["key"] for row in stream.next("unrouted")["keys"]] == ["c"]
+        stream.close()
+
+
+def test_a_stream_that_is_not_read(tmp_path: Path) -> None:
+    """A reader that stops gets no more events until it reads again, and then learns how much it has missed."""
+    with admin(tmp_path) as (bus, path), bus.connect() as publisher:
+        stream = Events(path, "?monitor=&head=4096")
+        stream.next("status")
+        seen = missed = 0
+        for _ in range(60):  # far more than the buffers of the kernel and of the connection take
+            publisher.publish_many(("k", bytes(4096)) for _ in range(100))
+            publisher.fence()
+        held = got(path, "/v1/status")["memory_bytes"]
+        assert held < 32 << 20
+        while seen + missed < 6000:
+            event = stream.next("messages")
+            seen += len(event["messages"])
+            missed += sum(event["missed"].values())
+        assert seen + missed == 6000
+        assert missed
+        stream.close()
+
+
+def test_streams_are_few(shared_admin: str) -> None:
+    """At most 16 streams are open at one time; one that ends makes room."""
+    streams = [Events(shared_admin, "") for _ in range(16)]
+    status, body = ask(shared_admin, "/v1/events")
+    assert (status, b"stop one of them" in body) == (503, True)
+    streams.pop().close()
+    while ask(shared_admin, "/v1/events?talk=x")[0] == 503:
+        pass
+    for stream in streams:
+        stream.close()
+
+
 def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
     """The library's own parser reads the metrics; each has a help text, and no label names a client or a key."""
     with admin(tmp_path) as (bus, path), bus.connect() as client:
@@ -94,9 +170,14 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
         assert status == 200
         found = {family.name: family for family in text_string_to_metric_families(body.decode())}
         assert found["sbus_published_messages"].samples[0].value == 1
-        assert all(family.documentation for family in found.values())
+        for family in found.values():
+            assert family.documentation.endswith("."), family
+            assert re.fullmatch("(sbus|process)_[a-z_]+", family.name)
+            for sample in family.samples:
+                assert sample.name.endswith("_total") is (family.type == "counter")
         assert {label for f in found.values() for s in f.samples for label in s.labels} == {
             "compiled",
+            "limit",
             "reason",
             "version",
         }
