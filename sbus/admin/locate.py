@@ -18,7 +18,8 @@ VARIABLE = "SBUS_ADMIN"
 
 def admin_path(address: str) -> str | None:
     """Return the default path of the admin socket of a bus; None if its address is no path."""
-    return None if not address or address[0] == "@" or address.startswith("/dev/") else address + SUFFIX
+    is_path = address and not address.startswith(("@", "/dev/")) and address.partition(":")[0] != "systemd"
+    return address + SUFFIX if is_path else None
 
 
 def find_admin(given: str | None = None, bus: str | None = None, environ: Mapping[str, str] = os.environ) -> str:

@@ -12,6 +12,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.admin.access import Access, parse_group
+from sbus.admin.locate import admin_path
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.service import MultiService
@@ -34,6 +35,7 @@ from sbus.server.listeners import (
     check_paths,
     parse_listen,
     parse_user,
+    passed_admin,
     passed_sockets,
 )
 from sbus.server.process import BusProcess
@@ -159,7 +161,13 @@ class Options(CommandLine):
             "(see twistd sbus-link --help)",
         ],
         ["name", None, None, "Name of the bus, for people: links tell it when they find a loop [default: the address]"],
-        ["admin", None, None, "Path of the admin socket: metrics, and what operators ask (HTTP) [default: none]"],
+        [
+            "admin",
+            None,
+            None,
+            "Path of the admin socket: metrics, and what operators ask (HTTP); auto: the path of the bus with .admin "
+            "appended; systemd:NAME [default: the one that systemd passes as admin, else none]",
+        ],
         ["admin-group", None, None, "Group, a name or GID, whose members may ask everything there"],
         ["metrics-group", None, None, "Group, a name or GID, whose members may read /metrics there"],
         ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
@@ -322,6 +330,7 @@ class Options(CommandLine):
         if self["record"]:
             require_recorder()
         self._check_upstream()
+        self["admin"] = self._admin()
         for option in ("admin-group", "metrics-group"):
             if self[option] is not None:
                 if self["admin"] is None:
@@ -349,6 +358,14 @@ class Options(CommandLine):
             raise UsageError(
                 f"--upstream={self['upstream']}: a client cannot connect to this address: give a path or @NAME"
             )
+
+    def _admin(self) -> str | None:
+        """Return the address of the admin socket, or None."""
+        given: str | None = self["admin"]
+        passed = passed_admin(passed_names(), self["listen"])
+        if given is None or given == "auto":
+            return passed or (admin_path(self["socket"]) if given is not None else None)
+        return given or None
 
 
 def _check_users(listen: list[ListenOption], allowed: list[int]) -> None:
@@ -444,10 +461,15 @@ def _bind_admin(options: Options) -> ListeningSocket:
 
     :raises ListenError: if it cannot be listened on.
     """
+    from twisted.internet import reactor
+
     access: Access = options.access
     try:
+        address = parse(options["admin"])
+        if address.systemd is not None:
+            address = SeqpacketServerEndpoint(reactor, address.text, stream=True).resolve()
         bound = listen(
-            parse(options["admin"]),
+            address,
             mode=access.mode,
             group=access.admin if access.metrics is None else None,
             reuse=bool(options["reuse"]),

@@ -123,6 +123,25 @@ def test_where_the_socket_is(bus: RunningBus, tmp_path: Path) -> None:
     assert "append .admin" in sbus(bus, "status", "--admin", bus.address, status=1)[1]
 
 
+def test_serve_has_an_admin_socket(tmp_path: Path) -> None:
+    """``sbus serve`` opens the admin socket beside the bus, and commands find it there; both go with the bus."""
+    address = str(tmp_path / "bus")
+    command = [sys.executable, "-m", "sbus", "serve", f"--socket={address}"]
+    serving = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 20
+        while not os.path.exists(address + ".admin"):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        ask = [sys.executable, "-m", "sbus", "--socket", address, "status", "--json"]
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=30)
+        assert json.loads(done.stdout)["pid"] == serving.pid
+    finally:
+        serving.terminate()
+        serving.wait(20)
+    assert not list(tmp_path.iterdir())
+
+
 def test_monitor(bus: RunningBus) -> None:
     """Each message comes with its publisher and its receivers; a secret one without its payload."""
     command = [sys.executable, "-m", "sbus", "monitor", "--count=3"]

@@ -197,6 +197,7 @@ class FakeBus(MultiService):
         super().__init__()
         self.registry = self
         self.sidecar: int | None = None
+        self.attached: dict[str, Callable[[], bool]] = {}
         self.calls: list[Any] = []
 
     async def stopListening(self) -> None:
