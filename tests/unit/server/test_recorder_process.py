@@ -198,7 +198,6 @@ class FakeBus(MultiService):
         self.registry = self
         self.attached: dict[str, Any] = {}
         self.sidecar: int | None = None
-        self.attached: dict[str, Callable[[], bool]] = {}
         self.calls: list[Any] = []
 
     async def stopListening(self) -> None:
