@@ -42,9 +42,10 @@ def conditions(records: Sequence[Record]) -> str:
     loads = [record["load"] for record in records if "load" in record]
     rounds = 1 + max((record.get("round", 0) for record in records), default=0)
     build = "plain Python" if about["pure"] else "compiled"
+    kernel = ".".join(machine["kernel"].split(".")[:2])
     return (
         ".. note::\n"
-        f"   Measured on {about['date']}, {build}, Linux {machine['kernel']}, {machine['CPUs']} CPUs, "
+        f"   Measured on {about['date']}, {build}, Linux {kernel}, {machine['CPUs']} CPUs, "
         f"{rounds} round{'s' * (rounds > 1)} with\n"
         f"   ``--secs {about['secs']:g}``. The load average was {machine['load']:.1f} before, and up to "
         f"{max(loads, default=machine['load']):.1f} during the measurement, which\n"
