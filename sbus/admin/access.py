@@ -1,7 +1,8 @@
 """Who may ask the admin socket: decided by the peer credentials from the kernel alone.
 
-Root, the server's own user and members of the admin group may ask everything; members of the metrics group may read
-``/metrics``. A group counts whether it is a process's primary or a supplementary one (``SO_PEERGROUPS``, socket(7)).
+Root and the server's own user may ask everything. Members of the admin group may ask everything but what is published.
+Members of the metrics group may read ``/metrics``. A group counts whether it is a process's primary or a supplementary
+one (``SO_PEERGROUPS``, socket(7)).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sbus.errors import UsageError
 from sbus.protocol.keys import PeerCredentials
 from sbus.syscalls.sockets import peer_credentials
 
-__all__ = ["METRICS", "Access", "parse_group", "peer_groups"]
+__all__ = ["METRICS", "Access", "Authority", "parse_group", "peer_groups"]
 
 METRICS = "/metrics"
 """The path that the metrics group may read."""
@@ -53,6 +54,22 @@ def peer_groups(sock: socket.socket) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Authority:
+    """What a peer may ask.
+
+    :ivar peer: its credentials, from the kernel.
+    :ivar is_owner: whether it is root or the server's own user, which may also see what is published.
+    :ivar is_admin: whether it may ask everything else.
+    :ivar may_read: whether it may read the metrics.
+    """
+
+    peer: PeerCredentials
+    is_owner: bool
+    is_admin: bool
+    may_read: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """The groups that may ask.
 
@@ -63,14 +80,14 @@ class Access:
     admin: int | None = None
     metrics: int | None = None
 
-    def allowed(self, sock: socket.socket) -> tuple[PeerCredentials, bool, bool]:
-        """Return the peer of a connection, whether it may ask everything, and whether it may read the metrics."""
+    def authority(self, sock: socket.socket) -> Authority:
+        """Return what the peer of a connection may ask."""
         peer = peer_credentials(sock)
         if peer.uid in (0, os.geteuid()):
-            return peer, True, True
+            return Authority(peer, True, True, True)
         groups = {peer.gid, *peer_groups(sock)} if self.admin is not None or self.metrics is not None else {peer.gid}
         is_admin = self.admin is not None and self.admin in groups
-        return peer, is_admin, is_admin or (self.metrics is not None and self.metrics in groups)
+        return Authority(peer, False, is_admin, is_admin or (self.metrics is not None and self.metrics in groups))
 
     @property
     def mode(self) -> int:

@@ -1,23 +1,21 @@
-"""HTTP on the admin socket: accepts, checks the peer, and answers in slices.
+"""HTTP on the admin socket: accepts, checks the peer, and has the pages answer.
 
 Theory of operation
 -------------------
 
-The bus has one thread, so an answer must not take it for long. A *page* is a generator of pieces of the body; each
-takes a fraction of `SLICE` to make. Pieces are made until a slice is used up; the rest follows in later turns of the
-reactor. A peer that disconnects ends its page.
+The kernel says who the peer of a connection is (`sbus.admin.access`), once, when it is accepted. A request only joins
+the answers on their way (`sbus.admin.answers`), which are made in slices between the turns of the bus.
 
 Everything a peer can make the server hold is bounded: connections (`MOST_CONNECTIONS`, and `MOST_OTHERS` of users who
-may not ask everything), the time of an idle one, the head of a request (twisted.web), and its body.
-Connections of others are closed after one answer.
+may not ask everything, of which one user has at most `MOST_OF_USER`), the time of an idle one, the head of a request,
+and its body. Connections of others are closed after one answer, and after `_OTHERS_TIME` whether they have one or not:
+a peer that sends its request byte by byte, or does not read, gives its place back.
 """
 
 from __future__ import annotations
 
-import json
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from twisted.internet import defer, error
@@ -26,40 +24,33 @@ from twisted.logger import Logger
 from twisted.web import http
 from twisted.web.server import Request, Site
 
-from sbus.admin.access import METRICS, Access
+from sbus.admin.access import METRICS, Access, Authority
+from sbus.admin.answers import Answers
+from sbus.admin.pages import EVENTS, Asked, Page, Pieces, Problem
 from sbus.daemon.service import Service
 from sbus.syscalls.listening import ListeningSocket
 
-__all__ = ["MOST_BODY", "MOST_CONNECTIONS", "MOST_OTHERS", "SLICE", "AdminService", "Page", "Problem", "need"]
+__all__ = ["MOST_BODY", "MOST_CONNECTIONS", "MOST_OF_USER", "MOST_OTHERS", "MOST_STREAMS", "AdminService"]
 
-SLICE = 0.0005
-"""Seconds of a turn of the reactor in which pieces of one answer are made; the last one may take it a bit further."""
 MOST_CONNECTIONS = 64
 """Connections at one time."""
 MOST_OTHERS = 16
 """Connections at one time of users who may not ask everything."""
+MOST_OF_USER = 8
+"""Connections at one time of one such user."""
+MOST_STREAMS = 16
+"""Streams of events at one time."""
 MOST_BODY = 4096
 """Bytes in the body of a request."""
+_MOST_HEAD = 8192
+_MOST_HEADERS = 64
+_OTHERS_TIME = 30.0
+"""Seconds after which a connection of such a user is closed."""
 _REST = 1.0
 """Seconds without accepting after the kernel had no descriptors or memory left."""
 _IDLE = 10.0
-_ACCEPTED = 16
-
-Page = Callable[[Mapping[str, str]], Iterator[str]]
-"""Makes the pieces of a body from the parameters of the request; raises `Problem` before the first piece."""
-
-
-class Problem(Exception):
-    """A request that cannot be answered (RFC 9457).
-
-    :param status: the HTTP status.
-    :param detail: what happened, why, and what to do.
-    """
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
+_ACCEPTED = 4
+"""Connections accepted in a turn of the reactor."""
 
 
 class _Request(Request):
@@ -82,6 +73,7 @@ class AdminService(Service):
 
     :param bound: the socket; the service closes it and removes its path.
     :param pages: for each method and path, the page and its content type.
+    :ivar answers: the answers on their way.
     """
 
     _log = Logger(namespace="sbus.admin")
@@ -97,10 +89,10 @@ class AdminService(Service):
         self._bound = bound
         self._access = access
         self._pages = pages
-        self._running: dict[Any, IDelayedCall] = {}
-        self._open: dict[Any, bool] = {}
+        self.answers = Answers(reactor, self._log)
+        self._open: dict[Any, Authority] = {}
+        self._streams = 0
         self._rest: IDelayedCall | None = None
-        self.longest_slice = 0.0
         site: Any = Site(None, requestFactory=_Request, timeout=_IDLE, reactor=IReactorTime(reactor))
         self.site = site
         self.site.noisy = False
@@ -119,11 +111,9 @@ class AdminService(Service):
         if self._rest is not None and self._rest.active():
             self._rest.cancel()
         self._bound.close()
+        self.answers.stop()
         for protocol in tuple(self._open):
             protocol.abortConnection()
-        for call in self._running.values():
-            call.cancel()
-        self._running.clear()
         self.site.doStop()
         return None
 
@@ -154,112 +144,77 @@ class AdminService(Service):
                 self._accepted(sock)
 
     def _accepted(self, sock: socket.socket) -> None:
-        _peer, is_admin, may_read = self._access.allowed(sock)
-        others = sum(not each for each in self._open.values())
-        if len(self._open) >= MOST_CONNECTIONS or (not is_admin and others >= MOST_OTHERS):
+        authority = self._access.authority(sock)
+        if len(self._open) >= MOST_CONNECTIONS:
             return
+        if not authority.is_admin:
+            others = [each.peer.uid for each in self._open.values() if not each.is_admin]
+            if len(others) >= MOST_OTHERS or others.count(authority.peer.uid) >= MOST_OF_USER:
+                return
         sock.setblocking(False)
-        factory = _Factory(self, is_admin, may_read)
-        self._reactor.adoptStreamConnection(sock.fileno(), socket.AF_UNIX, factory)
+        self._reactor.adoptStreamConnection(sock.fileno(), socket.AF_UNIX, _Factory(self, authority))
 
-    def opened(self, transport: Any, is_admin: bool) -> None:
-        """Count a connection."""
-        self._open[transport] = is_admin
+    def opened(self, transport: Any, authority: Authority) -> IDelayedCall | None:
+        """Count a connection; return what closes it in time, if anything does."""
+        self._open[transport] = authority
+        if authority.is_admin:
+            return None
+        closing: IDelayedCall = self._reactor.callLater(_OTHERS_TIME, transport.abortConnection)
+        return closing
 
     def closed(self, transport: Any) -> None:
         """Count a connection less."""
         self._open.pop(transport, None)
 
     def answer(self, request: Any) -> None:
-        """Answer a request, or begin to."""
+        """Have a request answered."""
         channel = request.channel
-        if not channel.is_admin:
+        if not channel.authority.is_admin:
             request.setHeader(b"connection", b"close")
             channel.persistent = False
+        self.answers.start(request, lambda: self._begin(request, channel.authority))
+
+    def _begin(self, request: Any, authority: Authority) -> tuple[Pieces, str]:
+        """Return the pieces of an answer, and its content type.
+
+        :raises Problem: if there is no answer.
+        """
         path = request.path.decode("latin-1")
         method = request.method.decode("latin-1")
-        try:
-            if not (channel.is_admin or (channel.may_read and (method, path) == ("GET", METRICS))):
-                raise Problem(
-                    403, "your user may not ask this: ask as root, the server's user or a member of --admin-group"
-                )
-            found = self._pages.get((method, path))
-            if found is None:
-                known = sorted(p for m, p in self._pages if m == method)
-                if any(p == path for _, p in self._pages):
-                    raise Problem(405, f"{path} cannot be asked with {method}: use another method")
-                raise Problem(404, f"there is no {path}: ask for one of {', '.join(known)}")
-            page, kind = found
-            parameters = {
-                name.decode("utf-8", "surrogateescape"): values[-1].decode("utf-8", "surrogateescape")
-                for name, values in request.args.items()
-            }
-            pieces = page(parameters)
-            first = next(pieces, "")
-        except Problem as problem:
-            _refuse(request, problem)
-            return
-        except Exception:
-            self._log.failure("An answer of the admin socket failed")
-            _refuse(request, Problem(500, "an error in the server: its log has the details"))
-            return
-        request.setHeader(b"content-type", kind.encode())
-        request.setHeader(b"cache-control", b"no-store")
-        request.notifyFinish().addBoth(lambda _: self._ended(request))
-        self._go_on(request, pieces, [first])
+        if not (authority.is_admin or (authority.may_read and (method, path) == ("GET", METRICS))):
+            raise Problem(
+                403, "your user may not ask this: ask as root, the server's user or a member of --admin-group"
+            )
+        found = self._pages.get((method, path))
+        if found is None:
+            if any(p == path for _, p in self._pages):
+                raise Problem(405, f"{path} cannot be asked with {method}: use another method")
+            known = sorted(p for m, p in self._pages if m == method)
+            raise Problem(404, f"there is no {path[:100]}: ask for one of {', '.join(known)}")
+        page, kind = found
+        parameters = {
+            name.decode("utf-8", "surrogateescape"): values[-1].decode("utf-8", "surrogateescape")
+            for name, values in request.args.items()
+        }
+        if kind == EVENTS:
+            if self._streams >= MOST_STREAMS:
+                raise Problem(503, f"{MOST_STREAMS} programs watch events already: stop one of them")
+            pieces = page(Asked(parameters, authority.is_owner))
+            self._streams += 1
+            request.notifyFinish().addBoth(self._stream_ended)
+            return pieces, kind
+        return page(Asked(parameters, authority.is_owner)), kind
 
-    def _ended(self, request: Any) -> None:
-        call = self._running.pop(request, None)
-        if call is not None:
-            call.cancel()
-
-    def _go_on(self, request: Any, pieces: Iterator[str], made: list[str]) -> None:
-        """Make pieces for one slice."""
-        self._running.pop(request, None)
-        began = time.perf_counter()
-        is_over = False
-        try:
-            while time.perf_counter() - began < SLICE:
-                piece = next(pieces, None)
-                if piece is None:
-                    is_over = True
-                    break
-                made.append(piece)
-        except Exception:
-            self._log.failure("An answer of the admin socket failed")
-            request.loseConnection()
-            return
-        if made:
-            request.write("".join(made).encode("utf-8", "replace"))
-        self.longest_slice = max(self.longest_slice, time.perf_counter() - began)
-        if is_over:
-            request.finish()
-        else:
-            self._running[request] = self._reactor.callLater(0, self._go_on, request, pieces, [])
-
-
-def _refuse(request: Any, problem: Problem) -> None:
-    body = {
-        "type": "about:blank",
-        "title": http.RESPONSES.get(problem.status, b"").decode(),
-        "status": problem.status,
-        "detail": problem.detail,
-    }
-    data = json.dumps(body).encode()
-    request.setResponseCode(problem.status)
-    request.setHeader(b"content-type", b"application/problem+json")
-    request.setHeader(b"content-length", b"%d" % len(data))
-    request.write(data)
-    request.finish()
+    def _stream_ended(self, _: object) -> None:
+        self._streams -= 1
 
 
 class _Factory:
     """Builds the protocol of one connection, whose peer is known."""
 
-    def __init__(self, service: AdminService, is_admin: bool, may_read: bool) -> None:
+    def __init__(self, service: AdminService, authority: Authority) -> None:
         self._service = service
-        self._is_admin = is_admin
-        self._may_read = may_read
+        self._authority = authority
 
     def buildProtocol(self, address: object) -> Any:
         channel: Any = _Channel
@@ -270,8 +225,7 @@ class _Factory:
         protocol.timeOut = _IDLE
         protocol.callLater = self._service.site.reactor.callLater
         protocol.service = self._service
-        protocol.is_admin = self._is_admin
-        protocol.may_read = self._may_read
+        protocol.authority = self._authority
         return protocol
 
 
@@ -279,28 +233,21 @@ class _Channel(http.HTTPChannel):
     """A connection of HTTP/1.1, with the authority of its peer."""
 
     service: AdminService
-    is_admin = False
-    may_read = False
+    authority: Authority
     persistent = True
+    totalHeadersSize = _MOST_HEAD
+    maxHeaders = _MOST_HEADERS
+    _closing: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         http.HTTPChannel.connectionMade(self)
-        self.service.opened(self.transport, self.is_admin)
+        self._closing = self.service.opened(self.transport, self.authority)
 
     def checkPersistence(self, request: Any, version: bytes) -> bool:
-        return self.is_admin and bool(http.HTTPChannel.checkPersistence(self, request, version))
+        return self.authority.is_admin and bool(http.HTTPChannel.checkPersistence(self, request, version))
 
     def connectionLost(self, reason: Any = error.ConnectionDone) -> None:
+        if self._closing is not None and self._closing.active():
+            self._closing.cancel()
         self.service.closed(self.transport)
         http.HTTPChannel.connectionLost(self, reason)
-
-
-def need(parameters: Mapping[str, str], name: str) -> str:
-    """Return a parameter.
-
-    :raises Problem: if it is missing.
-    """
-    try:
-        return parameters[name]
-    except KeyError:
-        raise Problem(400, f"the parameter {name}= is missing: add ?{name}=...") from None

@@ -93,17 +93,21 @@ class SharedBudget:
 
     :ivar limit: bytes of packets.
     :ivar bytes: bytes of packets in all queues now.
+    :ivar messages: messages in all queues now.
+    :ivar queues: the number of queues that hold something now.
     :ivar users: the number of users that have a queue now.
     :ivar unreserved: the part of the limit, in bytes, that users who have a queue may take.
     :ivar memory: the account of memory.
     """
 
-    __slots__ = ("bytes", "limit", "memory", "unreserved", "users")
+    __slots__ = ("bytes", "limit", "memory", "messages", "queues", "unreserved", "users")
 
     def __init__(self, limit: int = 256 << 20, memory: MemoryAccount | None = None) -> None:
         self.limit = limit
         self.unreserved = limit - limit // _RESERVED
         self.bytes = 0
+        self.messages = 0
+        self.queues = 0
         self.users = 0
         self.memory = memory or MemoryAccount()
 
@@ -148,12 +152,14 @@ class UserShare:
     def add_queue(self) -> None:
         """Count one more queue of this user."""
         self.queues += 1
+        self.budget.queues += 1
         if self.queues == 1:
             self.budget.users += 1
 
     def remove_queue(self) -> None:
         """Count one queue less."""
         self.queues -= 1
+        self.budget.queues -= 1
         if not self.queues:
             self.budget.users -= 1
 

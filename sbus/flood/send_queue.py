@@ -113,6 +113,7 @@ class SendQueue:
     :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
         it directly while the queue is not congested.
     :ivar is_congested: whether a flush has left something; new messages go through `enqueue` then.
+    :ivar is_clear: whether nothing is in the way of new messages: it is not congested, not late, and has no `head`.
     :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
     :ivar late_bytes: the bytes of these messages.
     :ivar copies: the balance of copies of the receiver's user.
@@ -150,6 +151,7 @@ class SendQueue:
         "conflated",
         "copies",
         "head",
+        "is_clear",
         "is_congested",
         "is_deaf",
         "is_held",
@@ -168,6 +170,7 @@ class SendQueue:
 
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         self.pending: list[bytes] = []
+        self.is_clear = True
         self.is_congested = False
         self.is_late = False
         self.late_bytes = 0
@@ -228,8 +231,13 @@ class SendQueue:
             self._untold += before.head.messages
             self._put_first(before.head)
             before.head = None
+            before.note_clear()
         if not self.messages and not self.replies:
             self._relax()
+
+    def note_clear(self) -> None:
+        """Set `is_clear` after something that was in the way has gone."""
+        self.is_clear = not (self.is_congested or self.is_late or self.head is not None)
 
     def deafen(self) -> None:
         """Take no message any more, until `hear`: `enqueue` ignores it.
@@ -514,7 +522,9 @@ class SendQueue:
         self.messages += messages
         self.size += size
         user.queued_bytes += size
-        user.budget.bytes += size
+        budget = user.budget
+        budget.bytes += size
+        budget.messages += messages
         memory = size + messages * self._price
         self.memory += memory
         user.charge_memory(memory)
@@ -559,6 +569,7 @@ class SendQueue:
                 return
         if receipt is None:
             self.head = Receipt(messages, size, why)
+            self.is_clear = False
         else:
             receipt.add(messages, size, why)
 
@@ -577,6 +588,7 @@ class SendQueue:
         """
         self.discard_all()
         receipt, self.head, self._untold = self.head, None, 0
+        self.note_clear()
         if receipt is None:
             return None
         return notices.lost(receipt.messages, receipt.size, self.lost, LossReason.DISCONNECT)
@@ -585,6 +597,7 @@ class SendQueue:
         """Put a receipt in front of everything."""
         if self.head is None:
             self.head = receipt
+            self.is_clear = False
         else:
             self.head.add(receipt.messages, receipt.size, receipt.why)
 
@@ -689,6 +702,7 @@ class SendQueue:
             if receipt is self.head:
                 removed -= 1
                 self.head = rest
+                self.note_clear()
             elif rest is not None:
                 self._put_first(rest)
         return gone, left, removed
@@ -790,13 +804,14 @@ class SendQueue:
         self._backlog = None
         self._price = 0
         self.is_congested = False
+        self.note_clear()
         self._user.remove_queue()
 
     def _congest(self) -> FifoBacklog | PriorityBacklog:
         """Have new messages go through flood control; return the backlog, which is empty."""
         backlog = self._backlog = self._new_backlog(iter(()))
         self._price = backlog.PRICE
-        self.is_congested = True
+        self.is_clear, self.is_congested = False, True
         self._user.add_queue()
         return backlog
 

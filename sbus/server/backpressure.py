@@ -36,6 +36,12 @@ rest.
 The time-out also ends two clients that block each other, and a client that blocks itself; nothing else would.
 A receiver that chooses other strategies unblocks its publishers, but the time goes on, so that a client cannot win time
 by choosing again and again.
+
+.. rubric:: Whom a full queue holds
+
+A receiver whose queue is at its hard limit blocks only publishers of the user with most in it
+(`sbus.server.queue_shares`). The messages of the others are kept meanwhile, until one of them has most: a queue may
+exceed its limit as many times as there are users. Soft blocking concerns the publisher of the message at hand.
 """
 
 from __future__ import annotations
@@ -48,12 +54,20 @@ from twisted.internet.interfaces import IReactorTime
 from sbus.errors import CloseReason
 from sbus.flood import Until
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.queue_shares import QueueShares
 from sbus.server.stall import StallTimer
 
 __all__ = ["Backpressure"]
 
 
+class _Peer(Protocol):
+    @property
+    def uid(self) -> int: ...
+
+
 class _Publisher(Protocol):
+    @property
+    def peer(self) -> _Peer: ...
     def pause_publishing(self) -> None: ...
     def resume_publishing(self) -> None: ...
 
@@ -92,14 +106,55 @@ class Backpressure:
     def __init__(self, clock: IReactorTime, timeout: float) -> None:
         self._clock = clock
         self._timeout = timeout
+        self._held_seconds = 0.0
+        self._held_since: dict[_Publisher, float] = {}
+        self._since_sum = 0.0
         self._blocking: dict[_Receiver, _Blocking] = {}
         self._blocked: dict[_Publisher, set[_Receiver]] = {}
+        self._shares: dict[_Receiver, QueueShares] = {}
+
+    def kept(self, publisher: _Publisher, receiver: _Receiver, size: int, queued: int) -> None:
+        """Note that a congested receiver, which may block the publisher, has kept messages.
+
+        :param size: the bytes in them.
+        :param queued: the bytes in the receiver's queue, these included.
+        """
+        shares = self._shares.get(receiver)
+        if shares is None:
+            shares = self._shares[receiver] = QueueShares()
+        shares.add(publisher.peer.uid, size, queued)
+
+    @property
+    def held(self) -> int:
+        """The publishers that are blocked now."""
+        return len(self._held_since)
+
+    @property
+    def held_seconds(self) -> float:
+        """The time that publishers were blocked since the start, in seconds, summed over all of them."""
+        return self._held_seconds + self._clock.seconds() * len(self._held_since) - self._since_sum
+
+    def _hold(self, publisher: _Publisher) -> None:
+        now = self._held_since[publisher] = self._clock.seconds()
+        self._since_sum += now
+
+    def _let_go(self, publisher: _Publisher) -> None:
+        since = self._held_since.pop(publisher)
+        self._since_sum = self._since_sum - since if self._held_since else 0.0
+        self._held_seconds += self._clock.seconds() - since
+
+    def receivers_blocking(self, publisher: _Publisher) -> tuple[_Receiver, ...]:
+        """Return the receivers that block a publisher."""
+        return tuple(self._blocked.get(publisher, ()))
 
     def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
         """Block a publisher until the receiver's queue has room or is empty.
 
-        *Empty* outlasts *room*.
+        *Empty* outlasts *room*. A publisher of a user with less in the queue than another one is not blocked for room.
         """
+        shares = self._shares.get(receiver)
+        if until is Until.ROOM and shares is not None and not shares.has_most(publisher.peer.uid):
+            return
         blocking = self._blocking.get(receiver)
         if blocking is None:
             timer = StallTimer(
@@ -111,6 +166,7 @@ class Backpressure:
         receivers = self._blocked.get(publisher)
         if receivers is None:
             self._blocked[publisher] = {receiver}
+            self._hold(publisher)
             publisher.pause_publishing()
         else:
             receivers.add(receiver)
@@ -120,6 +176,8 @@ class Backpressure:
 
         Packets have just left that queue.
         """
+        if is_empty:
+            self._shares.pop(receiver, None)
         blocking = self._blocking.get(receiver)
         if blocking is None:
             return
@@ -131,6 +189,7 @@ class Backpressure:
 
     def release(self, receiver: _Receiver) -> None:
         """Unblock all publishers of a receiver and stop its time-out."""
+        self._shares.pop(receiver, None)
         blocking = self._blocking.pop(receiver, None)
         if blocking is not None:
             blocking.timer.cancel()
@@ -147,6 +206,8 @@ class Backpressure:
 
     def forget(self, publisher: _Publisher) -> None:
         """Forget a publisher that has disconnected."""
+        if publisher in self._blocked:
+            self._let_go(publisher)
         for receiver in self._blocked.pop(publisher, ()):
             del self._blocking[receiver].until[publisher]
 
@@ -163,6 +224,7 @@ class Backpressure:
             receivers.discard(receiver)
             if not receivers:
                 del self._blocked[publisher]
+                self._let_go(publisher)
                 unblocked.append(publisher)
         for publisher in unblocked:
             if publisher not in self._blocked:  # unless one that went on has had it blocked again

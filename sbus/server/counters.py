@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from sbus.errors import CloseReason, ViolationReason
 from sbus.protocol.notices import LossReason
 
-__all__ = ["Counters"]
+__all__ = ["Counters", "word_of"]
 
 
 @dataclass(slots=True)
@@ -14,26 +16,55 @@ class Counters:
     """What has happened on a bus since it was started, in numbers of events.
 
     :ivar connected: clients that were admitted.
+    :ivar disconnected_by: clients that have left since, by the reason.
     :ivar refused: connections that were accepted only to be closed.
+    :ivar refused_by: the same, by the reason.
     :ivar user_limits: connections and subscriptions that were refused because of a limit for one user.
     :ivar published: messages that clients (or the program around the bus) have published.
+    :ivar published_bytes: the bytes of their packets.
+    :ivar unrouted: of these messages, the ones that nobody was subscribed to.
     :ivar routed: copies of these that were meant for a receiver.
+    :ivar routed_bytes: the bytes of the copies.
     :ivar dropped: of those copies, the ones that flood control dropped or that were left for a lost receiver.
+    :ivar dropped_bytes: the bytes of these.
     :ivar dropped_by: the same, by cause.
     :ivar conflated: of those copies, the ones that a newer message replaced (``blocking/soft/latest``).
     :ivar violations: packets that broke the protocol.
+    :ivar violations_by: the same, by the rule.
     :ivar unknown_controls: control messages that the server does not know.
     :ivar unknown_unsubscriptions: ``UNSUB`` of a pattern that the client was not subscribed to.
     """
 
     connected: int = 0
+    disconnected_by: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(CloseReason, 0))
     refused: int = 0
+    refused_by: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(CloseReason, 0))
     user_limits: int = 0
     published: int = 0
+    published_bytes: int = 0
+    unrouted: int = 0
     routed: int = 0
+    routed_bytes: int = 0
     dropped: int = 0
+    dropped_bytes: int = 0
     dropped_by: dict[LossReason, int] = field(default_factory=lambda: dict.fromkeys(LossReason, 0))
     conflated: int = 0
     violations: int = 0
+    violations_by: dict[ViolationReason, int] = field(default_factory=lambda: dict.fromkeys(ViolationReason, 0))
     unknown_controls: int = 0
     unknown_unsubscriptions: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters as JSON can write them; those by a reason are dictionaries from its word."""
+        found: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                value = {word_of(why): count for why, count in value.items()}
+            found[name] = value
+        return found
+
+
+def word_of(why: CloseReason | ViolationReason | LossReason) -> str:
+    """Return the word for a reason in answers, metrics and labels, such as ``peer-closed``."""
+    return why.value if isinstance(why, LossReason) else why.name.lower().replace("_", "-")

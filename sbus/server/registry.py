@@ -16,6 +16,8 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.interest`         the keys that clients watch: whether anybody listens
 `sbus.server.last_values`      the last message of each key that the operator has listed
 `sbus.server.requests`         the questions of clients that come with a payload
+`sbus.server.tap`              what is published, for operators who look
+`sbus.server.upstream`         the link to the bus's master: names, secrets and fences
 =============================  =============================================================================
 
 The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
@@ -58,8 +60,10 @@ from sbus.server.pattern_lists import PatternLists
 from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
+from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
-from sbus.server.users import RECORDER, User, Users
+from sbus.server.upstream import Upstream
+from sbus.server.users import LINK, RECORDER, User, Users
 
 __all__ = ["Counters", "SubscriptionRegistry"]
 
@@ -80,6 +84,8 @@ class SubscriptionRegistry(Service):
     :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
+    :param name: the name of the bus, for people.
+    :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar closed: the last connections that have ended, with the reasons.
@@ -89,10 +95,12 @@ class SubscriptionRegistry(Service):
     :ivar turns: the clients whose users have no work left for now.
     :ivar interest: the keys that clients watch.
     :ivar last_values: the messages that are kept; None if none are.
+    :ivar upstream: the link to the bus's master.
     :ivar requests: answers the questions of clients.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
+    :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
         publishing, and no observer follows publications.
@@ -113,6 +121,8 @@ class SubscriptionRegistry(Service):
         owner_of: Callable[[int], int] | None = None,
         public_interest: bool = True,
         last_values: tuple[LastValueRule, ...] = (),
+        name: str = "",
+        secrets_go_up: bool = False,
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
@@ -159,6 +169,14 @@ class SubscriptionRegistry(Service):
         self._pattern_lists = PatternLists(
             self._router, self.clients, self.interest.observers, clock, self.turns, self.delivery.flush
         )
+        self.upstream = self._router.upstream = Upstream(
+            clock,
+            name=name,
+            secrets_go_up=secrets_go_up,
+            flush=self.delivery.flush,
+            forget_routes=self._router.forget_routes,
+            number_of=self._pattern_lists.number_of,
+        )
         self.requests = Requests(
             self.interest,
             self._pattern_lists,
@@ -166,12 +184,35 @@ class SubscriptionRegistry(Service):
             self.subscribe,
             self.limits,
             dialect,
+            self.upstream,
             public_interest=public_interest,
         )
         self.routes = self._router.routes
         self.route = self._router.route
-        self.deliver = self.delivery.deliver
+        self.attached: dict[str, Callable[[], bool]] = {}
+        self.deliver: Deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
+
+    @property
+    def backpressure(self) -> Backpressure:
+        """The publishers that are blocked."""
+        return self._backpressure
+
+    @property
+    def router(self) -> Router:
+        """The subscriptions, and the route cache."""
+        return self._router
+
+    def open_tap(self, tap: Tap) -> Deliver:
+        """Put a tap into the way of all messages; return what delivers them behind it."""
+        self._events.dropped = (*self._events.dropped, tap.dropped)
+        self.deliver = tap.deliver
+        return self.delivery.deliver
+
+    def close_tap(self, tap: Tap) -> None:
+        """Take a tap out of the way again."""
+        self._events.dropped = tuple(each for each in self._events.dropped if each != tap.dropped)
+        self.deliver = self.delivery.deliver
 
     # --- clients come and go -----------------------------------------------------------------
 
@@ -187,14 +228,29 @@ class SubscriptionRegistry(Service):
     def sidecar(self, pid: int | None) -> None:
         self._members.sidecar = pid
 
+    def is_attached(self, pid: int | None) -> bool:
+        """Return whether a process that serves the bus is connected."""
+        return self._members.is_attached(pid)
+
+    @property
+    def link_sidecar(self) -> int | None:
+        """The PID of the process that links the bus to its master, if the server has started it."""
+        return self._members.link
+
+    @link_sidecar.setter
+    def link_sidecar(self, pid: int | None) -> None:
+        self._members.link = pid
+
     def connect_user(self, peer: PeerCredentials) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
         return self.users.connect(self._uid_of(peer))
 
     def _uid_of(self, peer: PeerCredentials) -> int:
-        """Return the UID that a peer counts as: its own, that of its owner, or the recorder's."""
+        """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
         if peer.pid == self._members.sidecar:
             return RECORDER
+        if peer.pid == self._members.link:
+            return LINK
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
@@ -248,6 +304,7 @@ class SubscriptionRegistry(Service):
     def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         """Count a connection that is refused, and notify observers."""
         self.counters.refused += 1
+        self.counters.refused_by[reason] += 1
         self.counters.user_limits += reason in _USER_LIMITS
         for notify in self._events.refused:
             notify(peer, reason, listener)
@@ -304,6 +361,7 @@ class SubscriptionRegistry(Service):
         self.interest.unwatch_all(client)
         self._notices.forget(client)
         self._pattern_lists.forget(client)
+        self.upstream.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
@@ -314,6 +372,7 @@ class SubscriptionRegistry(Service):
         self.leave(client)
         self._stop_asking(client)
         fired = self._members.remove(client)
+        self.counters.disconnected_by[reason] += 1
         self.closed.add(
             ClosedClient(
                 client.number,
@@ -375,6 +434,8 @@ class SubscriptionRegistry(Service):
         """
         if client in self._leaving.receivers:
             self._leaving.drop(client, len(client.patterns))  # a subscriber of the program that comes back
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
             secret = self.dialect.check(pattern)
@@ -399,6 +460,8 @@ class SubscriptionRegistry(Service):
             client.pattern_memory += memory
             client.user.charge_memory(memory)
             client.user.charge(1, cost)
+            if self.upstream.link is not None and secret is None:
+                self.upstream.subscribed(client, pattern)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
@@ -411,6 +474,8 @@ class SubscriptionRegistry(Service):
 
     def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
         """Take one subscription back; an unknown one is ignored and counted."""
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving.receivers else (0, None)
         if not count:
             self.counters.unknown_unsubscriptions += 1
@@ -433,6 +498,7 @@ class SubscriptionRegistry(Service):
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
+        self.upstream.unsubscribed(client, pattern)
 
     def _check_user_patterns(self, user: User) -> None:
         """Make room for one more pattern of a user who has as many as one user may have.
@@ -538,6 +604,7 @@ class SubscriptionRegistry(Service):
         Return whether the client must be disconnected.
         """
         self.counters.violations += 1
+        self.counters.violations_by[violation.reason] += 1
         self.counters.user_limits += violation.reason.is_user_limit
         for notify in self._events.violated:
             notify(client, violation, redact(self.dialect, key))

@@ -8,6 +8,7 @@ from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.trie import PatternIndex
 from sbus.server.interfaces import Receiver
+from sbus.server.upstream import Upstream
 
 __all__ = ["Router", "SubscriptionListener"]
 
@@ -39,10 +40,12 @@ class Router:
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
     :param cache_bytes: bytes of memory that the route cache may take.
+    :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
         0: the work to charge.
     :ivar muted: receivers that get nothing, although they have subscriptions; change it with `mute`.
+    :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
     """
 
@@ -53,6 +56,8 @@ class Router:
         self.listeners: tuple[SubscriptionListener, ...] = ()
         self.steps = 0
         self.muted: set[Receiver] = set()
+        self.misses = 0
+        self.upstream: Upstream | None = None
         self.routes = self._cache.routes
         self._is_caching = True
 
@@ -64,6 +69,11 @@ class Router:
         receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if receivers is None:
             secret = self._dialect.check(key)
+            self.misses += 1
+            if secret is not None and self.upstream is not None and self.upstream.is_chained:
+                chained = self.upstream.receivers(key, self._look_up_secret)
+                if chained is not None:
+                    return chained
             receivers = self._look_up(key, secret)
             if not self._is_caching:
                 return receivers
@@ -79,6 +89,14 @@ class Router:
         if self.muted:
             found = tuple(receiver for receiver in found if receiver not in self.muted)
         return found
+
+    def _look_up_secret(self, key: bytes) -> tuple[Receiver, ...]:
+        return self._look_up(key, self._dialect.check(key))
+
+    def forget_routes(self) -> None:
+        """Empty the cache: keys have got another meaning."""
+        self.steps += _FORGOTTEN * len(self.routes)
+        self._cache.clear()
 
     def _changed(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         """Keep the cache in step with a subscription that has come or gone."""
@@ -135,6 +153,19 @@ class Router:
         Muted receivers are among them. The route cache is neither asked nor changed.
         """
         return self._index.open_tables(key)
+
+    def look_up(self, key: bytes) -> tuple[Receiver, ...]:
+        """Return the receivers of a key as `route` does, without a look at the route cache and without a change to it.
+
+        :raises Violation: if the protocol forbids the key.
+        """
+        found = self._index.look_up(key, self._dialect.check(key))[0]
+        return tuple(receiver for receiver in found if receiver not in self.muted) if self.muted else found
+
+    @property
+    def index(self) -> PatternIndex[Receiver]:
+        """The patterns, to be read."""
+        return self._index
 
     def is_muted(self, receiver: Receiver) -> bool:
         """Return whether nothing is routed to a receiver any more."""

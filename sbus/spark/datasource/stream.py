@@ -30,6 +30,8 @@ the others share the rest evenly, so one busy journal does not starve the others
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -44,7 +46,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sbus.errors import JournalError
-from sbus.spark.datasource.options import EARLIEST, LATEST, StreamOptions
+from sbus.spark.datasource.options import LATEST, StreamOptions
 from sbus.spark.datasource.scan import JournalPartition, Scan
 from sbus.spark.datasource.snapshot import Snapshot, open_journals
 
@@ -67,6 +69,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.scan = Scan(options.read, schema)
         self._target: Offset | None = None
         self._known: dict[str, Snapshot] = {}
+        self._next_at = -math.inf  # when a batch may start with fewer rows than it could have
         self._reported: set[str] = set()  # losses: every trigger meets the same one again
 
     def initialOffset(self) -> Offset:
@@ -101,6 +104,8 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             false.
         """
         journals = self._journals()
+        if not start:
+            self.options.read.start.check(journals)
         offset = dict(start)
         behind: dict[str, tuple[int, int]] = {}
         for journal_id, journal in journals.items():
@@ -117,6 +122,8 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 behind[journal_id] = (first, end)
         for journal_id in start.keys() - journals.keys():
             self._report_loss(f"the journal {journal_id} is gone; it was read up to row {start[journal_id]}")
+        if behind and not self._is_due(journals, behind):
+            behind = {}
         offset.update(self._limited(journals, behind, limit))
         return dict(sorted(offset.items()))
 
@@ -157,12 +164,10 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         :param end: the end of the rows that are safe on the disk now.
         :param is_new: whether it joins at the start of the query; a journal that appears later is read from its start.
         """
-        start = self.options.start
-        if start == LATEST and is_new:
-            return end
-        if start in (EARLIEST, LATEST):
+        start = self.options.read.start
+        if not is_new and journal.id not in start.rows and start.of(journal.id) == LATEST:
             return min(journal.start(), end)
-        return min(journal.seq_at_time(int(start)), end)
+        return min(start.resolve(journal), end)
 
     def _without_loss(self, journal: Snapshot, seq: int) -> int:
         """Return the next row to read, after reporting deleted rows before it."""
@@ -181,6 +186,27 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if what not in self._reported:
             self._reported.add(what)
             _log.warning("%s; going on without them (failOnDataLoss=false)", what)
+
+    def _is_due(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]]) -> bool:
+        """Return whether to start a batch now; if so, the time until the next one begins."""
+        delay = self.options.max_delay
+        if delay is None or self._target is not None:
+            return True
+        now = time.monotonic()
+        if now < self._next_at and not self._is_full(journals, behind):
+            return False
+        self._next_at = now + delay
+        return True
+
+    def _is_full(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]]) -> bool:
+        """Return whether the rows that wait make a batch of the largest size."""
+        rows, most = self.options.max_rows, self.options.max_bytes
+        if rows is not None and sum(end - first for first, end in behind.values()) >= rows:
+            return True
+        return most is not None and any(
+            journals[journal_id].limit(first, max_bytes=max(1, most // len(behind))) < end
+            for journal_id, (first, end) in behind.items()
+        )
 
     def _limited(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]], limit: ReadLimit) -> Offset:
         """Return where to stop reading each journal that is behind, under a limit.

@@ -29,8 +29,8 @@ def test_the_servers_user_may_ask_everything() -> None:
     """A process of the server's own user may ask everything, without any group."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        peer, is_admin, may_read = Access().allowed(ours)
-    assert (peer.pid, is_admin, may_read) == (os.getpid(), True, True)
+        found = Access().authority(ours)
+    assert (found.peer.pid, found.is_owner, found.is_admin, found.may_read) == (os.getpid(), True, True, True)
 
 
 def test_unknown_groups_are_refused() -> None:

@@ -18,7 +18,8 @@ from zope.interface.verify import verifyObject
 
 from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, socket_pair
+from tests.support.descriptors import descriptors
+from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
 
 
 class Handler:

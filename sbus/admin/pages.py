@@ -1,0 +1,65 @@
+"""What a page of the admin socket is: a question with its parameters, pieces of an answer, and a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["EVENTS", "Asked", "Page", "Pieces", "Problem"]
+
+EVENTS = "text/event-stream"
+"""The content type of a page that never ends."""
+
+Pieces = Iterator[str | None]
+"""The pieces of a body. Each takes a fraction of a slice to make; None: there is nothing now, ask again later."""
+
+
+class Problem(Exception):
+    """A request that cannot be answered (RFC 9457).
+
+    :param status: the HTTP status.
+    :param detail: what happened, why, and what to do.
+    """
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request.
+
+    :ivar parameters: the parameters of the query; bytes that are not UTF-8 are surrogates (``surrogateescape``).
+    :ivar is_owner: whether root or the server's own user asks, and not a member of the admin group.
+    """
+
+    parameters: Mapping[str, str]
+    is_owner: bool = True
+
+    def need(self, name: str) -> str:
+        """Return a parameter.
+
+        :raises Problem: if it is missing.
+        """
+        try:
+            return self.parameters[name]
+        except KeyError:
+            raise Problem(400, f"the parameter {name}= is missing: add ?{name}=...") from None
+
+    def number(self, name: str, default: int, lowest: int, highest: int) -> int:
+        """Return a parameter that is a number.
+
+        :raises Problem: if it is none, or out of range.
+        """
+        text = self.parameters.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and lowest <= int(text) <= highest):
+            raise Problem(400, f"{name}={text[:20]}: give a number from {lowest} to {highest}")
+        return int(text)
+
+
+Page = Callable[[Asked], Pieces]
+"""Answers a request; raises `Problem`, at the latest with the first piece."""

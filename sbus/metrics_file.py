@@ -1,0 +1,101 @@
+"""Metrics of one program: families of figures, their text for Prometheus, and a file that is replaced as a whole.
+
+The file is for the textfile collector of Prometheus's node_exporter, or for any program that reads the text format. A
+reader finds the old file or the new one, never a part. It is readable for all users: it contains figures alone.
+
+Names follow Prometheus's conventions: a prefix, base units, ``_total`` for counters (added here).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from sbus.errors import UsageError
+
+__all__ = ["MetricsFile", "counter", "gauge", "text_of"]
+
+
+def counter(name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    """Return a counter; its samples get ``_total``.
+
+    :param text: what it counts, and what to do if it rises.
+    :param value: the figure, or figures by the value of `label`.
+    """
+    if not isinstance(value, Mapping):
+        return CounterMetricFamily(name, text, value=value)
+    family = CounterMetricFamily(name, text, labels=[label])
+    for word, figure in value.items():
+        family.add_metric([word], figure)
+    return family
+
+
+def gauge(name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+    """Return a figure that goes up and down; see `counter`."""
+    if not isinstance(value, Mapping):
+        return GaugeMetricFamily(name, text, value=value)
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for word, figure in value.items():
+        family.add_metric([word], figure)
+    return family
+
+
+class _Family:
+    """One family, as the library's renderer takes it."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> list[Metric]:
+        return [self._metric]
+
+
+def text_of(metric: Metric) -> str:
+    """Return one family in Prometheus's text format."""
+    return generate_latest(_Family(metric)).decode()
+
+
+class MetricsFile:
+    """A file with metrics.
+
+    :param path: where it is; its directory must exist, and this process must be able to write there.
+    :param option: the option that gave the path, for errors.
+    :raises UsageError: if there is no such directory, or it cannot be written to.
+    """
+
+    def __init__(self, path: str, option: str = "--metrics-file") -> None:
+        self.path = os.path.abspath(path)
+        directory = os.path.dirname(self.path)
+        if not path or os.path.isdir(self.path):
+            raise UsageError(f"{option}={path}: that is no file: name one, such as /var/lib/node_exporter/sbus.prom")
+        if not os.path.isdir(directory):
+            raise UsageError(f"{option}={path}: there is no directory {directory}: make it first")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise UsageError(f"{option}={path}: cannot write to {directory}: choose another directory, or chown it")
+
+    def write(self, metrics: Iterable[Metric]) -> None:
+        """Replace the file.
+
+        :raises OSError: if it cannot be written; the old file stays.
+        """
+        text = "".join(map(text_of, metrics)).encode()
+        new = f"{self.path}.{os.getpid()}.new"
+        try:
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            with os.fdopen(fd, "wb") as file:
+                os.fchmod(fd, 0o644)
+                file.write(text)
+            os.replace(new, self.path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(new)
+            raise
+
+    def remove(self) -> None:
+        """Remove the file: its figures are over."""
+        with suppress(OSError):
+            os.unlink(self.path)
