@@ -83,7 +83,8 @@ SENDING = 1
 FULL_SOCKET = 3
 """The price of deciding about a run of messages for a receiver with a full socket."""
 KEPT = 32
-"""Messages that are put into a backlog for one unit of work."""
+"""Messages that are put into a backlog for one unit of work; into one with another order than that of arrival, each is
+one unit."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
 REPLACED = 2
@@ -100,7 +101,7 @@ _COUNTED_SEGMENTS = 16
 """Segments that cost more in a pattern with a wildcard: whatever is behind them, its steps seldom change."""
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
-REORDERED = 3
+REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""

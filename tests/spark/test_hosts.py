@@ -7,6 +7,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     until(lambda: has_rows(home / "journal", 1))  # the recorder has begun
     run(bridges)
     for host in HOSTS:
-        until(lambda host=host: logged(home / f"{host}-nats.log", "joined NATS"))
+        until(partial(logged, home / f"{host}-nats.log", "joined NATS"))
     run(publish)
     rows = len(HOSTS) * MESSAGES + 1
     until(lambda: has_rows(home / "journal", rows))
@@ -72,7 +73,7 @@ def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     run(cluster)
     for worker in (1, 2):
-        until(lambda worker=worker: logged(home / f"worker{worker}.log", "Successfully registered with master"))
+        until(partial(logged, home / f"worker{worker}.log", "Successfully registered with master"))
     assert re.search(rf"\b{rows} rows", run(archive))
     assert set(re.findall(r"hosts/(?:berlin|lyon)/sensors|sensors/temperature", run(traffic))) == {
         "hosts/berlin/sensors",
@@ -87,4 +88,4 @@ def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     run(stop)
     for host in HOSTS:
-        until(lambda host=host: logged(home / f"{host}-nats.log", "the bridge stops"))
+        until(partial(logged, home / f"{host}-nats.log", "the bridge stops"))

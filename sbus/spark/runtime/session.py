@@ -14,7 +14,12 @@ The defaults, and why:
 * On one machine, a shuffle has as many partitions as there are cores, and at least two; Spark's default of 200 costs
   more than the work. The driver binds to 127.0.0.1: no other machine takes part, and the host name need not resolve.
 * A stream without new rows looks again after 100 ms; each look lists directories. Spark's default is 10 ms.
+* A Python worker has two minutes to start. Spark's default is 15 seconds, and a worker that imports pyspark on a busy
+  machine can need more; then a stream would fail.
 * Spark logs errors only, and not those that the caller gets as an exception (``log4j2.properties``).
+
+With Spark Connect (a master such as ``sc://host:15002``) the session is on the server, which has settings of its own.
+Nothing of Java runs here, and the package goes to the server as an artifact of the session.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from pyspark.sql import SparkSession
 from sbus.errors import UsageError
 from sbus.spark.datasource.source import SbusDataSource
 from sbus.spark.runtime.java import find_java
-from sbus.spark.runtime.shipping import is_local, ship
+from sbus.spark.runtime.shipping import is_local, is_remote, ship, ship_to_server
 
 __all__ = ["get_session", "parse_conf", "register"]
 
@@ -38,6 +43,7 @@ _LOG_OPTION = "-Dlog4j2.configurationFile="
 _LOG_CONFIG = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 _DEFAULTS = {
+    "spark.python.authenticate.socketTimeout": "2min",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.pollingDelay": "100ms",
@@ -70,15 +76,21 @@ def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[s
     """Return the session, or make one, and `register` the data source with it.
 
     :param name: the name of the application.
-    :param master: where Spark runs; ``local[*]`` is this machine with all its cores.
+    :param master: where Spark runs; ``local[*]`` is this machine with all its cores, and ``sc://HOST:PORT`` a server
+        of Spark Connect.
     :param conf: settings of Spark, which take precedence over the defaults; for a session that is there, those that can
         still change.
     :raises sbus.errors.UsageError: if there is no Java that can run Spark; with the remedy.
     """
-    find_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = dict(conf or {})
     builder = SparkSession.builder.appName(name)
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        return register(builder.getOrCreate())
+    find_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if SparkSession.getActiveSession() is None:
         builder = builder.master(master)
         settings = with_defaults(master, settings)
@@ -110,9 +122,12 @@ def _cores(master: str) -> int:
 def register(spark: SparkSession) -> SparkSession:
     """Register the data source ``sbus``, and send this package to the executors.
 
+    :param spark: a session, also one of Spark Connect.
     :returns: the session.
     """
-    if not is_local(str(spark.sparkContext.master)):
+    if is_remote(spark):
+        ship_to_server(spark)
+    elif not is_local(str(spark.sparkContext.master)):
         ship(spark.sparkContext)
     spark.dataSource.register(SbusDataSource)
     return spark

@@ -34,6 +34,7 @@ from sbus.flood.budget import MINIMUM
 from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.support.costs import calls
+from tests.support.examples import examples
 
 BATCH = 64
 SOFT = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in SOFT_STRATEGIES}
@@ -333,6 +334,44 @@ def test_a_smaller_message_may_fit():
     connection.stall(C, D, B, A)
     assert connection.lost == [2, 5]
     assert connection.drain() == [C, B]
+
+
+@given(
+    st.lists(st.integers(1, 60), max_size=80),
+    st.integers(1, 40),
+    st.integers(1, 900),
+    st.booleans(),
+)
+def test_a_long_run_is_dropped_as_one_by_one(sizes, messages, size, receipts):
+    """Where there is room for a part of a run only, the same messages are kept as if they had come one by one."""
+    together, single = (Connection(messages=messages, size=size) for _ in range(2))
+    run = [bytes(each) for each in sizes]
+    for connection in (together, single):
+        connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
+        connection.stall(b"first")
+    together.publish(*run)
+    for packet in run:
+        single.publish(packet)
+    assert together.queue.snapshot() == single.queue.snapshot()
+    assert together.lost == single.lost
+
+
+def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
+    """A run of 1,024 messages of which a part fits is not judged message by message."""
+    connection = Connection(messages=700)
+    connection.stall(A)
+    asked = []
+    lacks_room = SendQueue._lacks_room
+
+    def look(*args):
+        asked.append(args)
+        return lacks_room(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SendQueue, "_lacks_room", look)
+        connection.publish(*[A] * 1_024)
+    assert connection.queue.messages == 700
+    assert len(asked) < 50
 
 
 def test_hard_error():
@@ -1486,4 +1525,4 @@ class FloodMachine(RuleBasedStateMachine):
 
 
 TestFlood = FloodMachine.TestCase
-TestFlood.settings = settings(max_examples=150, stateful_step_count=40)
+TestFlood.settings = settings(max_examples=examples(150), stateful_step_count=40)
