@@ -119,7 +119,8 @@ def _parse(arguments: list[str]) -> _Settings:
     :raises SystemExit: after printing what ``--help`` or ``--version`` asks for.
     """
     settings = _Settings()
-    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", ["help", "version", "max-memory=", "user-memory=", "log-level="])
+    names = ["help", "version", "max-memory=", "user-memory=", "log-level="]
+    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", names)
     if rest:
         raise getopt.GetoptError("too many arguments")
     for option, value in options:
