@@ -424,6 +424,7 @@ class LinkCore:
             self._refuse(Side.BELOW, now, reason)
             return
         self._below.stage = Stage.KNOWN
+        self._tell_below(controls.LINK_PATH, b"")  # from here on this is the link of that bus, also without a master
         self._maybe_join(now)
 
     def _greeted_above(self, name: bytes, now: float) -> None:
