@@ -30,6 +30,7 @@ _MODULES = {
     "ping": "sbus.cli.ping",
     "match": "sbus.cli.match",
     "bench": "sbus.cli.bench",
+    "web": "sbus.cli.web",
     "journal": "sbus.cli.journal",
     "spark": "sbus.cli.spark",
 }
