@@ -40,7 +40,7 @@ $(ready): $(sources)
 
 # The tests cover the pipeline, so they need its extra.
 $(ready)-test: $(ready)
-	@tools/setup-venv test spark
+	@tools/setup-venv test spark delta interop
 	@touch $@
 
 $(ready)-%: $(ready)

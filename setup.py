@@ -23,6 +23,7 @@ from setuptools import Extension, setup
 #: The compiled modules, by path; the path also gives the module its name.
 MODULES = [
     "sbus/protocol/_bundles.pyx",
+    "sbus/protocol/_columns.pyx",
     "sbus/routing/_runs.pyx",
     "sbus/routing/_trie.pyx",
     "sbus/syscalls/_batch.pyx",

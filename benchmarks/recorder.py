@@ -5,7 +5,7 @@ Each round has a fresh bus (``twistd sbus``), and in turn two programs that read
 sbus-recorder``), and a client that only counts, with the same library. So the difference is what the journal costs. A
 publisher sends numbered messages at an even rate; afterwards the journal is read back, number by number.
 
-    python benchmarks/recorder.py [--rate 150000] [--seconds 5] [--size 64] [--rounds 3] [--directory DIR]
+    python benchmarks/recorder.py [--rate 150000] [--seconds 5] [--size 64] [--plain] [--rounds 3] [--directory DIR]
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sbus.client.tx import connect
 from sbus.errors import Disconnected
 
 async def main(reactor):
-    bus = await connect(reactor, sys.argv[1])
+    bus = await connect(reactor, sys.argv[1], bundles=sys.argv[2] == "1")
     subscription = bus.subscribe(b"")
     await bus.fence()
     print("ready", flush=True)
@@ -76,13 +76,13 @@ class Run(NamedTuple):
     memory: int
 
 
-def publish(address: str, rate: int, seconds: float, size: int) -> None:
-    """Publish at this rate, and print the number of messages and of seconds."""
+def publish(address: str, rate: int, seconds: float, size: int, bundles: bool) -> None:
+    """Publish at this rate in bundles or not, and print the number of messages and of seconds."""
     from sbus.client.blocking import connect
 
     keys = [b"bench/%d/value" % i for i in range(_KEYS)]
     padding = bytes(max(0, size - 8))
-    with connect(address) as bus:
+    with connect(address, bundles=bundles) as bus:
         start = time.monotonic()
         sent = 0
         while (passed := time.monotonic() - start) < seconds:
@@ -156,7 +156,7 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
     command = [*_TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", *arguments.option]
     ready = "recording"
     if not record:
-        command, ready = [sys.executable, "-c", _COUNT, str(address)], "ready"
+        command, ready = [sys.executable, "-c", _COUNT, str(address), str(int(not arguments.plain))], "ready"
     with (
         running([*_TWISTD, "sbus", f"--socket={address}"], directory / "bus.log", "listens on") as bus,
         running(command, directory / "reader.log", ready) as reader,
@@ -164,6 +164,7 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
         reader.settle()
         before = reader.cpu(), bus.cpu()
         words = [str(address), str(arguments.rate), str(arguments.seconds), str(arguments.size)]
+        words.append(str(int(not arguments.plain)))
         publisher = subprocess.run(
             [sys.executable, __file__, "--publish", *words],
             capture_output=True,
@@ -187,24 +188,24 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
 
 def check(journal: Path) -> tuple[int, int, int]:
     """Count the messages, the messages that do not follow the one before, and the gaps."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     rows = misplaced = gaps = 0
-    last = np.array([-1], dtype="<i8")
+    last = -1
     for path in sorted(journal.glob("*.arrows")):
         with pa.memory_map(str(path)) as source:
             for batch in pa.ipc.open_stream(source):
                 kinds = batch.column("kind").cast(pa.string())
-                gaps += pc.sum(pc.is_in(kinds, pa.array(["reconnect", "full"]))).as_py() or 0
+                gaps += pc.sum(pc.is_in(kinds, pa.array(["reconnect", "full", "lost"]))).as_py() or 0
                 payloads = batch.filter(pc.equal(kinds, "message")).column("payload")
                 if not len(payloads):
                     continue
-                heads = pc.binary_slice(payloads, 0, 8).cast(pa.binary(8))
-                numbers = np.frombuffer(heads.buffers()[1], dtype="<i8", count=len(heads))
-                misplaced += int((np.diff(numbers, prepend=last) != 1).sum())
-                last = numbers[-1:]
+                heads = pc.binary_slice(payloads, 0, 8)
+                numbers = pa.Array.from_buffers(pa.int64(), len(heads), [None, heads.buffers()[2]])
+                steps = pc.pairwise_diff(pa.concat_arrays([pa.array([last], pa.int64()), numbers])).drop_null()
+                misplaced += pc.sum(pc.not_equal(steps, 1)).as_py() or 0
+                last = numbers[-1].as_py()
                 rows += len(numbers)
     return rows, misplaced, gaps
 
@@ -215,6 +216,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=150_000, help="messages each second (150000)")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long a run publishes, at most 60 (5)")
     parser.add_argument("--size", type=int, default=64, help="bytes in a payload (64)")
+    parser.add_argument("--plain", action="store_true", help="publish plain packets, without bundles")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured (3)")
     parser.add_argument("--directory", help="where journals are written for the time (a temporary directory)")
     parser.add_argument("--option", action="append", default=[], help="an option of the recorder; repeatable")
@@ -232,12 +234,16 @@ def main() -> None:
                 f"{one.reader:.2f} µs a message (bus {one.bus:.2f})  {one.memory / 1e6:.0f} MB",
                 flush=True,
             )
-    recorder, counting = (median(one.reader for one in found[record]) for record in (True, False))
-    print(f"medians: recorder {recorder:.2f} µs a message, counting {counting:.2f}: {recorder / counting:.1f} times")
+    for what in ("reader", "bus"):
+        recorder, counting = (median(getattr(one, what) for one in found[record]) for record in (True, False))
+        print(
+            f"medians of the {what}: recording {recorder:.2f} µs a message, counting {counting:.2f}: "
+            f"{recorder / counting:.2f} times"
+        )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--publish"]:
-        publish(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
+        publish(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "1")
     else:
         main()

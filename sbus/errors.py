@@ -17,6 +17,7 @@
      ├─ JournalError         a journal cannot be read or written (the text has the path and the remedy)
      │   └─ JournalLocked    another recorder is writing it
      ├─ LakeError            a lake cannot be read or written (the text has the path and the remedy)
+     │   └─ StorageError     the storage of a lake cannot be reached, or refuses to be written: perhaps for now
      ├─ SparkError           a Spark job failed
      ├─ TimedOut             something did not happen in time; also a TimeoutError
      ├─ NobodyListens        nobody subscribes to the key of a request, so no reply will come
@@ -47,6 +48,7 @@ __all__ = [
     "RequestFailed",
     "SbusError",
     "SparkError",
+    "StorageError",
     "TimedOut",
     "UsageError",
     "Violation",
@@ -196,6 +198,13 @@ class LakeError(SbusError):
     """A lake that cannot be read or written.
 
     The text gives the path, the cause and the remedy.
+    """
+
+
+class StorageError(LakeError):
+    """The storage of a lake cannot be reached, or cannot be written.
+
+    It may be so only for now; the archive tries again.
     """
 
 

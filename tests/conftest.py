@@ -23,6 +23,14 @@ settings.load_profile("sbus")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangups() -> None:
+    """Give processes that tests start the usual SIGHUP, even below nohup; this process goes on ignoring it."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # exec(2) resets a handler, but not SIG_IGN
+
+
 _OWN_SPARK = {
     "tests/spark/test_archive_killed.py",
     "tests/spark/test_cluster.py",

@@ -30,8 +30,17 @@ _MODULES = {
     "ping": "sbus.cli.ping",
     "match": "sbus.cli.match",
     "bench": "sbus.cli.bench",
+    "status": "sbus.cli.admin.status",
+    "clients": "sbus.cli.admin.clients",
+    "patterns": "sbus.cli.admin.patterns",
+    "users": "sbus.cli.admin.users",
+    "explain": "sbus.cli.admin.explain",
+    "disconnect": "sbus.cli.admin.disconnect",
+    "top": "sbus.cli.admin.top",
+    "monitor": "sbus.cli.admin.monitor",
     "web": "sbus.cli.web",
     "journal": "sbus.cli.journal",
+    "lake": "sbus.cli.lake",
     "spark": "sbus.cli.spark",
 }
 

@@ -10,7 +10,7 @@ import click
 from sbus.errors import SbusError
 from sbus.journal.keytext import printable
 
-__all__ = ["Nothing", "Progress", "escape", "has_colors", "pluralize", "speaks_utf8"]
+__all__ = ["Nothing", "Progress", "escape", "has_colors", "pluralize", "printable_text", "speaks_utf8"]
 
 
 class Nothing(SbusError):
@@ -42,6 +42,11 @@ def escape(data: bytes, *, ascii_only: bool = False) -> str:
     if not text.isprintable():
         text = text.translate(_NAMED_ESCAPES)
     return printable(text, ascii_only=ascii_only)
+
+
+def printable_text(text: str) -> str:
+    """Return text of an answer that is safe to print on this terminal."""
+    return printable(text, ascii_only=not speaks_utf8())
 
 
 def pluralize(count: int, noun: str) -> str:

@@ -26,7 +26,7 @@ Examples:
 @connection_options
 @pass_target
 def serve(target: Target, options: tuple[str, ...]) -> None:
-    """Run a bus for this user until Ctrl-C: twistd --nodaemon sbus --reuse.
+    """Run a bus for this user until Ctrl-C: twistd --nodaemon sbus --reuse --admin=auto.
 
     Without --socket it listens where clients look for it: on $XDG_RUNTIME_DIR/sbus.sock, or as root on
     /run/sbus.sock. It takes all options of twistd sbus (twistd sbus --help).
@@ -35,6 +35,7 @@ def serve(target: Target, options: tuple[str, ...]) -> None:
     command = twistd_command(
         "sbus",
         "--reuse",
+        "--admin=auto",
         *([f"--socket={address}"] if address else []),
         f"--dialect={target.dialect}",
         f"--max-packet={target.max_packet}",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from sbus.admin.locate import find_admin
 from sbus.cli.options import Target, connection_options, pass_target
+from sbus.errors import AddressError
 
 __all__ = ["web"]
 
@@ -31,7 +33,6 @@ Examples:
 @click.option(
     "--admin",
     metavar="PATH",
-    envvar="SBUS_ADMIN",
     help="Admin socket of the bus.  [default: the bus's path with .admin appended]",
 )
 @connection_options
@@ -52,9 +53,17 @@ def web(target: Target, port: int | None, unix: str | None, admin: str | None) -
             address=address,
             dialect=target.dialect,
             max_packet=target.max_packet,
-            admin=admin or (f"{address}.admin" if address.startswith("/") else None),
+            admin=_find_admin(admin, target.socket),
             port=port or 0,
             unix=unix,
         ),
         click.echo,
     )
+
+
+def _find_admin(given: str | None, bus: str | None) -> str | None:
+    """Return the path of the admin socket; None if there is no default for this bus: the page says so then."""
+    try:
+        return find_admin(given, bus)
+    except AddressError:
+        return None

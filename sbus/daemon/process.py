@@ -85,6 +85,7 @@ class Process(Service):
 
     def stopService(self) -> None:
         super().stopService()
+        gc.disable()  # a collection with thousands of clients takes as long as closing a thousand of them
         if self._notifier is not None:
             self._notifier.stopService()
         if self._handles_signals:

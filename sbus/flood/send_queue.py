@@ -113,6 +113,7 @@ class SendQueue:
     :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
         it directly while the queue is not congested.
     :ivar is_congested: whether a flush has left something; new messages go through `enqueue` then.
+    :ivar is_clear: whether nothing is in the way of new messages: it is not congested, not late, and has no `head`.
     :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
     :ivar late_bytes: the bytes of these messages.
     :ivar copies: the balance of copies of the receiver's user.
@@ -120,6 +121,7 @@ class SendQueue:
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
+    :ivar is_deaf: whether it takes no messages; what waits goes on.
     :ivar is_held: whether a snapshot is in front of this queue, which has to go first.
     :ivar memory: bytes of memory that the backlog takes, replies included; charged to the user.
     :ivar owner: the object whose callbacks are called.
@@ -149,7 +151,9 @@ class SendQueue:
         "conflated",
         "copies",
         "head",
+        "is_clear",
         "is_congested",
+        "is_deaf",
         "is_held",
         "is_late",
         "late_bytes",
@@ -166,6 +170,7 @@ class SendQueue:
 
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         self.pending: list[bytes] = []
+        self.is_clear = True
         self.is_congested = False
         self.is_late = False
         self.late_bytes = 0
@@ -198,6 +203,7 @@ class SendQueue:
         self._conflated = 0  # since the last outcome
         self._keys: KeyIndex | None = None
         self.is_held = False
+        self.is_deaf = False
 
     def __len__(self) -> int:
         waiting = len(self._backlog) if self._backlog is not None else 0
@@ -211,10 +217,7 @@ class SendQueue:
         self.lost, self.conflated = before.lost, before.conflated
         before.lost = before.conflated = 0
         self.is_held = True
-        self._backlog = self._new_backlog(iter(()))
-        self._price = self._backlog.PRICE
-        self.is_congested = True
-        self._user.add_queue()
+        self._congest()
 
     def release(self, before: SendQueue) -> None:
         """End a `hold`: all packets in front of this queue are gone.
@@ -228,7 +231,33 @@ class SendQueue:
             self._untold += before.head.messages
             self._put_first(before.head)
             before.head = None
+            before.note_clear()
         if not self.messages and not self.replies:
+            self._relax()
+
+    def note_clear(self) -> None:
+        """Set `is_clear` after something that was in the way has gone."""
+        self.is_clear = not (self.is_congested or self.is_late or self.head is not None)
+
+    def deafen(self) -> None:
+        """Take no message any more, until `hear`: `enqueue` ignores it.
+
+        Nothing is counted as lost, as the receiver has no subscription to it. What waits is sent.
+        """
+        self.is_deaf = True
+        pending, self.pending = self.pending, []
+        backlog = self._congest() if self._backlog is None else self._backlog
+        for packet in pending:
+            if type(packet) is Reply:
+                self._keep_reply(backlog, packet)
+            else:
+                backlog.push([packet])
+                self._count(1, len(packet))
+
+    def hear(self) -> None:
+        """Take messages again."""
+        self.is_deaf = False
+        if not self.messages and not self.replies and not self.is_held:
             self._relax()
 
     def configure(self, settings: ClientSettings) -> None:
@@ -278,6 +307,8 @@ class SendQueue:
             self.pending = []
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
+        if self.is_deaf:
+            return None
         if not self._reply_pending:
             soft, hard, size = self.settings.soft.always, self.settings.hard.always, total_size(packets)
             if soft is Verdict.REPLACE and not self.settings.order.arrival:
@@ -521,6 +552,7 @@ class SendQueue:
                 return
         if receipt is None:
             self.head = Receipt(messages, size, why)
+            self.is_clear = False
         else:
             receipt.add(messages, size, why)
 
@@ -539,6 +571,7 @@ class SendQueue:
         """
         self.discard_all()
         receipt, self.head, self._untold = self.head, None, 0
+        self.note_clear()
         if receipt is None:
             return None
         return notices.lost(receipt.messages, receipt.size, self.lost, LossReason.DISCONNECT)
@@ -547,6 +580,7 @@ class SendQueue:
         """Put a receipt in front of everything."""
         if self.head is None:
             self.head = receipt
+            self.is_clear = False
         else:
             self.head.add(receipt.messages, receipt.size, receipt.why)
 
@@ -618,11 +652,8 @@ class SendQueue:
                 self._sent(gone)
         elif left:
             self.pending = left + self.pending
-            self._backlog = self._new_backlog(iter(()))
-            self._price = self._backlog.PRICE
+            self._congest()
             self._is_arranged = True
-            self.is_congested = True
-            self._user.add_queue()
         elif not self.pending:
             self._reply_pending = False
         if self.watch is not None and sent:
@@ -654,6 +685,7 @@ class SendQueue:
             if receipt is self.head:
                 removed -= 1
                 self.head = rest
+                self.note_clear()
             elif rest is not None:
                 self._put_first(rest)
         return gone, left, removed
@@ -748,14 +780,23 @@ class SendQueue:
         self._collect()
         self._keys = None
         self._charge(-self.memory)  # also for replies that were discarded, and for the index of keys
-        if self.is_held:
+        if self.is_held or self.is_deaf:
             self._backlog = self._new_backlog(iter(()))
             self._price = self._backlog.PRICE
             return
         self._backlog = None
         self._price = 0
         self.is_congested = False
+        self.note_clear()
         self._user.remove_queue()
+
+    def _congest(self) -> FifoBacklog | PriorityBacklog:
+        """Have new messages go through flood control; return the backlog, which is empty."""
+        backlog = self._backlog = self._new_backlog(iter(()))
+        self._price = backlog.PRICE
+        self.is_clear, self.is_congested = False, True
+        self._user.add_queue()
+        return backlog
 
     def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
         if not self._is_arranged:

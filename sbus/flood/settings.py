@@ -26,6 +26,7 @@ class ClientSettings:
     :ivar bye: whether the client gets the reason before the server disconnects it.
     :ivar receipts: whether the client gets a receipt where messages for it were dropped.
     :ivar observer: whether the client's subscriptions count as no interest.
+    :ivar chain: whether the client is told when its name changes, on a bus with a master.
     """
 
     soft: ISoftStrategy = SOFT_STRATEGIES[0]
@@ -37,6 +38,7 @@ class ClientSettings:
     bye: bool = False
     receipts: bool = False
     observer: bool = False
+    chain: bool = False
 
     def with_order(self, order: IQueueOrder) -> ClientSettings:
         """Return these settings with another order.
@@ -62,6 +64,7 @@ class ClientSettings:
             "bye": self.bye,
             "receipts": self.receipts,
             "observer": self.observer,
+            "chain": self.chain,
         }
 
 

@@ -71,6 +71,7 @@ def check_consumer(directory: str | os.PathLike[str], name: str, identity: str, 
     :param place: where that is, for the error.
     :raises UsageError: if the name has characters that it may not have.
     :raises JournalError: if the name belongs to another identity, with the remedy.
+    :raises OSError: if the consumer's file is there, and cannot be read.
     """
     path = _path(directory, name)
     try:
@@ -102,7 +103,7 @@ def advance(directory: str | os.PathLike[str], name: str, next_seq: int, *, iden
     :param identity: the identity of what the rows go to; None: the consumer has none.
     :raises UsageError: if the name has other characters, or begins with a dot.
     :raises JournalError: if the name belongs to another identity.
-    :raises OSError: if the file cannot be written; the number from before still stands.
+    :raises OSError: if the file cannot be read or written; the number from before still stands.
     """
     path = _path(directory, name)
     home = os.path.dirname(path)

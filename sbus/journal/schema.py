@@ -29,6 +29,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbus.errors import JournalError
 
@@ -108,7 +109,7 @@ COLUMNS = (
         _TIME,
         _TIME,
         "when the recorder received the message, or when the gap ended, by the clock of that moment; it never "
-        "goes back within an epoch, and a ``clock`` row begins a new epoch; the order of rows is ``seq``",
+        "goes back within an epoch, which a ``clock`` row begins; the order of rows is ``seq``",
     ),
     Column(
         "kind",
@@ -255,7 +256,12 @@ def read_header(data: pa.Buffer | bytes, where: str) -> tuple[Format, pa.Schema]
 
 
 def encode(
-    kind: Kind, first_seq: int, times: int | Sequence[int], keys: Sequence[bytes], payloads: Sequence[bytes]
+    kind: Kind,
+    first_seq: int,
+    times: int | Sequence[int],
+    keys: Sequence[bytes] | pa.Array,
+    payloads: Sequence[bytes] | pa.Array,
+    ends: Sequence[int] | None = None,
 ) -> pa.Buffer:
     """Encode rows of one kind as the message of a batch.
 
@@ -263,20 +269,30 @@ def encode(
     :param times: µs since the epoch: one time for all rows, or one for each.
     :param keys: the key of each row.
     :param payloads: the payload of each row.
+    :param ends: if a time stands for several rows, the number of rows up to the last one with that time, for each time.
     :raises ValueError: if the rows hold 2 GiB or more.
     """
     rows = len(keys)
     columns = [
         _constant(0, rows),
         pa.arange(first_seq, first_seq + rows),
-        pa.repeat(pa.scalar(times, _TIME), rows) if isinstance(times, int) else pa.array(times, _TIME),
+        _times(times, ends, rows),
         _constant(KINDS.index(kind), rows),
-        pa.array(keys, pa.binary()),
-        pa.array(payloads, pa.binary()),
+        keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary()),
+        payloads if isinstance(payloads, pa.Array) else pa.array(payloads, pa.binary()),
     ]
     if any(isinstance(column, pa.ChunkedArray) for column in columns):
         raise ValueError("a batch cannot hold 2 GiB: append fewer messages at a time")
     return pa.RecordBatch.from_arrays(columns, schema=FORMATS[FORMAT].stored_schema).serialize()
+
+
+def _times(times: int | Sequence[int], ends: Sequence[int] | None, rows: int) -> pa.Array:
+    if isinstance(times, int):
+        return pa.repeat(pa.scalar(times, _TIME), rows)
+    if ends is None or len(ends) == rows:
+        return pa.array(times, _TIME)
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), pa.array(times, pa.int64()))
+    return pc.run_end_decode(runs).cast(_TIME)
 
 
 def _constant(index: int, rows: int) -> pa.Array:

@@ -34,19 +34,19 @@ format is written, so that an older version of this package refuses the journal 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import json
 import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple, Self
 
-from sbus.errors import JournalError, JournalLocked
+import pyarrow as pa
+
+from sbus.errors import JournalError
 from sbus.journal import disk
 from sbus.journal.clock import SECOND, from_seconds, now, to_seconds, uptime
 from sbus.journal.index import last_sync
@@ -54,18 +54,18 @@ from sbus.journal.layout import (
     ARROWS,
     IDENTITY,
     INDEX,
-    LOCK,
     SUMMARY,
     Segment,
     is_journal,
     list_segments,
     read_identity,
 )
+from sbus.journal.lock import make_directory, take_lock
 from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.summary import read_summary
 
-__all__ = ["JournalWriter", "locked"]
+__all__ = ["JournalWriter"]
 
 _log = logging.getLogger("sbus.journal")
 
@@ -151,8 +151,8 @@ class JournalWriter:
         :raises OSError: if it cannot be written; the call may be repeated.
         """
         directory = os.path.abspath(directory)
-        _make_directory(directory, directory_mode)
-        lock = _lock(directory, file_mode)
+        make_directory(directory, directory_mode)
+        lock = take_lock(directory, file_mode)
         journal = cls(
             directory,
             lock,
@@ -258,6 +258,18 @@ class JournalWriter:
             keys = [message[0] for message in messages]
             self._write(Kind.MESSAGE, keys, [message[1] for message in messages], times)
 
+    def append_columns(self, keys: pa.Array, payloads: pa.Array, times: Sequence[int], ends: Sequence[int]) -> None:
+        """Append messages that are in columns already, as one batch.
+
+        :param keys: the key of each message, an array of ``binary``.
+        :param payloads: the payload of each message, likewise.
+        :param times: when they arrived, in µs since the epoch, as for `append`; each may stand for several messages.
+        :param ends: for each time, the number of messages up to the last one with that time.
+        :raises OSError: if they cannot be written; the journal is then as it was before.
+        """
+        if len(keys):
+            self._write(Kind.MESSAGE, keys, payloads, times, ends)
+
     def append_gap(self, kind: Kind, details: Mapping[str, object], time: int | None = None) -> None:
         """Append the row of a gap.
 
@@ -278,12 +290,17 @@ class JournalWriter:
         self._write(Kind.LOST, [b""], [receipt], time)
 
     def _write(
-        self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], times: int | Sequence[int] | None
+        self,
+        kind: Kind,
+        keys: Sequence[bytes] | pa.Array,
+        payloads: Sequence[bytes] | pa.Array,
+        times: int | Sequence[int] | None,
+        ends: Sequence[int] | None = None,
     ) -> None:
         self._repair()  # before the times are chosen: it may append a row, and no later row may have an earlier time
         times = self._on_one_clock(self._clock() if times is None else times)
         self._note_step(times if isinstance(times, int) else times[0])
-        self._put(kind, keys, payloads, self._rising(times), self._epoch)
+        self._put(kind, keys, payloads, self._rising(times), self._epoch, ends)
 
     def _on_one_clock(self, times: int | Sequence[int]) -> int | Sequence[int]:
         """Begin a new epoch if the clock was set back far before these times, or between them.
@@ -343,11 +360,17 @@ class JournalWriter:
         return self._elapsed() + self._offset
 
     def _put(
-        self, kind: Kind, keys: Sequence[bytes], payloads: Sequence[bytes], rising: int | Sequence[int], epoch: int
+        self,
+        kind: Kind,
+        keys: Sequence[bytes] | pa.Array,
+        payloads: Sequence[bytes] | pa.Array,
+        rising: int | Sequence[int],
+        epoch: int,
+        ends: Sequence[int] | None = None,
     ) -> None:
         """Append rows whose times are those that they get."""
         first, last = (rising, rising) if isinstance(rising, int) else (rising[0], rising[-1])
-        data = encode(kind, self.next_seq, rising, keys, payloads)
+        data = encode(kind, self.next_seq, rising, keys, payloads, ends)
         if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_too_old(first)):
             self.roll()
         if not self._segment:
@@ -483,55 +506,3 @@ class _LostRows(NamedTuple):
 
     def details(self) -> dict[str, object]:
         return {"since": self.since, "reason": "the disk has lost what was written to it", "lost": self.lost}
-
-
-def _make_directory(directory: str, mode: int) -> None:
-    try:
-        os.makedirs(os.path.dirname(directory), exist_ok=True)
-        os.mkdir(directory, mode)
-    except FileExistsError:
-        return
-    os.chmod(directory, mode)  # mkdir(2) applies the umask
-    disk.sync_directory(os.path.dirname(directory))
-
-
-@contextlib.contextmanager
-def locked(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of an existing journal's writer.
-
-    :raises JournalLocked: if a writer has the journal open.
-    :raises JournalError: if there is no journal.
-    """
-    directory = os.path.abspath(directory)
-    read_identity(directory)
-    lock = _lock(directory, 0o600)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def _lock(directory: str, mode: int) -> int:
-    """Lock a journal for writing.
-
-    :returns: a descriptor that holds the lock until it is closed.
-    :raises JournalLocked: if another process holds it.
-    """
-    path = os.path.join(directory, LOCK)
-    try:
-        fd = disk.create(path, mode)
-    except FileExistsError:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        disk.write(fd, b"%-10d\n" % os.getpid(), 0)
-    except BlockingIOError:
-        holder = os.pread(fd, 10, 0).decode("ascii", "replace").strip() or "of unknown ID"
-        os.close(fd)
-        raise JournalLocked(
-            f"{directory}: process {holder} writes this journal: stop it, or record into another directory"
-        ) from None
-    except OSError:
-        os.close(fd)
-        raise
-    return fd

@@ -20,6 +20,9 @@ __all__ = [
     "BYE",
     "BYE_OFF",
     "BYE_ON",
+    "CHAIN",
+    "CHAIN_OFF",
+    "CHAIN_ON",
     "CONTROLS",
     "ECHO",
     "ECHO_OFF",
@@ -32,6 +35,11 @@ __all__ = [
     "INTEREST_PATTERNS",
     "LAST",
     "LAST_DONE",
+    "LINK_DOWN",
+    "LINK_FENCE",
+    "LINK_LOST",
+    "LINK_PATH",
+    "LINK_UP",
     "OBSERVER",
     "OBSERVER_OFF",
     "OBSERVER_ON",
@@ -118,9 +126,12 @@ OBSERVER_ON, OBSERVER_OFF = b"observer/on", b"observer/off"
 INTEREST, INTEREST_ON, INTEREST_OFF = b"interest", b"interest/on", b"interest/off"
 INTEREST_PATTERN, INTEREST_PATTERNS = b"interest/pattern", b"interest/patterns"
 PROBE, LAST, LAST_DONE = b"probe", b"last", b"last/done"
+CHAIN_ON, CHAIN_OFF = b"chain/on", b"chain/off"
+LINK_UP, LINK_DOWN, LINK_FENCE = b"link/up", b"link/down", b"link/fence"
+LINK_PATH, LINK_LOST = b"link/path", b"link/lost"
 
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
-BYE, RECEIPTS, OBSERVER = b"bye", b"receipts", b"observer"
+BYE, RECEIPTS, OBSERVER, CHAIN = b"bye", b"receipts", b"observer", b"chain"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
 
 CONTROLS = (
@@ -174,6 +185,15 @@ CONTROLS = (
         repeated=False,
         meaning="count my subscriptions as interest",
     ),
+    Control(key=CHAIN_ON, group=CHAIN, answer=Answer.EMPTY, meaning="tell me when my credentials change"),
+    Control(
+        key=CHAIN_OFF,
+        group=CHAIN,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="do not tell me when my credentials change",
+    ),
 )
 """Every control message of the protocol, in the order of its documentation."""
 
@@ -183,6 +203,7 @@ REQUESTS = (
     Request(key=PROBE, payload="key", answer=PROBE, meaning="say how many listen"),
     Request(key=INTEREST_PATTERNS, answer=INTEREST_PATTERNS, meaning="list the patterns of all others, and changes"),
     Request(key=LAST, payload="pattern", answer=LAST_DONE, meaning="subscribe, and send the last values first"),
+    Request(key=LINK_PATH, answer=LINK_PATH, meaning="list the buses up to the root, and changes"),
 )
 """The questions of the protocol, in the order of its documentation."""
 

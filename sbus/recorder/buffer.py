@@ -2,35 +2,65 @@
 
 Each batch costs the journal a record, a checksum and two writes, so a batch should hold many messages. But a message
 that arrives alone must not wait for others, so a timer bounds how long it is held.
+
+Messages go straight from received packets into the columns of a batch (`sbus.protocol.columns`). Those that were read
+together have one time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from typing import NamedTuple
 
+import pyarrow as pa
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.journal import clock
+from sbus.protocol.columns import Columns
 
-__all__ = ["Batch", "BatchBuffer", "memory_of"]
+__all__ = ["Batch", "BatchBuffer"]
 
-_MESSAGE_OVERHEAD = 160
-"""Bytes of memory that a message takes besides its key and payload."""
+_MEMORY_OF_TIME = 96
+"""Bytes of memory for a time and its place, besides which a list may have room for more."""
 
 
 class Batch(NamedTuple):
     """Messages that are appended to the journal in one call.
 
-    :ivar messages: key and payload of each.
-    :ivar times: when each arrived, in µs since the epoch.
-    :ivar size: the bytes in all keys and payloads.
+    :ivar keys: the key of each message.
+    :ivar payloads: the payload of each message.
+    :ivar times: when they arrived, in µs since the epoch.
+    :ivar ends: for each time, the number of messages up to the last one with that time.
     """
 
-    messages: list[tuple[bytes, bytes]]
+    keys: pa.BinaryArray
+    payloads: pa.BinaryArray
     times: list[int]
-    size: int
+    ends: list[int]
+
+    @property
+    def rows(self) -> int:
+        """The number of messages."""
+        return len(self.keys)
+
+    @property
+    def size(self) -> int:
+        """The bytes in all keys and payloads."""
+        return int(self.keys.total_values_length + self.payloads.total_values_length)
+
+    @property
+    def memory(self) -> int:
+        """The bytes of memory that the batch takes."""
+        return _memory(self.rows, self.size, len(self.times))
+
+
+def _memory(rows: int, size: int, times: int) -> int:
+    data = size + 8 * rows
+    return data + data // 8 + times * _MEMORY_OF_TIME  # a buffer that grows has an eighth to spare
+
+
+def _ignore(packet: bytes) -> None:
+    pass
 
 
 class BatchBuffer:
@@ -38,13 +68,10 @@ class BatchBuffer:
 
     :param reactor: provides the timer.
     :param send: called with each batch.
-    :param rows: the number of messages that completes a batch. Messages that are added together stay together, so a
-        batch may have more.
-    :param size: the number of bytes, in keys and payloads, that completes a batch.
+    :param rows: the number of messages that completes a batch.
+    :param size: the number of bytes, in keys and payloads, that completes a batch; the last message may exceed it.
     :param seconds: the longest time that a message is held.
     :param now: returns the time, in µs since the epoch.
-    :ivar rows: the number of messages in the buffer.
-    :ivar size: the bytes in their keys and payloads.
     """
 
     def __init__(
@@ -57,28 +84,60 @@ class BatchBuffer:
         seconds: float,
         now: Callable[[], int] = clock.now,
     ) -> None:
-        self.rows = 0
-        self.size = 0
         self._reactor = reactor
         self._send = send
         self._max_rows = rows
         self._max_bytes = size
         self._max_seconds = seconds
         self._now = now
-        self._messages: list[tuple[bytes, bytes]] = []
+        self._columns = Columns()
         self._times: list[int] = []
+        self._ends: list[int] = []
         self._timer: IDelayedCall | None = None
 
-    def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """Add messages that have just arrived; send a batch if they complete one."""
-        self._times += [self._now()] * len(messages)
-        self._messages += messages
-        self.rows += len(messages)
-        self.size += sum(map(len, chain.from_iterable(messages)))
-        if self.rows >= self._max_rows or self.size >= self._max_bytes:
-            self.flush()
-        elif self._timer is None and messages:
-            self._timer = self._reactor.callLater(self._max_seconds, self.flush)
+    @property
+    def rows(self) -> int:
+        """The number of messages in the buffer."""
+        return self._columns.rows
+
+    @property
+    def memory(self) -> int:
+        """The bytes of memory that they take."""
+        return _memory(self._columns.rows, self._columns.size, len(self._times))
+
+    @property
+    def oldest(self) -> int | None:
+        """When the first of them arrived, in µs since the epoch; None if there is none."""
+        return self._times[0] if self._times else None
+
+    def add(self, packets: list[bytes], handle: Callable[[bytes], object] = _ignore) -> bool:
+        """Add the messages of packets that have just arrived; send each batch that they complete.
+
+        :param packets: packets and bundles.
+        :param handle: called with each packet that is no message, when those before it have been added.
+        :returns: whether there was a message.
+        """
+        now = self._now()
+        at = offset = 0
+        found = False
+        while at < len(packets):
+            columns = self._columns
+            at, offset, other = columns.add(packets, at, offset, max_rows=self._max_rows, max_bytes=self._max_bytes)
+            rows = columns.rows
+            if rows > (self._ends[-1] if self._ends else 0):
+                found = True
+                if self._times and self._times[-1] == now:
+                    self._ends[-1] = rows
+                else:
+                    self._times.append(now)
+                    self._ends.append(rows)
+                if rows >= self._max_rows or columns.size >= self._max_bytes:
+                    self.flush()
+                elif self._timer is None:
+                    self._timer = self._reactor.callLater(self._max_seconds, self.flush)
+            if other is not None:
+                handle(other)
+        return found
 
     def flush(self) -> None:
         """Send the messages in the buffer, if there are any."""
@@ -86,16 +145,13 @@ class BatchBuffer:
             if self._timer.active():
                 self._timer.cancel()
             self._timer = None
-        if self._messages:
-            batch = Batch(self._messages, self._times, self.size)
-            self._messages, self._times, self.rows, self.size = [], [], 0, 0
-            self._send(batch)
+        if self._times:
+            columns, times, ends = self._columns, self._times, self._ends
+            self._columns, self._times, self._ends = Columns(), [], []
+            keys, payloads = _array(columns.keys, columns.key_ends), _array(columns.payloads, columns.payload_ends)
+            self._send(Batch(keys, payloads, times, ends))
 
 
-def memory_of(messages: int, size: int) -> int:
-    """Return the bytes of memory that messages take.
-
-    :param messages: the number of messages.
-    :param size: the bytes in their keys and payloads.
-    """
-    return size + messages * _MESSAGE_OVERHEAD
+def _array(values: bytearray, ends: bytearray) -> pa.BinaryArray:
+    """Return a column as an array of Arrow; nothing is copied."""
+    return pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, [None, pa.py_buffer(ends), pa.py_buffer(values)])

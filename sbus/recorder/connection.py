@@ -3,20 +3,19 @@
 The invariant that this module is for: *between two messages in the journal, messages may be missing only where a row
 says so.* Four decisions follow from it:
 
-* Each connection is a `sbus.client.tx.Bus` of its own. The client library can reconnect by itself, but it would put the
-  messages of the old and the new connection into one queue, and the recorder could not tell where the gap is.
-* One subscription has all the patterns, so that a message that several patterns match arrives once, and the messages of
-  all patterns arrive in the order in which the bus sent them.
+* Each connection is a `sbus.recorder.bus.RecorderBus` of its own. The client library can reconnect by itself, but it
+  would not show where the gap between the messages of the old and the new connection is.
+* The patterns are subscribed to on one connection, so that a message that several patterns match arrives once, and the
+  messages of all patterns arrive in the order in which the bus sent them.
 * The recorder asks the bus for receipts. What the bus drops for the recorder becomes a row in its place
   (`RecordSink.add_lost`). A bus that knows no receipts drops silently.
 * After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
-  it. Messages that arrive earlier are kept (`sbus.recorder.unconfirmed`), because some of the patterns may not be in
-  force yet; beyond ``buffer_bytes`` the oldest of them are dropped, as a part of the gap.
-  When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the kept
-  messages follow it.
+  it. The sink holds messages that arrive earlier, in bounded memory, because some of the patterns may not be in force
+  yet. When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the
+  losses reported until then and the held messages follow it.
 
-Back-pressure: when the sink has no capacity, the subscription is paused and the socket is not read. Messages then queue
-in the kernel and in the bus, where flood control decides about them. Nothing is dropped here.
+Back-pressure: when the sink has no capacity, the socket is not read until `Connection.resume`. Messages then queue in
+the kernel and in the bus, where flood control decides about them (`sbus.recorder.pressure`). Nothing is dropped here.
 
 Stopping: the recorder shuts down its sending side. The bus ends the subscriptions, sends what it has queued, and closes
 the connection; after that no message can follow, and everything received was recorded.
@@ -27,7 +26,7 @@ confirmed and lasted `_MIN_LIFETIME`. So a bus that accepts and disconnects at o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from twisted.internet import defer
@@ -37,12 +36,13 @@ from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
-from sbus.client.tx import Bus, Subscription, connect
+from sbus.client.options import ConnectOptions
 from sbus.errors import ConnectError, Disconnected
 from sbus.journal import clock
 from sbus.protocol.controls import OBSERVER_ON
+from sbus.recorder.bus import RecorderBus
+from sbus.recorder.pressure import Pressure
 from sbus.recorder.settings import Settings
-from sbus.recorder.unconfirmed import Unconfirmed
 
 __all__ = ["Connection", "GapDetails", "RecordSink"]
 
@@ -62,20 +62,30 @@ GapDetails = Mapping[str, object]
 class RecordSink(Protocol):
     """Takes the messages that a `Connection` receives."""
 
+    def connected(self) -> None:
+        """Hold the messages that are added from now on, until `recording_started`."""
+
     def recording_started(self, gap: GapDetails | None) -> None:
         """Record that all patterns are in force: every message from now on arrives.
 
         :param gap: the gap that ends; None the first time.
         """
 
-    def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """Take messages that have just arrived."""
+    def add(self, packets: list[bytes], handle: Callable[[bytes], None]) -> bool:
+        """Take packets and bundles that have just arrived.
+
+        :param handle: called with each packet that is no message, in its place.
+        :returns: whether there was a message.
+        """
 
     def add_lost(self, lost: Lost) -> None:
         """Take a loss that the bus has reported; it stands behind the messages added before."""
 
-    def wait_for_capacity(self) -> defer.Deferred[None] | None:
-        """Return None if the sink has capacity, else a Deferred that fires when it has."""
+    def has_capacity(self) -> bool:
+        """Return whether more messages may come; else the sink calls `Connection.resume` when they may."""
+
+    def oldest_waiting(self) -> float:
+        """Return the age in seconds of the oldest message that is not in the journal; 0 without one."""
 
     def failed(self, failure: Failure) -> None:
         """Handle a bug after which the connection cannot continue."""
@@ -102,35 +112,27 @@ class Connection:
         self._settings = settings
         self._sink = sink
         self._backoff = backoff or Backoff()
-        self._bus: Bus | None = None
-        self._subscription: Subscription | None = None
+        self._bus: RecorderBus | None = None
+        self._pressure: Pressure | None = None
         self._is_recording = False
         self._has_recorded = False  # whether the newest connection was confirmed
-        self._is_paused = False  # until the sink has capacity
         self._stopping = False
         self._is_draining = False  # the bus sends what it has queued for us, and closes
         self._waiting: defer.Deferred[Any] | None = None  # what `_abort` cancels
+        self._capacity: defer.Deferred[None] | None = None  # what `resume` fires
         self._finished: defer.Deferred[None] = defer.succeed(None)
-        self._unconfirmed = Unconfirmed(settings.buffer_bytes)
-        self._unconfirmed_losses: list[Lost] = []
         self._last_report: tuple[str, float] = ("", 0.0)  # the reason, and when it was logged
 
     def start(self) -> None:
         """Start connecting."""
         self._finished = defer.Deferred.fromCoroutine(self._run()).addErrback(self._sink.failed)
 
-    def add_ready(self) -> None:
-        """Add the messages that were received while the connection is paused to the sink.
-
-        No further packets are read.
-        """
-        if self._is_paused and self._bus is not None and self._subscription is not None:
-            self._add_all(self._subscription)
-            self._bus.pause_for(self._subscription)
-
-    def _add_all(self, subscription: Subscription) -> None:
-        while messages := subscription.get_ready():  # a list ends where messages are missing
-            self._sink.add(messages)
+    def resume(self) -> None:
+        """Read again: the sink has capacity."""
+        if self._bus is not None:
+            self._bus.resume()
+        if self._capacity is not None:
+            self._capacity.callback(None)
 
     async def stop(self, timeout: float) -> None:
         """Receive what the bus has queued for us, and disconnect.
@@ -167,36 +169,38 @@ class Connection:
         while not self._stopping:
             try:
                 await self._wait(deferLater(self._reactor, next(delays)))
-                self._bus = await self._wait(self._connect())
+                if not self._sink.has_capacity():
+                    self._capacity = defer.Deferred()
+                    await self._wait(self._capacity)
+                bus = self._connection()
+                await self._wait(bus.open())
             except ConnectError as error:
                 self._report(str(error))
                 continue
             except defer.CancelledError:
                 return
+            finally:
+                self._capacity = None
             since, self._has_recorded = self._reactor.seconds(), False
-            reason = await self._read(self._bus)
-            await self._bus.close()
-            self._bus = self._subscription = None
+            self._bus = bus
+            reason = await self._read(bus)
+            await bus.close()
+            self._bus = None
             if not self._stopping:
                 self._report(reason)
             if self._has_recorded and self._reactor.seconds() - since >= _MIN_LIFETIME:
                 delays = self._backoff.delays()
 
-    def _connect(self) -> defer.Deferred[Bus]:
+    def _connection(self) -> RecorderBus:
         settings = self._settings
-        return connect(
-            self._reactor,
-            self._address,
-            dialect=settings.dialect,
-            max_packet=settings.max_packet,
-            on_lost=self._lost_received,
-        )
+        options = ConnectOptions(dialect=settings.dialect, max_packet=settings.max_packet, on_lost=self._sink.add_lost)
+        return RecorderBus(self._reactor, self._address, options, self._take)
 
-    def _lost_received(self, lost: Lost) -> None:
-        if self._is_recording:
-            self._sink.add_lost(lost)
-        else:
-            self._unconfirmed_losses.append(lost)
+    def _take(self, packets: list[bytes], handle: Callable[[bytes], None]) -> None:
+        if self._sink.add(packets, handle) and self._pressure is not None:
+            self._pressure.note_traffic()
+        if self._bus is not None and not self._sink.has_capacity():
+            self._bus.pause()
 
     async def _wait(self, deferred: defer.Deferred[T]) -> T:
         """Wait for a Deferred, so that `_abort` can cancel it."""
@@ -213,70 +217,58 @@ class Connection:
             self._last_report = reason, now
             self._log.warn("nothing is recorded: {reason}; trying again", reason=reason)
 
-    async def _read(self, bus: Bus) -> str:
+    async def _read(self, bus: RecorderBus) -> str:
         """Record the messages of one connection; return why it ended."""
         lost_at: list[int] = []
-        bus.whenClosed().addBoth(lambda _: lost_at.append(clock.now()))
-        self._unconfirmed = Unconfirmed(self._settings.buffer_bytes)
-        self._unconfirmed_losses = []
+        ended = bus.whenClosed().addBoth(_note_time, lost_at)
+        self._sink.connected()
         try:
-            subscription = self._subscription = self._subscribe(bus)
-            bus.fence(_CONFIRM_TIMEOUT).addCallbacks(
+            self._subscribe(bus)
+            bus.confirm(_CONFIRM_TIMEOUT).addCallbacks(
                 lambda _: self._confirmed(), lambda failure: self._not_confirmed(bus, failure)
             )
-            while True:
-                messages = await subscription.get_many()
-                if not self._is_recording:
-                    self._unconfirmed.add(messages)
-                    continue
-                self._sink.add(messages)
-                capacity = self._sink.wait_for_capacity()
-                if capacity is not None:
-                    bus.pause_for(subscription)
-                    self._is_paused = True
-                    try:
-                        await self._wait(capacity)
-                    finally:
-                        self._is_paused = False
-                    bus.resume_for(subscription)
+            await self._wait(ended)
+            reason = "the connection was closed here"
         except (Disconnected, defer.CancelledError) as error:
             reason = str(error) or "the recorder is stopping"
+        if self._pressure is not None:
+            self._pressure.stop()
+            self._pressure = None
         if self._is_recording:
             self._is_recording = False
-            self._add_all(subscription)
-            if self._is_draining:
-                return reason  # everything was recorded, so there is no gap
-            self.gap = {"since": lost_at[0] if lost_at else clock.now(), "reason": reason}
+            if not self._is_draining:  # else everything was recorded, so there is no gap
+                self.gap = {"since": lost_at[0] if lost_at else clock.now(), "reason": reason}
         return reason
 
-    def _subscribe(self, bus: Bus) -> Subscription:
-        """Choose the flood control and subscribe: one subscription for all patterns."""
+    def _subscribe(self, bus: RecorderBus) -> None:
+        """Choose the flood control and subscribe."""
         settings = self._settings
         if bus.core.dialect.control:
             bus.control(OBSERVER_ON)
-            bus.flood_control(soft=settings.soft, hard=settings.hard, order=settings.order)
-        first, *more = settings.patterns
-        subscription = bus.subscribe(first)
-        for pattern in more:
-            bus.send(bus.core.subscribe(pattern, subscription))
-        return subscription
+            hard = None if settings.hard == "adaptive" else settings.hard
+            bus.flood_control(soft=settings.soft, hard=hard, order=settings.order)
+            if settings.hard == "adaptive":
+                self._pressure = Pressure(
+                    self._reactor,
+                    settings.max_lag,
+                    ask=bus.fence,
+                    choose=lambda hard: bus.flood_control(hard=hard),
+                    waiting=self._sink.oldest_waiting,
+                )
+        bus.subscribe_all(settings.patterns)
 
     def _confirmed(self) -> None:
         gap, self.gap = self.gap, None
         self._is_recording = self._has_recorded = True
         self._last_report = ("", 0.0)
         self._sink.recording_started(gap)
-        if self._unconfirmed.dropped:
-            self._log.warn(
-                "{dropped} messages arrived before the bus had confirmed the patterns and found no memory "
-                "(--buffer-bytes): they are not recorded",
-                dropped=self._unconfirmed.dropped,
-            )
-        for lost in self._unconfirmed_losses:  # before the messages: no gap may stand in front of its row
-            self._sink.add_lost(lost)
-        self._sink.add(self._unconfirmed.take())
 
-    def _not_confirmed(self, bus: Bus, failure: Failure) -> None:
+    def _not_confirmed(self, bus: RecorderBus, failure: Failure) -> None:
         if not failure.check(Disconnected):
             self._report(f"{bus.address}: the bus does not answer: {failure.getErrorMessage()}")
             bus.close()
+
+
+def _note_time(result: T, times: list[int]) -> T:
+    times.append(clock.now())
+    return result

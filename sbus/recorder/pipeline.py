@@ -13,10 +13,9 @@
 * *Bounded memory.* The messages that are not in the journal yet take at most ``buffer_bytes``, and one read of the
   socket. At that limit the connection is not read; it is read again when half of them are written. The messages that
   arrive before the bus has confirmed the patterns have the same limit; of them, the oldest are dropped.
-* *A full disk costs no message by itself.* From the first failed job until the disk recovers, the connection is not
-  read. Then the messages received in the meantime are written, a ``full`` row after them, and reading goes on. What the
-  bus did with the messages that it could not send is flood control; if it disconnected the recorder, `Connection`
-  reports a gap of its own.
+* *A full disk costs no message by itself.* From the first failed job until the disk recovers, messages are kept up to
+  that limit. Then they are written, and a ``full`` row after them. What the bus does with the messages that it cannot
+  send is flood control; if it disconnects the recorder, `Connection` reports a gap of its own.
 * *Syncs.* New rows start a timer of ``sync`` seconds, unless it runs or a sync is in progress; the sync covers
   everything submitted before it. With ``sync`` 0 every batch and every gap is followed by a sync. On a silent bus a
   sync every `_IDLE_SYNC_INTERVAL` closes segments that are old enough.
@@ -28,7 +27,8 @@ rest. The next ``start`` row says ``crash``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -42,7 +42,7 @@ from sbus.client.losses import Lost, format_lost
 from sbus.journal import clock
 from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
-from sbus.recorder.buffer import Batch, BatchBuffer, memory_of
+from sbus.recorder.buffer import Batch, BatchBuffer
 from sbus.recorder.connection import Connection, GapDetails
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.settings import Settings
@@ -72,6 +72,7 @@ class Counters:
         the recorder failed.
     :ivar lag: the seconds from the arrival of the first message of the last batch until the batch was in the journal.
     :ivar longest_lag: the greatest `lag` so far.
+    :ivar synced_at: when the journal was last synced to the disk, in seconds since the epoch; 0 before the first sync.
     """
 
     rows: int = 0
@@ -81,6 +82,7 @@ class Counters:
     lost: int = 0
     lag: float = 0.0
     longest_lag: float = 0.0
+    synced_at: float = 0.0
 
 
 class Recording:
@@ -119,7 +121,7 @@ class Recording:
         )
         self._buffer = BatchBuffer(
             reactor,
-            self._submit_batch,
+            self._batch_completed,
             rows=settings.batch_rows,
             size=settings.batch_bytes,
             seconds=settings.batch_time,
@@ -127,8 +129,13 @@ class Recording:
         self._connection = Connection(reactor, self._address, settings, self, backoff)
         self._has_started = False  # whether there is a start row
         self._disk_failure: GapDetails | None = None
-        self._waiters: list[defer.Deferred[None]] = []  # for capacity
-        self._submitted_bytes = 0  # of memory, in the batches that the thread has not written yet
+        self._is_full = False  # the connection waits for capacity
+        self._submitted: deque[int] = deque()  # when the first message came, of each batch that is not written yet
+        self._submitted_bytes = 0  # of memory, in these batches
+        self._held: deque[Batch] | None = None  # batches from before the bus has confirmed the patterns
+        self._held_bytes = 0
+        self._held_losses: list[Lost] = []
+        self._dropped_unconfirmed = 0
         self._sync_timer: IDelayedCall | None = None
         self._idle_timer: IDelayedCall | None = None
         self._is_syncing = False
@@ -174,8 +181,15 @@ class Recording:
 
     # --- calls of the connection ---------------------------------------------------------------
 
+    def connected(self) -> None:
+        """Implement `sbus.recorder.connection.RecordSink`."""
+        self._buffer.flush()
+        self._held, self._held_bytes, self._held_losses, self._dropped_unconfirmed = deque(), 0, [], 0
+
     def recording_started(self, gap: GapDetails | None) -> None:
         """Implement `sbus.recorder.connection.RecordSink`."""
+        self._buffer.flush()
+        held, self._held, self._held_bytes = self._held or (), None, 0
         patterns = [as_text(pattern) for pattern in self._settings.patterns]
         self._log.info(
             "recording {patterns} of {address} into {journal}",
@@ -194,24 +208,40 @@ class Recording:
             self._submit_gap(Kind.START, details)
         else:
             self._submit_gap(Kind.RECONNECT, gap)
+        if self._dropped_unconfirmed:
+            self._log.warn(
+                "{dropped} messages arrived before the bus had confirmed the patterns and found no memory "
+                "(--buffer-bytes): they are not recorded",
+                dropped=self._dropped_unconfirmed,
+            )
+        for lost in self._held_losses:  # before the messages: no gap may stand in front of its row
+            self.add_lost(lost)
+        for batch in held:
+            self._submit_batch(batch)
 
-    def add(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
+    def add(self, packets: list[bytes], handle: Callable[[bytes], None] = lambda packet: None) -> bool:
         """Implement `sbus.recorder.connection.RecordSink`."""
-        self._buffer.add(messages)
+        return self._buffer.add(packets, handle)
 
     def add_lost(self, lost: Lost) -> None:
         """Implement `sbus.recorder.connection.RecordSink`."""
+        if self._held is not None:
+            self._held_losses.append(lost)
+            return
         self.counters.dropped += lost.messages or 0
         receipt = format_lost(lost)
         self._submit_row(lambda journal, now: journal.append_lost(receipt, now))
 
-    def wait_for_capacity(self) -> defer.Deferred[None] | None:
+    def has_capacity(self) -> bool:
         """Implement `sbus.recorder.connection.RecordSink`."""
-        if not self._disk_failure and self._buffered_bytes() < self._settings.buffer_bytes:
-            return None
-        waiter: defer.Deferred[None] = defer.Deferred(self._waiters.remove)
-        self._waiters.append(waiter)
-        return waiter
+        if not self._is_full and self._buffered_bytes() >= self._settings.buffer_bytes:
+            self._is_full = True
+        return not self._is_full
+
+    def oldest_waiting(self) -> float:
+        """Implement `sbus.recorder.connection.RecordSink`."""
+        oldest = self._submitted[0] if self._submitted else self._buffer.oldest
+        return 0.0 if oldest is None else max(0.0, clock.to_seconds(clock.now() - oldest))
 
     def failed(self, failure: Failure) -> None:
         """Implement `sbus.recorder.connection.RecordSink`."""
@@ -220,9 +250,22 @@ class Recording:
 
     # --- jobs for the thread -------------------------------------------------------------------
 
+    def _batch_completed(self, batch: Batch) -> None:
+        """Submit a batch, or hold it until the patterns are confirmed, and drop the oldest that were held so far."""
+        if self._held is None:
+            self._submit_batch(batch)
+            return
+        self._held.append(batch)
+        self._held_bytes += batch.memory
+        while self._held_bytes > self._settings.buffer_bytes:
+            oldest = self._held.popleft()
+            self._held_bytes -= oldest.memory
+            self._dropped_unconfirmed += oldest.rows
+
     def _submit_batch(self, batch: Batch) -> None:
-        self._submitted_bytes += memory_of(len(batch.messages), batch.size)
-        self._thread.submit(Job(lambda journal: journal.append(batch.messages, batch.times), batch))
+        self._submitted.append(batch.times[0])
+        self._submitted_bytes += batch.memory
+        self._thread.submit(Job(lambda journal: journal.append_columns(*batch), batch))
         self._sync_soon()
 
     def _submit_gap(self, kind: Kind, details: GapDetails) -> None:
@@ -255,7 +298,7 @@ class Recording:
 
     def _buffered_bytes(self) -> int:
         """Return the bytes of memory in messages that are not in the journal yet."""
-        return self._submitted_bytes + memory_of(self._buffer.rows, self._buffer.size)
+        return self._submitted_bytes + self._buffer.memory
 
     # --- calls of the thread -------------------------------------------------------------------
 
@@ -263,17 +306,19 @@ class Recording:
         """Implement `sbus.recorder.writer_thread.ThreadListener`."""
         counters = self.counters
         if job is _SYNC:
+            counters.synced_at = clock.to_seconds(clock.now())
             self._is_syncing = False
             if self._has_unsynced and not self._stopping:
                 self._sync_soon()
         elif job.batch is not None:
-            batch, rows = job.batch, len(job.batch.messages)
-            counters.rows += rows
+            batch = job.batch
+            counters.rows += batch.rows
             counters.bytes += batch.size
             counters.lag = max(0.0, clock.to_seconds(clock.now() - batch.times[0]))
             counters.longest_lag = max(counters.lag, counters.longest_lag)
-            self._submitted_bytes -= memory_of(rows, batch.size)
-            self._release_waiters()
+            self._submitted.popleft()
+            self._submitted_bytes -= batch.memory
+            self._resume()
 
     def disk_failed(self, error: OSError) -> None:
         """Implement `sbus.recorder.writer_thread.ThreadListener`."""
@@ -281,8 +326,8 @@ class Recording:
         if self._disk_failure is None:
             self._disk_failure = {"since": clock.now(), "reason": reason}
         self._log.error(
-            "the journal {journal} cannot be written: {reason}: the bus is not read until it can be; {waiting} bytes "
-            "of memory wait",
+            "the journal {journal} cannot be written: {reason}: messages wait until it can be, in {waiting} bytes of "
+            "memory",
             journal=self._journal.directory,
             reason=reason,
             waiting=self._buffered_bytes(),
@@ -294,17 +339,13 @@ class Recording:
         if self._stopping:
             return  # the stop row has the failure, and no row can follow it
         if gap is not None:
-            # Messages that had arrived before reading stopped come before the row of the gap.
-            self._connection.add_ready()
             self._submit_gap(Kind.FULL, gap)
             self._log.warn("the journal {journal} can be written again", journal=self._journal.directory)
-        self._release_waiters()
 
-    def _release_waiters(self) -> None:
-        if self._waiters and not self._disk_failure and self._buffered_bytes() <= self._settings.buffer_bytes // 2:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                waiter.callback(None)
+    def _resume(self) -> None:
+        if self._is_full and self._buffered_bytes() <= self._settings.buffer_bytes // 2:
+            self._is_full = False
+            self._connection.resume()
 
     def thread_ended(self, lost: int, failure: Failure | None) -> None:
         """Implement `sbus.recorder.writer_thread.ThreadListener`."""
@@ -314,6 +355,7 @@ class Recording:
         self._ended.callback(None)
         if failure is not None:
             self._disk_failure = {"since": clock.now(), "reason": failure.getErrorMessage()}
+            self._is_full = True
             self.failed(failure)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sbus.client.core import find_dialect
 from sbus.errors import InvalidKey, UsageError, Violation
@@ -25,8 +26,10 @@ class Settings:
     :ivar max_packet: the length of the longest packet in bytes, as configured at the server.
     :ivar soft: the soft strategy, for when the recorder's socket is full (`sbus.client.api.ClientApi.flood_control`);
         None: the default of the server.
-    :ivar hard: the hard strategy, for when the recorder's queue is full. With ``error`` the server disconnects the
-        recorder, so that the loss shows as a gap. The early dialect has no flood control.
+    :ivar hard: the hard strategy, for when the recorder's queue is full. With ``adaptive`` the recorder chooses
+        ``block`` while its lag is below `max_lag`, and else ``discard`` (`sbus.recorder.pressure`). The early dialect
+        has no flood control.
+    :ivar max_lag: the lag in seconds up to which ``adaptive`` holds publishers.
     :ivar order: the order in which the server sends queued messages; None: the default of the server.
     :ivar batch_rows: the number of messages that completes a batch.
     :ivar batch_bytes: the number of bytes, in keys and payloads, that completes a batch.
@@ -47,7 +50,8 @@ class Settings:
     dialect: str = "current"
     max_packet: int = DEFAULT_MAX_PACKET
     soft: SoftChoice | None = None
-    hard: HardChoice | None = "error"
+    hard: HardChoice | Literal["adaptive"] | None = "adaptive"
+    max_lag: float = 5.0
     order: OrderChoice | None = None
     batch_rows: int = 16_384
     batch_bytes: int = 4 << 20

@@ -18,12 +18,12 @@ from sbus.daemon.options import CommandLine, amount, choice, duration, mode, siz
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
+from sbus.daemon.supervised import StdinWatcher
 from sbus.errors import SbusError, UsageError
 from sbus.extras import needs
 from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.recorder.settings import Settings
-from sbus.recorder.supervised import StdinWatcher
 from sbus.syscalls.addresses import parse
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _DEFAULTS = Settings()
 
 
 _SOFT, _HARD, _ORDER = map(controls.choices, (b"blocking/soft", b"blocking/hard", b"order"))
+_HARD = ("adaptive", *_HARD)
 _SOFT = tuple(name for name in _SOFT if name != "latest")  # a journal holds every value, not only the newest ones
 
 
@@ -79,9 +80,16 @@ class Options(CommandLine):
             "hard",
             None,
             None,
-            f"What the bus does when the recorder's queue is full: {', '.join(_HARD)} [default: {_DEFAULTS.hard}: the "
-            "bus disconnects the recorder, so that the loss becomes a row of the journal]",
+            f"What the bus does when the recorder's queue is full: {', '.join(_HARD)} [default: {_DEFAULTS.hard}: "
+            "block up to --max-lag, and discard beyond]",
             choice("hard", *_HARD),
+        ],
+        [
+            "max-lag",
+            None,
+            None,
+            "Lag up to which the bus may hold publishers for the recorder, with --hard=adaptive [default: 5s]",
+            duration("max-lag", 0.1),
         ],
         [
             "order",
@@ -89,6 +97,13 @@ class Options(CommandLine):
             None,
             f"Order in which the bus sends queued messages: {', '.join(_ORDER)} [default: {_ORDER[0]}]",
             choice("order", *_ORDER),
+        ],
+        [
+            "metrics-file",
+            None,
+            None,
+            "File for Prometheus's textfile collector, written every 10 s: rows, gaps, losses, lag, last sync "
+            "[default: none]",
         ],
         [
             "batch-rows",
@@ -200,6 +215,10 @@ class Options(CommandLine):
         """
         if not self["journal"]:
             raise UsageError("no journal: give its directory with --journal=DIRECTORY")
+        if self["metrics-file"] is not None:
+            from sbus.metrics_file import MetricsFile
+
+            self["metrics-file"] = MetricsFile(self["metrics-file"]).path
         self["socket"] = find_address(self["socket"])
         if not parse(self["socket"]).name:
             raise UsageError(
@@ -253,6 +272,10 @@ def makeService(options: Options) -> IService:
     if options["supervised"]:
         StdinWatcher(reactor, process.stop).setServiceParent(services)
     recorder.setServiceParent(services)
+    if options["metrics-file"] is not None:
+        from sbus.recorder.metrics import RecorderMetrics  # imports prometheus_client
+
+        RecorderMetrics(reactor, recorder, options["metrics-file"]).setServiceParent(services)
     return services
 
 

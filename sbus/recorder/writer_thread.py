@@ -44,7 +44,7 @@ class Job(NamedTuple):
     @property
     def rows(self) -> int:
         """The number of messages."""
-        return len(self.batch.messages) if self.batch else 0
+        return self.batch.rows if self.batch else 0
 
 
 class ThreadListener(Protocol):

@@ -33,6 +33,7 @@ Patterns that match every key (the empty one) or none (``a/*b``) are counted bes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
@@ -241,6 +242,34 @@ class _Trie:
         tables = [self.everything] if self.everything else []
         return tables, collect(self._root, key, self._separator, tables)
 
+    def walk(self, key: bytes) -> Iterator[tuple[bytes, dict[Any, Any]] | None]:
+        """Yield each pattern that matches the key, with its table, and None after each node: for slices.
+
+        Patterns that differ only in the number of their last ``*`` are one. What changes between two slices may be
+        missing.
+        """
+        if self.everything:
+            yield b"", self.everything
+        segments = key.split(self._separator)
+        reached: list[tuple[_Node, list[bytes]]] = [(self._root, [])]
+        for depth, segment in enumerate(segments, 1):
+            following: list[tuple[_Node, list[bytes]]] = []
+            for node, way in reached:
+                if node.literals is not None and (child := node.literals.get(segment)):
+                    following.append((child, [*way, segment]))
+                if node.prefixes is not None:
+                    for length in node.lengths:
+                        if length <= len(segment) and (child := node.prefixes.get(segment[:length])):
+                            following.append((child, [*way, segment[:length] + b"*"]))
+                yield None
+            for node, way in following:
+                pattern = self._separator.join(way)
+                if depth < len(segments) and node.below:
+                    yield pattern + self._separator, node.below
+                elif depth == len(segments) and node.here:
+                    yield pattern, node.here
+            reached = following
+
 
 def _discount(counts: dict[K, int], key: K) -> None:
     count = counts[key] - 1
@@ -323,6 +352,21 @@ class PatternIndex(Generic[S]):
     def open_tables(self, key: bytes) -> tuple[list[dict[S, Any]], int]:
         """Return one table of subscribers for each pattern that matches an open key, and the steps to find them."""
         return self._open.tables(key)
+
+    def walk_open(self, key: bytes) -> Iterator[tuple[bytes, dict[S, Any]] | None]:
+        """Yield each open pattern whose text matches a key, with its subscribers, and None after each node."""
+        return self._open.walk(key)
+
+    def secret_holders(self, secret: SecretKey) -> list[dict[Ids, dict[tuple[S, int], int]]]:
+        """Return the holders of secret patterns whose ``<rest>`` matches that of a key, by their IDs."""
+        return self._secret.tables(secret.rest)[0]
+
+    def open_subscribers(self, pattern: bytes) -> dict[S, Any]:
+        """Return the subscribers of an open pattern.
+
+        :raises KeyError: if there are none.
+        """
+        return self._open.way(pattern)[0]
 
     def is_empty(self) -> bool:
         """Return whether there is no subscription at all."""

@@ -43,19 +43,16 @@ class SendBuffer:
     :param max_packet: bytes in the longest packet to send.
     :ivar size: bytes, as the kernel counts them.
     :ivar full_size: bytes that the buffer can grow to.
+    :ivar first_sendable: bytes in the longest packet that the buffer took when it was new.
     """
 
-    __slots__ = ("_sock", "full_size", "size")
+    __slots__ = ("_sock", "first_sendable", "full_size", "size")
 
     def __init__(self, sock: socket.socket, max_packet: int) -> None:
         self._sock = sock
         self.full_size = min(2 * (max_packet + OVERHEAD), LARGEST_SEND_BUFFER)
         self.size = set_send_buffer(sock, min(START, self.full_size))
-
-    @property
-    def max_sendable(self) -> int:
-        """Bytes in the longest packet that the buffer takes now."""
-        return self.size - OVERHEAD
+        self.first_sendable = self.size - OVERHEAD
 
     def grow(self, may_grow: Callable[[int], bool] | None) -> bool:
         """Make the buffer large, as the peer has read; return whether it is larger now.

@@ -142,6 +142,7 @@ class PacketTransport(Connection):
     :ivar credentials: the peer's process, user and group.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
     :ivar read_limit: packets to read in one go while other sockets have packets to be read.
+    :ivar keeps_bundles: whether the protocol gets bundles as they are, and not their packets.
     """
 
     TLS = False
@@ -172,6 +173,7 @@ class PacketTransport(Connection):
         "_sock",
         "_undelivered",
         "credentials",
+        "keeps_bundles",
         "may_grow",
         "on_kept",
         "on_vain_read",
@@ -200,6 +202,7 @@ class PacketTransport(Connection):
         self._reader: PacketReader | FrameReader = self._multiplexer.reader(max_packet)
         self._pacer = ReadPacer()
         self.read_limit = BATCH
+        self.keeps_bundles = False
         self._undelivered: list[bytes] | None = None
         self._read_retry: IDelayedCall | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
@@ -245,8 +248,8 @@ class PacketTransport(Connection):
     def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
         if events & WRITE:
-            if self._send_buffer is not None and self._send_buffer.grow(self.may_grow) and self._send_bundle_limit:
-                self._send_bundle_limit = self._packing_limit()
+            if self._send_buffer is not None:
+                self._send_buffer.grow(self.may_grow)
             self.flush()
         if self.read_side is _READ_OPEN:
             if events & (READ | HANGUP):
@@ -265,6 +268,10 @@ class PacketTransport(Connection):
     def _call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Call when the events in hand are dealt with."""
         self._multiplexer.call_soon(self._guarded, call, *args)
+
+    def _end_soon(self, call: Callable[..., object], *args: object) -> None:
+        """As `_call_soon`, for a step of closing."""
+        self._multiplexer.close_soon(self._guarded, call, *args)
 
     def _guarded(self, call: Callable[..., object], *args: object) -> None:
         """Call a function; if it raises, abort this connection and no other.
@@ -314,7 +321,7 @@ class PacketTransport(Connection):
             if ended:
                 self.move(Event.END_OF_FILE)
             if packets:
-                self._deliver(unbundle(packets) if self._bundle_limit else packets)
+                self._deliver(unbundle(packets) if self._bundle_limit and not self.keeps_bundles else packets)
             if ended:
                 self._watch(self._events & ~READ)
                 if self.read_side is ReadSide.EOF and not self._undelivered:
@@ -372,7 +379,9 @@ class PacketTransport(Connection):
                 packets, ended = self._reader.read(self._sock)
             except OSError as e:
                 packets, ended = [], e.errno not in _NO_MEMORY  # without memory: the hang-up is reported again
-            kept = unbundle(kept + packets) if self._bundle_limit else kept + packets
+            kept += packets
+            if self._bundle_limit and not self.keeps_bundles:
+                kept = unbundle(kept)
             if ended:
                 self.move(Event.END_OF_FILE)
             if not packets:
@@ -499,7 +508,8 @@ class PacketTransport(Connection):
             return 0
         try:
             if not self._bundle_limit or len(packets) == 1:
-                return self._send_batch(packets)
+                send = self._send_batch  # a slot: called in place, it would be looked up as a method first
+                return send(packets)
             limit = self._send_bundle_limit
             if not limit:
                 return 0
@@ -536,9 +546,13 @@ class PacketTransport(Connection):
         return self._bundle_limit
 
     def _packing_limit(self) -> int:
-        """Return the bytes in the largest bundle to send now: no bundle makes the send buffer grow."""
+        """Return the bytes in the largest bundle to send.
+
+        No bundle makes the send buffer grow. The limit is the same before and after the buffer has grown, so that the
+        receivers of a run share one bundle.
+        """
         buffer = self._send_buffer
-        return self._bundle_limit if buffer is None else min(self._bundle_limit, buffer.max_sendable)
+        return self._bundle_limit if buffer is None else min(self._bundle_limit, buffer.first_sendable)
 
     def stop_bundling(self) -> None:
         """Accept and send no more bundles."""
@@ -719,7 +733,7 @@ class PacketTransport(Connection):
         self._watch(0)
         self._departure = reason
         self._input_limit = input_limit
-        self._call_soon(self._begin_farewell, farewell if is_writable else None, patience)
+        self._end_soon(self._begin_farewell, farewell if is_writable else None, patience)
 
     def _begin_farewell(self, farewell: Callable[[], list[bytes]] | None, patience: float) -> None:
         if self.life is Life.CLOSED:
@@ -774,7 +788,7 @@ class PacketTransport(Connection):
         limit = min(self._input_limit, _DISCARDED_AT_ONCE)
         self._input_limit -= limit
         if limit and discard_input(self._sock, limit) == limit:
-            self._call_soon(self._discard_input)
+            self._end_soon(self._discard_input)
         else:
             self._close(self._departure or Failure(error.ConnectionAborted()))
 
@@ -787,7 +801,7 @@ class PacketTransport(Connection):
         self._close_soon(reason)
 
     def _close_soon(self, reason: Failure) -> None:
-        self._call_soon(self._close, reason)
+        self._end_soon(self._close, reason)
 
     def _close(self, reason: Failure) -> None:
         if self.life is Life.CLOSED:

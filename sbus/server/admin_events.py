@@ -1,4 +1,4 @@
-"""``/v1/events``: what happens on a bus, as Server-Sent Events. docs/operations.rst documents them.
+"""``/v1/events``: what happens on a bus, as Server-Sent Events. docs/admin.rst documents them.
 
 The stream is a page without an end: it makes events in pieces, and says None when it has nothing to say. A reader that
 does not keep up stops the page (`sbus.admin.answers`); the watchers then count what they have no room for.

@@ -1,39 +1,38 @@
-"""The pages of the admin socket: what they answer about a bus. docs/operations.rst documents them.
+"""The pages of the admin socket: what they answer about a bus. docs/admin.rst documents them.
 
-Each page is a generator of small pieces, so that `sbus.admin.server` can spread them over turns of the reactor. Pages
+Each page is a generator of small pieces, so that `sbus.admin.answers` can spread them over turns of the reactor. Pages
 copy the tables that they walk: a bus changes between two turns.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from sbus.admin.access import METRICS
 from sbus.admin.pages import EVENTS, Asked, Page, Pieces, Problem
-from sbus.errors import CloseReason, Violation
+from sbus.errors import CloseReason
 from sbus.journal.keytext import as_text
-from sbus.protocol.keys import matches
 from sbus.server.admin_events import events
+from sbus.server.admin_explain import explain
+from sbus.server.admin_lists import Best, limit_of, listed
+from sbus.server.admin_patterns import last, patterns
 from sbus.server.admin_status import STEP, largest_queue, status
 from sbus.server.counters import word_of
-from sbus.server.interfaces import Client, Receiver
-from sbus.server.metrics import render
+from sbus.server.interfaces import Client
+from sbus.server.metrics import Metrics
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.tap import Tap
 
 __all__ = ["pages"]
 
 _JSON = "application/json"
-_MOST = 1000
-_DEFAULT = 100
 _NAMED = 16
 """Receivers that are named for each publisher that they block."""
 
 _SORTS: dict[str, Callable[[Client], float]] = {
-    "number": lambda client: -client.number,
+    "number": lambda client: client.number,
     "queue": lambda client: 0 if client.queue is None else client.queue.size,
     "lost": lambda client: client.lost,
     "memory": lambda client: client.memory(),
@@ -43,30 +42,19 @@ _SORTS: dict[str, Callable[[Client], float]] = {
 
 def pages(registry: SubscriptionRegistry) -> dict[tuple[str, str], tuple[Page, str]]:
     """Return the pages of a bus, by method and path, each with its content type."""
-    tap = Tap(registry)
+    metrics, tap = Metrics(registry), Tap(registry)
     return {
-        ("GET", METRICS): (lambda _: render(registry), "text/plain; version=0.0.4; charset=utf-8"),
+        ("GET", METRICS): (lambda _: metrics.pieces(), "text/plain; version=0.0.4; charset=utf-8"),
         ("GET", "/v1/status"): (lambda _: _status(registry), _JSON),
         ("GET", "/v1/clients"): (lambda asked: _clients(registry, asked), _JSON),
         ("GET", "/v1/closed"): (lambda asked: _closed(registry, asked), _JSON),
         ("GET", "/v1/users"): (lambda asked: _users(registry), _JSON),
-        ("GET", "/v1/explain"): (lambda asked: _explain(registry, asked), _JSON),
+        ("GET", "/v1/patterns"): (lambda asked: patterns(registry, asked), _JSON),
+        ("GET", "/v1/last"): (lambda asked: last(registry, asked), _JSON),
+        ("GET", "/v1/explain"): (lambda asked: explain(registry, asked), _JSON),
         ("GET", "/v1/events"): (lambda asked: events(registry, tap, asked), EVENTS),
         ("POST", "/v1/disconnect"): (lambda asked: _disconnect(registry, asked), _JSON),
     }
-
-
-def _limit(asked: Asked) -> int:
-    return asked.number("limit", _DEFAULT, 1, _MOST)
-
-
-def _listed(name: str, rows: Iterable[Mapping[str, Any]], **fields: Any) -> Iterator[str]:
-    yield json.dumps(fields)[:-1] + (", " if fields else "") + f'"{name}": ['
-    comma = ""
-    for row in rows:
-        yield comma + json.dumps(row)
-        comma = ",\n"
-    yield "]}\n"
 
 
 def _status(registry: SubscriptionRegistry) -> Pieces:
@@ -110,20 +98,21 @@ def _last_word(selector: bytes) -> str:
 
 
 def _clients(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
-    limit, sort = _limit(asked), asked.parameters.get("sort", "number")
+    limit, sort = limit_of(asked), asked.parameters.get("sort", "number")
     if sort not in _SORTS:
         raise Problem(400, f"sort={sort[:20]}: use one of {', '.join(_SORTS)}")
     key = _SORTS[sort]
     clients = list(registry.clients.values())
-    best: list[tuple[float, int, Client]] = []
-    for at in range(0, len(clients), STEP):
-        best = heapq.nlargest(limit, [*best, *((key(c), -c.number, c) for c in clients[at : at + STEP])])
-        yield ""
-    yield from _listed("clients", (_client(registry, client) for _, _, client in best), total=len(clients))
+    best: Best[Client] = Best(limit)
+    for at, client in enumerate(clients, 1):
+        best.add(key(client), client)
+        if at % STEP == 0:
+            yield ""
+    yield from listed("clients", (_client(registry, client) for _, client in best.ranked()), total=len(clients))
 
 
 def _closed(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
-    limit = _limit(asked)
+    limit = limit_of(asked)
     rows = (
         {
             "client": each.number,
@@ -140,7 +129,7 @@ def _closed(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
         }
         for each in list(registry.closed)[:limit]
     )
-    yield from _listed("closed", rows, total=len(registry.closed))
+    yield from listed("closed", rows, total=len(registry.closed))
 
 
 def _users(registry: SubscriptionRegistry) -> Pieces:
@@ -156,45 +145,7 @@ def _users(registry: SubscriptionRegistry) -> Pieces:
         }
         for user in registry.users.all()
     )
-    yield from _listed("users", rows)
-
-
-def _explain(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
-    """Say who would get a message of this key now, by which pattern."""
-    limit = _limit(asked)
-    key = asked.need("key").encode("utf-8", "surrogateescape")
-    try:
-        is_secret = registry.dialect.check(key) is not None
-        receivers = registry.route(key)
-    except Violation as e:
-        raise Problem(400, f"no message can have this key: {e}: ask for another key") from None
-    registry.routing_work()  # not for the next client to pay
-    return _listed(
-        "receivers",
-        (row for receiver in receivers[:limit] if (row := _receiver(registry, receiver, key)) is not None),
-        key=registry.dialect.shown(key),
-        is_secret=is_secret,
-        total=len(receivers),
-    )
-
-
-def _receiver(registry: SubscriptionRegistry, receiver: Receiver, key: bytes) -> dict[str, Any]:
-    queue = receiver.queue
-    found: list[str] = []
-    for at, pattern in enumerate(receiver.patterns):
-        if at == _MOST:
-            break
-        if matches(pattern, key, registry.dialect, receiver.peer):
-            found.append(registry.dialect.shown(pattern))
-            break
-    return {
-        "client": getattr(receiver, "number", 0),
-        "pid": receiver.peer.pid,
-        "uid": receiver.peer.uid,
-        "pattern": found[0] if found else None,
-        "is_congested": queue is not None and queue.is_congested,
-        "gets_own_messages": queue is None or queue.settings.echo,
-    }
+    yield from listed("users", rows)
 
 
 def _disconnect(registry: SubscriptionRegistry, asked: Asked) -> Pieces:

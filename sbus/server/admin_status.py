@@ -15,7 +15,7 @@ from sbus.server.registry import SubscriptionRegistry
 from sbus.syscalls.batch import COMPILED
 from sbus.version import __version__
 
-__all__ = ["STEP", "largest_queue", "status"]
+__all__ = ["STEP", "largest_queue", "started_at", "status"]
 
 STEP = 32
 """Clients or patterns looked at for one piece of an answer: less than 0.1 ms."""
@@ -23,13 +23,19 @@ STEP = 32
 _STARTED = time.time()
 
 
+def started_at() -> float:
+    """Return when this process was started, in seconds since the epoch."""
+    return _STARTED
+
+
 def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
-    """Return the figures of a bus; docs/operations.rst documents them.
+    """Return the figures of a bus; docs/admin.rst documents them.
 
     :param largest: the bytes of the longest queue, from `largest_queue`.
     """
     budget = registry.users.budget
     last_values = registry.last_values
+    attached = {name: bool(is_up()) for name, is_up in sorted(registry.attached.items())}
     return {
         "time": time.time(),
         "version": __version__,
@@ -50,7 +56,8 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "held_seconds": registry.backpressure.held_seconds,
         "cached_routes": len(registry.routes),
         "last_values": None if last_values is None else len(last_values),
-        "has_recorder": None if registry.sidecar is None else registry.has_sidecar,
+        "has_recorder": attached.get("recorder"),
+        "attached": attached,
         "counters": registry.counters.as_dict(),
     }
 

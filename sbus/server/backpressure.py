@@ -36,6 +36,12 @@ rest.
 The time-out also ends two clients that block each other, and a client that blocks itself; nothing else would.
 A receiver that chooses other strategies unblocks its publishers, but the time goes on, so that a client cannot win time
 by choosing again and again.
+
+.. rubric:: Whom a full queue holds
+
+A receiver whose queue is at its hard limit blocks only publishers of the user with most in it
+(`sbus.server.queue_shares`). The messages of the others are kept meanwhile, until one of them has most: a queue may
+exceed its limit as many times as there are users. Soft blocking concerns the publisher of the message at hand.
 """
 
 from __future__ import annotations
@@ -48,12 +54,20 @@ from twisted.internet.interfaces import IReactorTime
 from sbus.errors import CloseReason
 from sbus.flood import Until
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.queue_shares import QueueShares
 from sbus.server.stall import StallTimer
 
 __all__ = ["Backpressure"]
 
 
+class _Peer(Protocol):
+    @property
+    def uid(self) -> int: ...
+
+
 class _Publisher(Protocol):
+    @property
+    def peer(self) -> _Peer: ...
     def pause_publishing(self) -> None: ...
     def resume_publishing(self) -> None: ...
 
@@ -97,6 +111,18 @@ class Backpressure:
         self._since_sum = 0.0
         self._blocking: dict[_Receiver, _Blocking] = {}
         self._blocked: dict[_Publisher, set[_Receiver]] = {}
+        self._shares: dict[_Receiver, QueueShares] = {}
+
+    def kept(self, publisher: _Publisher, receiver: _Receiver, size: int, queued: int) -> None:
+        """Note that a congested receiver, which may block the publisher, has kept messages.
+
+        :param size: the bytes in them.
+        :param queued: the bytes in the receiver's queue, these included.
+        """
+        shares = self._shares.get(receiver)
+        if shares is None:
+            shares = self._shares[receiver] = QueueShares()
+        shares.add(publisher.peer.uid, size, queued)
 
     @property
     def held(self) -> int:
@@ -124,8 +150,11 @@ class Backpressure:
     def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
         """Block a publisher until the receiver's queue has room or is empty.
 
-        *Empty* outlasts *room*.
+        *Empty* outlasts *room*. A publisher of a user with less in the queue than another one is not blocked for room.
         """
+        shares = self._shares.get(receiver)
+        if until is Until.ROOM and shares is not None and not shares.has_most(publisher.peer.uid):
+            return
         blocking = self._blocking.get(receiver)
         if blocking is None:
             timer = StallTimer(
@@ -147,6 +176,8 @@ class Backpressure:
 
         Packets have just left that queue.
         """
+        if is_empty:
+            self._shares.pop(receiver, None)
         blocking = self._blocking.get(receiver)
         if blocking is None:
             return
@@ -158,6 +189,7 @@ class Backpressure:
 
     def release(self, receiver: _Receiver) -> None:
         """Unblock all publishers of a receiver and stop its time-out."""
+        self._shares.pop(receiver, None)
         blocking = self._blocking.pop(receiver, None)
         if blocking is not None:
             blocking.timer.cancel()

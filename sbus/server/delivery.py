@@ -37,6 +37,8 @@ An exception of a plugged-in strategy or order is the trouble of the client that
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
@@ -78,6 +80,9 @@ class Delivery:
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param turns: the turns of the users.
+    :param muted: receivers that get nothing any more, although routes contain them. Those with a queue refuse messages
+        by themselves (`SendQueue.deafen`).
+    :ivar touched: the receivers that `flush` has to see.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
         messages, and the decisions about late receivers that it has caused.
@@ -95,30 +100,38 @@ class Delivery:
         "_flushing",
         "_keeper",
         "_late",
+        "_most_at_once",
+        "_muted",
         "_publisher",
-        "_through_queues",
-        "_touched",
         "_turns",
         "served",
+        "touched",
         "work",
     )
 
     def __init__(
-        self, counters: Counters, events: Events, credentials: ICredentials, backpressure: Backpressure, turns: Turns
+        self,
+        counters: Counters,
+        events: Events,
+        credentials: ICredentials,
+        backpressure: Backpressure,
+        turns: Turns,
+        muted: Set[Receiver] = frozenset(),
     ) -> None:
         self._counters = counters
         self._events = events
         self._credentials = credentials
         self._backpressure = backpressure
-        self._touched: list[Receiver] = []
+        self.touched: list[Receiver] = []
         self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
         self._flushing = False
         self._keeper: LastValues | None = None
-        self._through_queues = bool(events.delivered)
+        self._most_at_once = 0 if events.delivered else FLUSHED_AT_ONCE
         self._turns = turns
+        self._muted = muted
         self._late = Late(turns, self._decide)
-        self._catches_left = 0
+        self._catches_left: int | None = None
         self.served = self.work = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
@@ -148,20 +161,21 @@ class Delivery:
             if done < half or (publisher is not None and publisher.is_paused):
                 return done
             return done + self.deliver(packets[half:], receivers, publisher)
-        if self._touched and publisher is not self._publisher:
+        if self.touched and publisher is not self._publisher:
             self.flush()
-        count, size, copies, counters = len(packets), total_size(packets), len(receivers), self._counters
+        count, copies, counters = len(packets), len(receivers), self._counters
+        size = len(packets[0]) if count == 1 else total_size(packets)
         counters.published += count
         counters.published_bytes += size
         counters.routed += count * copies
         counters.routed_bytes += size * copies
         if copies < 2 and (not copies or receivers[0] is self._keeper):
             counters.unrouted += count
-        at_once = at_once and not self._through_queues and len(receivers) <= FLUSHED_AT_ONCE
-        packed: BundleCache = {}
+        at_once = at_once and copies <= self._most_at_once
+        packed: BundleCache | None = {} if count > 1 else None
         late = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
-        catches_left: int | None = None
+        self._catches_left = None
         price = SENDING + count // COPIES
         for receiver in receivers:
             queue = receiver.queue
@@ -175,27 +189,18 @@ class Delivery:
                     balance.work_left = work_left
                 balance = queue.copies
                 work_left = balance.work_left
-            if work_left <= 0 or queue.is_late:
-                balance.work_left = work_left
-                if catches_left is None:
-                    catches_left = self._catches_left = _CATCHES + len(receivers) // 32
-                if (queue.is_late or self._is_spent(balance)) and self._postpone(receiver, queue, packets, publisher):
+            if work_left <= 0 or not queue.is_clear:
+                if work_left <= 0 or queue.is_late:
+                    balance.work_left = work_left
+                    is_late = self._postpone(receiver, queue, packets, publisher, copies)
                     work_left = balance.work_left
-                    late += 1
+                    if is_late:
+                        late += 1
+                        continue
+                if queue.is_congested:
+                    balance.work_left, balance = work_left, None
+                    self._add(receiver, queue, packets, publisher)
                     continue
-                work_left = balance.work_left
-            if queue.is_congested:
-                spent = FULL_SOCKET
-                if queue.settings.soft.always is _REPLACE:
-                    spent += count // REPLACED
-                balance.work_left, balance = work_left - spent, None
-                try:
-                    outcome = queue.enqueue(packets, queue.can_block and self._may_block(receiver, publisher))
-                    if outcome is not None:
-                        self._act(receiver, outcome, publisher)
-                except Exception:
-                    self._failed(receiver)
-                continue
             if count > 1 and queue.settings.bundles:
                 bundled += 1
                 work_left -= SENDING + count // BUNDLED_COPIES
@@ -206,26 +211,28 @@ class Delivery:
             else:
                 transport = receiver.transport
                 sent = 0
-                if at_once and transport is not None and queue.head is None:  # nothing goes past a receipt
+                if at_once and transport is not None and queue.is_clear:
                     sent = transport.try_send(packets, packed)
                 if sent < count:
-                    self._touched.append(receiver)  # not a local list: an observer may have published meanwhile
+                    self.touched.append(receiver)  # not a local list: an observer may have published meanwhile
                     self._publisher = publisher
                     queue.pending += packets[sent:] if sent else packets
         if balance is not None:
             balance.work_left = work_left
-        self.served = served = len(receivers) - late
-        self.work += SENDING * served + (served - bundled) * count // COPIES + bundled * count // BUNDLED_COPIES
+        self.served = copies = copies - late
+        self.work += copies * price
+        if bundled:
+            self.work -= bundled * (count // COPIES - count // BUNDLED_COPIES)
         return count
 
     def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
         """Mark a receiver for `flush`: its queue has something of this publisher's batch."""
-        self._touched.append(receiver)
+        self.touched.append(receiver)
         self._publisher = publisher
 
     def touch_also(self, receiver: Receiver) -> None:
         """Mark a receiver for `flush`: its queue has something that is no message of this batch."""
-        self._touched.append(receiver)
+        self.touched.append(receiver)
 
     def flush(self) -> None:
         """Send what the batch has brought, with one call for each receiver.
@@ -234,12 +241,12 @@ class Delivery:
 
         Messages that are published meanwhile, as by an observer of deliveries, are sent before it returns.
         """
-        if self._flushing or not self._touched:
+        if self._flushing or not self.touched:
             return
         self._flushing = True
         try:
-            while self._touched:
-                touched, self._touched = self._touched, []
+            while self.touched:
+                touched, self.touched = self.touched, []
                 if len(touched) > FLUSHED_AT_ONCE:
                     touched = self._flush_later(touched)
                 publisher, self._publisher = self._publisher, None
@@ -311,25 +318,51 @@ class Delivery:
             transport.flush()  # the socket takes more than a transport sends in one turn
         if queue.pending:
             queue.copies.work_left -= REFUSED
-            outcome = queue.settle(queue.can_block and self._may_block(receiver, publisher))
+            may_block = queue.can_block and self._may_block(receiver, publisher)
+            before = queue.size
+            outcome = queue.settle(may_block)
+            if may_block and publisher is not None:
+                self._backpressure.kept(publisher, receiver, queue.size - before, queue.size)
             self.reconsider(receiver)
             if outcome is not None:
                 self._act(receiver, outcome, publisher)
 
-    def _is_spent(self, copies: CopyBalance) -> bool:
-        """Return whether a user's receivers must wait; while nobody else waits, the balance is topped up."""
-        if self._turns.crowd:
-            return True
-        copies.work_left = TURN_BUDGET
-        return False
+    def _add(self, receiver: Receiver, queue: SendQueue, packets: list[bytes], publisher: Publisher | None) -> None:
+        """Add a run to the backlog of a congested receiver."""
+        queue.copies.work_left -= FULL_SOCKET
+        if queue.settings.soft.always is _REPLACE:
+            queue.copies.work_left -= len(packets) // REPLACED
+        try:
+            may_block = queue.can_block and self._may_block(receiver, publisher)
+            before = queue.size
+            outcome = queue.enqueue(packets, may_block)
+            if may_block and publisher is not None:
+                self._backpressure.kept(publisher, receiver, queue.size - before, queue.size)
+            if outcome is not None:
+                self._act(receiver, outcome, publisher)
+        except Exception:
+            self._failed(receiver)
 
     def _postpone(
-        self, receiver: Receiver, queue: SendQueue, packets: list[bytes], publisher: Publisher | None
+        self,
+        receiver: Receiver,
+        queue: SendQueue,
+        packets: list[bytes],
+        publisher: Publisher | None,
+        copies: int,
     ) -> bool:
-        """Have a run of messages wait for the turn of the receiver's user.
+        """Have a run of messages wait for the turn of the receiver's user, if it has to.
 
-        :returns: whether they do; if not, nothing waits any more.
+        While nobody else waits, the balance is topped up.
+
+        :param copies: the receivers of the run.
+        :returns: whether they wait; if not, nothing waits any more.
         """
+        if not queue.is_late and not self._turns.crowd:
+            queue.copies.work_left = TURN_BUDGET
+            return False
+        if self._catches_left is None:
+            self._catches_left = _CATCHES + copies // 32
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond = self._catches_left <= 0
         if not may_block and self._late.postpone(receiver, queue, packets, total_size(packets), beyond):
@@ -383,6 +416,8 @@ class Delivery:
             keeper.keep(packets, publisher)
             self._counters.routed -= len(packets)
             self._counters.routed_bytes -= total_size(packets)
+            return
+        if receiver in self._muted:
             return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))

@@ -64,7 +64,7 @@ class Receiver(Protocol):
     """Its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern)."""
 
     pattern_bytes: int
-    """The cost of all patterns together, by `sbus.server.limits.pattern_cost`."""
+    """The cost of all patterns together, by `sbus.protocol.patterns.pattern_cost`."""
 
     pattern_memory: int
     """The memory of these, in bytes, by `sbus.server.memory.pattern_memory`."""
@@ -127,11 +127,23 @@ class Client(Publisher, Receiver, Holder, Protocol):
     on_room: tuple[Callable[[], None], ...]
     """Called when packets have left its queue, after it was congested."""
 
+    def close(self, reason: CloseReason, detail: str = "") -> None:
+        """Disconnect the client.
+
+        :param detail: more about the reason, for the client itself.
+        """
+
     def reply(self, key: bytes, payload: bytes) -> None:
         """Send the client a reply; flood control never drops it."""
 
     def notify(self, key: bytes, payload: bytes) -> None:
         """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
+
+    def hold_replies(self) -> None:
+        """Hold back the replies from now on, and leave a place for one that has to wait."""
+
+    def release_reply(self, key: bytes, payload: bytes) -> None:
+        """Send the reply that the first place was left for, and those that have waited behind it."""
 
     def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         """Send packets behind those that wait, and before everything that comes from now on.

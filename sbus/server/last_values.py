@@ -263,6 +263,15 @@ class LastValues:
                 totals[uid] = totals.get(uid, 0) + taken + len(store.keys_by_user[uid]) * VALUE_OVERHEAD
         return totals
 
+    def keys(self) -> list[bytes]:
+        """Return the keys that are kept, the oldest publication first."""
+        return list(self._values)
+
+    def value(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the kept packet of a key and the UID of its publisher, or None."""
+        value = self._values.get(key)
+        return None if value is None else (value.packet, value.uid)
+
     def keep(self, packets: list[bytes], publisher: Publisher | None) -> None:
         """Keep messages whose route this is on.
 

@@ -110,8 +110,8 @@ class Late:
         :param size: their bytes.
         :param beyond: go beyond the limits, `_BEYOND` times.
         """
-        if queue.is_held:
-            return False  # what it has is not sent in this order
+        if queue.is_held or queue.is_deaf:
+            return False  # what it has is not sent in this order, or it takes nothing
         times = _BEYOND if beyond else 1
         if self._bytes + size > times * MOST_BYTES or len(queue.pending) + len(packets) > times * MOST_PACKETS:
             return False
@@ -120,7 +120,7 @@ class Late:
         self._bytes += size
         receiver.user.charge_memory(size)
         if not queue.is_late:
-            queue.is_late = True
+            queue.is_clear, queue.is_late = False, True
             line = self._lines.get(queue.copies)
             if line is None:
                 line = self._lines[queue.copies] = _Line(queue.copies, self._turns, self._catch_up)
@@ -140,6 +140,7 @@ class Late:
         """A receiver is not late any more."""
         if queue.is_late:
             queue.is_late = False
+            queue.note_clear()
             self._bytes -= queue.late_bytes
             receiver.user.charge_memory(-queue.late_bytes)
             queue.late_bytes = 0

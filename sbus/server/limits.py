@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from sbus.errors import UsageError
 from sbus.flood import MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.patterns import pattern_cost
 from sbus.server.memory import cache_memory, default_max_memory
 
 __all__ = ["MAX_REPLIES", "Limits", "pattern_cost"]
@@ -15,17 +16,6 @@ MAX_REPLIES = 64
 """Replies in a client's queue past which the server does not read from the client."""
 
 _LARGEST_PACKET = 1 << 30
-_FREE_SEGMENTS = 16
-_SEGMENT_COST = 256
-
-
-def pattern_cost(pattern: bytes, separator: bytes) -> int:
-    """Return the cost of a pattern, in bytes, toward `Limits.max_pattern_bytes`.
-
-    It is the pattern's length, and 256 bytes more for each segment after the sixteenth: that is the memory that such
-    a segment takes. Without this, one megabyte of separators would cost the server a hundred.
-    """
-    return len(pattern) + max(0, pattern.count(separator) + 1 - _FREE_SEGMENTS) * _SEGMENT_COST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

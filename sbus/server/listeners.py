@@ -22,6 +22,7 @@ from sbus.seqpacket.systemd import FIRST_DESCRIPTOR
 from sbus.syscalls.addresses import Address, parse
 
 __all__ = [
+    "ADMIN",
     "MAIN",
     "ListenOption",
     "Listener",
@@ -29,9 +30,12 @@ __all__ = [
     "check_paths",
     "parse_listen",
     "parse_user",
+    "passed_admin",
     "passed_sockets",
 ]
 
+ADMIN = "admin"
+"""The name of a socket from systemd that is the admin socket."""
 _NAME = re.compile("[A-Za-z0-9_.-]{1,64}")
 _DEFAULT_MODE = 0o700
 _UID_END = 2**32 - 1
@@ -198,18 +202,32 @@ def _max_clients(text: str, option: str) -> int:
     return int(text)
 
 
+def passed_admin(names: Sequence[str], listen: Iterable[ListenOption] = ()) -> str | None:
+    """Return the address of the admin socket that systemd passed (``FileDescriptorName=admin``), or None.
+
+    :param listen: the sockets of ``--listen``; one that they name is none.
+    """
+    if ADMIN not in names or ADMIN in {option.address.systemd for option in listen}:
+        return None
+    return f"/dev/fd/{FIRST_DESCRIPTOR + names.index(ADMIN)}"
+
+
 def passed_sockets(names: Sequence[str], listen: Iterable[ListenOption] = ()) -> list[tuple[str, str]]:
     """Return the label and the address of each socket that systemd passed, the main one first.
 
     One socket is ``main``, whatever systemd calls it. Of several, each has the label that systemd gives it
-    (``FileDescriptorName=``), and one without a name of its own is ``main``.
+    (``FileDescriptorName=``), and one without a name of its own is ``main``. The one called ``admin`` is for operators.
 
     :param names: the names of the passed sockets, in order.
     :param listen: the sockets of ``--listen``; those that they name are left out.
     :raises UsageError: if a name is no label, or two sockets have one.
     """
     taken = {option.address.systemd for option in listen} - {None, ""}
-    found = [(name, number) for number, name in enumerate(names) if name not in taken]
+    found = [(name, number) for number, name in enumerate(names) if name not in taken and name != ADMIN]
+    if not found and ADMIN in names:
+        raise UsageError(
+            "systemd passed an admin socket and no other: add a .socket unit for the bus, with another name"
+        )
     if len(found) < 2:
         return [(MAIN.name, _descriptor(found[0][1] if found else 0))]
     labels = [(MAIN.name if _is_default(name) else name, number) for name, number in found]

@@ -9,7 +9,6 @@ from collections import Counter
 
 from twisted.internet import defer
 
-from sbus.errors import CloseReason
 from sbus.server.interfaces import Client
 from sbus.server.listeners import MAIN, Listener
 
@@ -23,11 +22,13 @@ class Members:
     :ivar clients: the clients by their numbers.
     :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a
         client it counts neither toward the limit nor for `when_empty`.
+    :ivar link: the PID of the process that links the bus to its master, if the server has started it: a sidecar, too.
     """
 
     def __init__(self, limit: int) -> None:
         self.clients: dict[int, Client] = {}
         self.sidecar: int | None = None
+        self.link: int | None = None
         self._limit = limit
         self._last_number = 0
         self._sidecars: set[int] = set()
@@ -40,25 +41,27 @@ class Members:
         """The number of clients, sidecars aside."""
         return len(self.clients) - len(self._sidecars)
 
-    @property
-    def has_sidecar(self) -> bool:
-        """Whether a sidecar is connected."""
-        return bool(self._sidecars)
+    def is_attached(self, pid: int | None) -> bool:
+        """Return whether the sidecar with this PID is connected."""
+        return any(self.clients[number].peer.pid == pid for number in self._sidecars)
 
     def has_room(self, pid: int, listener: Listener = MAIN) -> bool:
         """Return whether one more client may come at this socket, if it is of this process."""
-        if pid == self.sidecar:
+        if self._is_sidecar(pid):
             return True
         return self.count < self._limit and (
             listener.max_clients is None or self._at[listener.name] < listener.max_clients
         )
+
+    def _is_sidecar(self, pid: int) -> bool:
+        return pid != 0 and pid in (self.sidecar, self.link)
 
     def add(self, client: Client) -> None:
         """Add a client and give it its number."""
         self._last_number += 1
         client.number = self._last_number
         self.clients[client.number] = client
-        if client.peer.pid == self.sidecar:
+        if self._is_sidecar(client.peer.pid):
             self._sidecars.add(client.number)
         else:
             self._at[client.listener.name] += 1
@@ -100,11 +103,9 @@ class Members:
         self._when_gone.append(deferred)
         return deferred
 
-    def disconnect_all(self, *, sidecars: bool) -> None:
-        """Disconnect all clients, because the server stops.
+    def all(self, *, sidecars: bool) -> list[Client]:
+        """Return all clients.
 
         :param sidecars: the sidecars, too.
         """
-        for client in tuple(self.clients.values()):
-            if sidecars or client.number not in self._sidecars:
-                client.close(CloseReason.SERVER_STOPPED)
+        return [client for client in self.clients.values() if sidecars or client.number not in self._sidecars]

@@ -31,7 +31,7 @@ from sbus.protocol import controls
 from sbus.server.interfaces import Client, Receiver
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.router import Router
-from sbus.server.turns import Turns
+from sbus.server.turns import REPLY, Turns
 
 __all__ = ["PatternLists"]
 
@@ -47,7 +47,7 @@ class _Listener:
     """A client that gets the list.
 
     :ivar agenda: the patterns that may have changed, each with the number of its last change; None is the mark.
-    :ivar known: the patterns that the client knows of.
+    :ivar known: the patterns that the client knows of, each with the number by which it has learnt of it.
     """
 
     __slots__ = ("_lists", "agenda", "client", "is_waiting", "known")
@@ -56,7 +56,7 @@ class _Listener:
         self._lists = lists
         self.client = client
         self.agenda: dict[bytes | None, int] = {}
-        self.known: set[bytes] = set()
+        self.known: dict[bytes, int] = {}
         self.is_waiting = False
 
     def note(self, pattern: bytes | None, number: int) -> None:
@@ -136,6 +136,13 @@ class PatternLists:
                     self._change(client, pattern, -1 if is_observer else 1)
             self._send_all()
 
+    def number_of(self, client: Client, pattern: bytes) -> int:
+        """Return the number by which a listener has learnt, or will learn, of a pattern; 0 if it does not."""
+        listener = self._listeners.get(client)
+        if listener is None:
+            return 0
+        return listener.known.get(pattern) or listener.agenda.get(pattern, 0)
+
     def added(self, receiver: Receiver, pattern: bytes) -> None:
         """See `sbus.server.router.SubscriptionListener`."""
         self._changed(receiver, pattern, 1)
@@ -166,6 +173,7 @@ class PatternLists:
                 listener.agenda.pop(pattern, None)  # else patterns that come and go would pile up
             elif listener.client is not receiver:
                 listener.note(pattern, self._number)
+                receiver.user.work_left -= REPLY  # the notice is work of the user who causes it, too
 
     def _count_on(self) -> None:
         """Count the patterns of some of the clients that were there before the first listener."""
@@ -240,9 +248,9 @@ class PatternLists:
             is_there = self._counts.get(pattern, 0) > own
             if is_there is not (pattern in listener.known):
                 if is_there:
-                    listener.known.add(pattern)
+                    listener.known[pattern] = number
                 else:
-                    listener.known.discard(pattern)
+                    del listener.known[pattern]
                 client.notify(controls.INTEREST_PATTERN, b"%b %d %b" % (b"+" if is_there else b"-", number, pattern))
 
     def _has_flushed(self, listener: _Listener) -> bool:

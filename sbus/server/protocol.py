@@ -49,6 +49,9 @@ client is in no route any more, so the receipt is complete.
 
 Replies are never dropped, so a client that asks and does not read could fill the server's memory with them. Past
 `sbus.server.limits.MAX_REPLIES` waiting replies the client is not read from until it takes some.
+
+On a bus with a master a reply to ``whoami`` may have to wait (`sbus.server.upstream`). It then leaves a place in a list
+of held replies, and the replies behind it are held, too, in their order.
 """
 
 from __future__ import annotations
@@ -93,12 +96,18 @@ from sbus.server.turns import (
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
-__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "BusProtocol"]
+__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "OVERDRAFT", "BusProtocol"]
 
 FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
 MIN_READ = 4
 """Packets to read from a publisher in one go at least, however many copies of each are made."""
+OVERDRAFT = 128
+"""Work by which the last run of a turn may exceed the balance.
+
+The prices of runs are estimates. Without an overdraft a turn ended in runs of a few messages, and a run costs each of
+its receivers a system call.
+"""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 BYE_PATIENCE = 1.0
@@ -120,7 +129,7 @@ class BusProtocol:
     :ivar queue: the packets on their way to the client.
     :ivar settings: the client's choices.
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
-    :ivar pattern_bytes: the cost of these (`sbus.server.limits.pattern_cost`).
+    :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
     :ivar pattern_memory: the memory of these (`sbus.server.memory.pattern_memory`).
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
@@ -135,6 +144,7 @@ class BusProtocol:
         "_drain_timer",
         "_fast_path",
         "_has_turn",
+        "_held",
         "_in_kernel",
         "_is_blocked",
         "_is_loading",
@@ -187,6 +197,7 @@ class BusProtocol:
         self._is_loading = False
         self._is_waiting = False
         self._has_turn = False
+        self._held: list[bytes | None] = []
         self._fast_path = registry.fast_path
         self._drain_timer: StallTimer | None = None
         self._snapshot: Snapshot | None = None
@@ -321,7 +332,7 @@ class BusProtocol:
         This is `IPacketReceiver`.
         """
         registry = self._registry
-        routes = registry.routes
+        routes, deliver = registry.routes, registry.deliver
         total = len(packets)
         at = 0
         has_turn, self._has_turn = self._has_turn, False
@@ -336,7 +347,7 @@ class BusProtocol:
                 receivers, until = next_run(packets, 0, total, routes)
                 # If each copy could be paid for as a plain one, nothing else has to be known of its price.
                 if until == total and receivers is not None and (1 + len(receivers)) * total <= COPIES * user.work_left:
-                    at = registry.deliver(packets, receivers, self, True)
+                    at = deliver(packets, receivers, self, True)
                     delivery = self._delivery
                     user.work_left -= SENDING + total // COPIES + delivery.work
                     delivery.work = 0
@@ -350,8 +361,8 @@ class BusProtocol:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
                             until = min(until, at + self._affordable(receivers, until - at))
-                            is_all = at == start and until == end
-                            count = registry.deliver(packets[at:until], receivers, self, is_all)
+                            at_once = until - at >= BATCH or (at == start and until == end)
+                            count = deliver(packets[at:until], receivers, self, at_once)
                             self._pay(receivers, until - at)
                             at += count
                             continue
@@ -368,7 +379,8 @@ class BusProtocol:
             if at < total and self.reason is None and not self.is_paused:
                 self._wait_for_turn(has_turn and not at)
         finally:
-            registry.flush()
+            if self._delivery.touched:
+                registry.flush()
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)
@@ -377,14 +389,14 @@ class BusProtocol:
         return total if self.reason is not None else at
 
     def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
-        """Return how many messages of a run the balance pays for: at least one, at most `wanted`.
+        """Return how many messages of a run the balance pays for, and `OVERDRAFT`; at most `wanted`.
 
         The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        return min(wanted, max(1, int(self.user.work_left / price)))
+        return min(wanted, 1 + int((self.user.work_left + OVERDRAFT) / price))
 
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""
@@ -509,7 +521,7 @@ class BusProtocol:
             registry.counters.unknown_controls += 1
 
     def _whoami(self, key: bytes) -> bool:
-        self.reply(key, b"!/cred/%d/%d/%d" % (self.peer.gid, self.peer.uid, self.peer.pid))
+        self._registry.upstream.whoami(self)
         return True
 
     def _choose_echo(self, key: bytes) -> bool:
@@ -549,6 +561,12 @@ class BusProtocol:
     def _choose_observer(self, key: bytes) -> bool:
         self._apply(replace(self.settings, observer=key == controls.OBSERVER_ON))
         self._registry.observe(self, self.settings.observer)
+        self.reply(key, b"")
+        return True
+
+    def _choose_chain(self, key: bytes) -> bool:
+        self._apply(replace(self.settings, chain=key == controls.CHAIN_ON))
+        self._registry.upstream.observe_name(self, self.settings.chain)
         self.reply(key, b"")
         return True
 
@@ -600,7 +618,26 @@ class BusProtocol:
 
     def reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.interfaces.Client`."""
+        if self._held:
+            self._held.append(build(CMSG, key, payload))
+            if self._has_replies():
+                self._pause()
+            return
         self._write(build(CMSG, key, payload), self._registry.touch)
+
+    def hold_replies(self) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._held.append(None)
+        if self._has_replies():
+            self._pause()
+
+    def release_reply(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        self._held[0] = build(CMSG, key, payload)
+        while self._held and (packet := self._held[0]) is not None:
+            del self._held[0]
+            self._write(packet, self._registry.touch_also)
+        self._maybe_resume()
 
     def notify(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.interfaces.Client`."""
@@ -624,7 +661,7 @@ class BusProtocol:
     def _has_replies(self) -> bool:
         """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
         replies = self.queue.replies
-        return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
+        return replies + len(self._held) > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- as receiver -------------------------------------------------------------------------
 
@@ -691,5 +728,6 @@ _HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
     controls.BYE: BusProtocol._choose_bye,
     controls.RECEIPTS: BusProtocol._choose_receipts,
     controls.OBSERVER: BusProtocol._choose_observer,
+    controls.CHAIN: BusProtocol._choose_chain,
 }
 """What handles a control message, by its group; it returns whether the message was understood."""

@@ -7,9 +7,8 @@ other, so that the server knows nothing about journals. The server gives it two 
 The child's standard input is the bond between the two. It ends when the bus closes it, and also when the bus dies in
 any other way. The recorder then receives what the bus has queued for it, closes the journal, and exits.
 
-Supervision: a recorder that exits while the bus runs is started again, after a pause that doubles from
-`_FIRST_RESTART_DELAY` to `_MAX_RESTART_DELAY` and starts over once a recorder has run for `_MIN_LIFETIME`. The bus
-serves in the meantime.
+Supervision: a recorder that exits while the bus runs is started again, after a pause (`sbus.server.child_process`). The
+bus serves in the meantime.
 
 Stopping: the bus stops listening, reads what clients have sent, disconnects all of them but the recorder, closes the
 recorder's standard input, and waits for it to exit, up to `_STOP_TIMEOUT`. Only then does the bus itself stop.
@@ -18,38 +17,27 @@ recorder's standard input, and waits for it to exit, up to `_STOP_TIMEOUT`. Only
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from twisted.internet import defer
-from twisted.internet.error import ProcessExitedAlready, ProcessTerminated
-from twisted.internet.interfaces import IDelayedCall, IProcessTransport
-from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
-from twisted.logger import Logger, LogLevel
-from twisted.python.failure import Failure
+from twisted.logger import Logger
 
 from sbus.daemon.service import MultiService
 from sbus.errors import UsageError
 from sbus.extras import needs
+from sbus.server.child_process import MIN_LIFETIME, ChildProcess, child_environment, restart_delays, supervised_command
 from sbus.server.service import BusService
 from sbus.syscalls.addresses import Address, connectable_text
 
 __all__ = ["RecordedBus", "recorder_command", "require_recorder", "split_options"]
 
-_TWISTD = "from twisted.scripts.twistd import run; run()"
 _STOP_TIMEOUT = 30.0
 """Seconds that the recorder may take to exit before it is killed. It gives up by itself after 20 seconds at most."""
-_FIRST_RESTART_DELAY, _MAX_RESTART_DELAY = 0.5, 30.0
-"""Seconds before the recorder is started again: the first delay, and the one that no delay exceeds."""
-_MIN_LIFETIME = 60.0
-"""Seconds that a recorder must have run for the next delay to be the first one again."""
-_MAX_LINE_BYTES = 4096
-"""Bytes of output without a line end that are logged as a line."""
 
 
 def split_options(text: str) -> list[str]:
@@ -86,87 +74,11 @@ def recorder_command(
     :raises sbus.errors.AddressError: if no client can connect to this address.
     """
     words = [
-        *(sys.executable, "-P", "-c", _TWISTD, "--nodaemon", "--pidfile="),
-        *("--logger=sbus.recorder.supervised.observer", "sbus-recorder", "--supervised"),
+        *supervised_command("sbus-recorder"),
         *(f"--socket={connectable_text(address)}", f"--journal={os.path.abspath(directory)}"),
         *(f"--dialect={dialect}", f"--max-packet={max_packet}", *options),
     ]
     return [os.fsencode(word) for word in words]
-
-
-class _RecorderProcess(ProcessProtocol):
-    """The child process: logs its output, and reports its exit.
-
-    :param on_exit: called with how it exited, such as ``with status 1``.
-    :ivar pid: the process ID; 0 before it is started.
-    """
-
-    transport: IProcessTransport
-
-    _log = Logger(namespace="sbus.server")
-
-    def __init__(self, reactor: Any, on_exit: Callable[[str], object]) -> None:
-        self._reactor = reactor
-        self._on_exit = on_exit
-        self._partial_line = b""
-        self._waiters: list[defer.Deferred[None]] = []
-        self.pid = 0
-
-    def connectionMade(self) -> None:
-        self.pid = self.transport.pid
-
-    def outReceived(self, data: bytes) -> None:
-        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
-        for line in lines:
-            self._log_line(line)
-        if len(self._partial_line) > _MAX_LINE_BYTES:
-            self._log_line(self._partial_line)
-            self._partial_line = b""
-
-    errReceived = outReceived
-
-    def _log_line(self, line: bytes) -> None:
-        """Log a line with the level that it begins with; without one, as an error.
-
-        See `sbus.recorder.supervised`.
-        """
-        text = line.decode(errors="backslashreplace")
-        match = re.match(r"(debug|info|warn|error|critical): ", text)
-        level = LogLevel.levelWithName(match[1]) if match else LogLevel.error
-        self._log.emit(level, "recorder: {text}", text=text[match.end() :] if match else text)
-
-    def processEnded(self, reason: Failure) -> None:
-        if self._partial_line:
-            self._log_line(self._partial_line)
-        self._on_exit(_describe_exit(reason.value))
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.callback(None)
-
-    async def stop(self) -> None:
-        """Close the standard input and wait for the exit; kill after `_STOP_TIMEOUT`."""
-        exited: defer.Deferred[None] = defer.Deferred()
-        self._waiters.append(exited)
-        deadline = self._reactor.callLater(_STOP_TIMEOUT, self._kill)
-        self.transport.closeStdin()
-        await exited
-        if deadline.active():
-            deadline.cancel()
-
-    def _kill(self) -> None:
-        self._log.error(
-            "recorder {pid} did not exit within {seconds:g} s: killing it", pid=self.pid, seconds=_STOP_TIMEOUT
-        )
-        try:
-            self.transport.signalProcess("KILL")
-        except ProcessExitedAlready:
-            pass
-
-
-def _describe_exit(reason: BaseException | None) -> str:
-    if not isinstance(reason, ProcessTerminated):
-        return "with status 0"
-    return f"by signal {reason.signal}" if reason.signal is not None else f"with status {reason.exitCode}"
 
 
 class RecordedBus(MultiService):
@@ -186,11 +98,13 @@ class RecordedBus(MultiService):
         self._reactor = reactor
         self._bus = bus
         self._command = list(command)
-        self._recorder: _RecorderProcess | None = None
+        self._recorder: ChildProcess | None = None
         self._started_at = 0.0
-        self._delays = _restart_delays()
+        self._delays = restart_delays()
         self._restart: IDelayedCall | None = None
         bus.setServiceParent(self)
+        registry = bus.registry
+        registry.attached["recorder"] = lambda: registry.is_attached(registry.sidecar)
 
     def startService(self) -> None:
         """Listen, and start the recorder."""
@@ -201,13 +115,10 @@ class RecordedBus(MultiService):
         self._restart = None
         if not self.running or self._recorder is not None:
             return
-        # The child must find the same packages, wherever this process has found them.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        environment.pop("NOTIFY_SOCKET", None)  # systemd is to hear of the bus, not of its recorder
-        recorder = self._recorder = _RecorderProcess(self._reactor, self._exited)
+        recorder = self._recorder = ChildProcess("recorder", self._reactor, self._exited)
         self._started_at = self._reactor.seconds()
         try:
-            self._reactor.spawnProcess(recorder, self._command[0], self._command, environment)
+            self._reactor.spawnProcess(recorder, self._command[0], self._command, child_environment())
         except OSError as error:
             self._exited(f"before it started ({error.strerror})")
             return
@@ -221,8 +132,8 @@ class RecordedBus(MultiService):
         if not self.running:
             self.log.info("recorder {pid} has exited {how}", pid=recorder.pid, how=how)
             return
-        if self._reactor.seconds() - self._started_at >= _MIN_LIFETIME:
-            self._delays = _restart_delays()
+        if self._reactor.seconds() - self._started_at >= MIN_LIFETIME:
+            self._delays = restart_delays()
         delay = next(self._delays)
         self.log.error(
             "recorder {pid} has exited {how}, and nothing is recorded: it is started again in {delay:g} s",
@@ -245,13 +156,5 @@ class RecordedBus(MultiService):
         await deferLater(self._reactor, 0)  # one turn of the reactor reads what clients have sent by now
         self._bus.registry.disconnect_all(sidecars=False)
         if self._recorder is not None:
-            await self._recorder.stop()
+            await self._recorder.stop(_STOP_TIMEOUT)
         await super().stopService()
-
-
-def _restart_delays() -> Iterator[float]:
-    """Yield the seconds before each restart, without end."""
-    delay = _FIRST_RESTART_DELAY
-    while True:
-        yield delay
-        delay = min(2 * delay, _MAX_RESTART_DELAY)

@@ -9,6 +9,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.admission`        the connections that a user may have, and how often
 `sbus.server.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.router`           subscriptions, and the receivers of a routing key
+`sbus.server.leaving`          the subscriptions of clients that have left, dropped in turns
 `sbus.server.closed`           the last connections that have ended, with the reasons
 `sbus.server.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.backpressure`     which receivers block which publishers, and for how long
@@ -16,6 +17,7 @@ connections (`sbus.server.protocol`) and the program around the bus deal with:
 `sbus.server.last_values`      the last message of each key that the operator has listed
 `sbus.server.requests`         the questions of clients that come with a payload
 `sbus.server.tap`              what is published, for operators who look
+`sbus.server.upstream`         the link to the bus's master: names, secrets and fences
 =============================  =============================================================================
 
 The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
@@ -26,7 +28,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 from twisted.internet import defer
@@ -49,6 +50,7 @@ from sbus.server.interest import Interest
 from sbus.server.interest_notices import InterestNotices
 from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.last_values import LastValueRule, LastValues
+from sbus.server.leaving import Leaving
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.listeners import MAIN, Listener
 from sbus.server.members import Members
@@ -60,12 +62,15 @@ from sbus.server.router import Router
 from sbus.server.stall import StallTimer
 from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
-from sbus.server.users import RECORDER, User, Users
+from sbus.server.upstream import Upstream
+from sbus.server.users import LINK, RECORDER, User, Users
 
-__all__ = ["LEAVE_AT_ONCE", "Counters", "SubscriptionRegistry"]
+__all__ = ["Counters", "SubscriptionRegistry"]
 
-LEAVE_AT_ONCE = 128
-"""Patterns of clients that have left that are dropped in one turn of the reactor: about 2 ms."""
+_ROOM_MADE = 128
+"""Patterns of a client that has left that are dropped at once if its user needs room for a new one."""
+_DISCONNECTED_AT_ONCE = 512
+"""Clients whose closing begins in one turn of the reactor when the server stops: about 6 ms."""
 
 
 class SubscriptionRegistry(Service):
@@ -79,6 +84,8 @@ class SubscriptionRegistry(Service):
     :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
+    :param name: the name of the bus, for people.
+    :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: what has happened since the start.
     :ivar closed: the last connections that have ended, with the reasons.
@@ -88,10 +95,12 @@ class SubscriptionRegistry(Service):
     :ivar turns: the clients whose users have no work left for now.
     :ivar interest: the keys that clients watch.
     :ivar last_values: the messages that are kept; None if none are.
+    :ivar upstream: the link to the bus's master.
     :ivar requests: answers the questions of clients.
     :ivar routes: the route cache, key → receivers, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
+    :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
         publishing, and no observer follows publications.
@@ -112,6 +121,8 @@ class SubscriptionRegistry(Service):
         owner_of: Callable[[int], int] | None = None,
         public_interest: bool = True,
         last_values: tuple[LastValueRule, ...] = (),
+        name: str = "",
+        secrets_go_up: bool = False,
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
@@ -124,8 +135,7 @@ class SubscriptionRegistry(Service):
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock)
         self._clock = clock
-        self._leaving: dict[Receiver, None] = {}
-        self._is_leaving = False
+        self._leaving = Leaving(self.turns, clock, drop=self._drop_and_charge, mute=self._mute, on_left=self._has_left)
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._members = Members(self.limits.max_clients)
@@ -133,9 +143,11 @@ class SubscriptionRegistry(Service):
         self.admission = Admission(self.limits, self.users)
         self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
-        self.delivery = Delivery(self.counters, self._events, credentials, self._backpressure, self.turns)
+        self.delivery = Delivery(
+            self.counters, self._events, credentials, self._backpressure, self.turns, self._router.muted
+        )
         self.clients = self._members.clients
-        self.memory = MemoryGuard(account, self.clients, self._leaving, clock)
+        self.memory = MemoryGuard(account, self.clients, self._leaving.receivers, clock)
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
             self._router,
@@ -157,6 +169,14 @@ class SubscriptionRegistry(Service):
         self._pattern_lists = PatternLists(
             self._router, self.clients, self.interest.observers, clock, self.turns, self.delivery.flush
         )
+        self.upstream = self._router.upstream = Upstream(
+            clock,
+            name=name,
+            secrets_go_up=secrets_go_up,
+            flush=self.delivery.flush,
+            forget_routes=self._router.forget_routes,
+            number_of=self._pattern_lists.number_of,
+        )
         self.requests = Requests(
             self.interest,
             self._pattern_lists,
@@ -164,10 +184,12 @@ class SubscriptionRegistry(Service):
             self.subscribe,
             self.limits,
             dialect,
+            self.upstream,
             public_interest=public_interest,
         )
         self.routes = self._router.routes
         self.route = self._router.route
+        self.attached: dict[str, Callable[[], bool]] = {}
         self.deliver: Deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
@@ -206,19 +228,29 @@ class SubscriptionRegistry(Service):
     def sidecar(self, pid: int | None) -> None:
         self._members.sidecar = pid
 
+    def is_attached(self, pid: int | None) -> bool:
+        """Return whether a process that serves the bus is connected."""
+        return self._members.is_attached(pid)
+
     @property
-    def has_sidecar(self) -> bool:
-        """Whether that process is connected."""
-        return self._members.has_sidecar
+    def link_sidecar(self) -> int | None:
+        """The PID of the process that links the bus to its master, if the server has started it."""
+        return self._members.link
+
+    @link_sidecar.setter
+    def link_sidecar(self, pid: int | None) -> None:
+        self._members.link = pid
 
     def connect_user(self, peer: PeerCredentials) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
         return self.users.connect(self._uid_of(peer))
 
     def _uid_of(self, peer: PeerCredentials) -> int:
-        """Return the UID that a peer counts as: its own, that of its owner, or the recorder's."""
+        """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
         if peer.pid == self._members.sidecar:
             return RECORDER
+        if peer.pid == self._members.link:
+            return LINK
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
@@ -280,46 +312,31 @@ class SubscriptionRegistry(Service):
     def leave(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that takes no more messages.
 
-        If they are many, the client gets no message from now on, and they are dropped between the turns of the reactor.
+        What the balance of its user does not pay for is dropped in turns; the client gets no message meanwhile.
         """
-        if len(client.patterns) > LEAVE_AT_ONCE:
-            if client not in self._leaving:
-                self._router.mute(client)
-                client.user.work_left -= self.routing_work()
-                self._leaving[client] = None
-            if not self._is_leaving:
-                self._is_leaving = True
-                self._clock.callLater(0, self._leave_on)
-            return
-        work = SUBSCRIPTION * len(client.patterns)
-        for pattern in tuple(client.patterns):
-            self._drop(client, pattern)
-        client.user.work_left -= work + self.routing_work()
-        self.interest.left(client)
+        self._leaving.add(client)
 
-    def _leave_on(self) -> None:
-        """Drop some subscriptions of the clients that have left; the first to leave comes first."""
-        self._is_leaving = False
-        left = LEAVE_AT_ONCE
-        while self._leaving and left:
-            client = next(iter(self._leaving))
-            left -= self._drop_some(client, left)
-        if self._leaving:
-            self._is_leaving = True
-            self._clock.callLater(0, self._leave_on)
+    def _drop_and_charge(self, client: Receiver, pattern: bytes) -> None:
+        self._drop(client, pattern)
+        client.user.work_left -= SUBSCRIPTION + self.routing_work()
 
-    def _drop_some(self, client: Receiver, limit: int) -> int:
-        """Drop some patterns of a client that leaves; return their number."""
-        patterns = tuple(islice(client.patterns, limit))
-        for pattern in patterns:
-            self._drop(client, pattern)
-        client.user.work_left -= SUBSCRIPTION * len(patterns) + self.routing_work()
-        if not client.patterns:
-            del self._leaving[client]
+    def _mute(self, client: Receiver) -> None:
+        """Have nothing that is published from now on reach a client whose subscriptions are still there."""
+        self.delivery.flush()
+        self.delivery.catch_up(client)
+        self._router.mute(client)
+        if client.queue is not None:
+            client.queue.deafen()
+
+    def _has_left(self, client: Receiver, was_muted: bool) -> None:
+        """Note that the last subscription of a client that has left is dropped."""
+        if was_muted:
             self._router.unmute(client)
-            self.interest.left(client)
+            if client.queue is not None:
+                client.queue.hear()
+        self.interest.left(client)
+        if was_muted:
             self._forget_user(client.user)
-        return len(patterns)
 
     def disconnect_user(self, user: User) -> None:
         """Count a connection of a user less."""
@@ -344,6 +361,7 @@ class SubscriptionRegistry(Service):
         self.interest.unwatch_all(client)
         self._notices.forget(client)
         self._pattern_lists.forget(client)
+        self.upstream.forget(client)
 
     def disconnected(self, client: Client, reason: CloseReason) -> None:
         """Remove a client that has disconnected, or one that was never admitted."""
@@ -382,14 +400,30 @@ class SubscriptionRegistry(Service):
 
         :param sidecars: the sidecars, too.
         """
-        self._members.disconnect_all(sidecars=sidecars)
+        self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
+        clients = self._members.all(sidecars=sidecars)
+        for client in clients:
+            client.reason = client.reason or CloseReason.SERVER_STOPPED  # no packet of it is handled any more
+        self._disconnect(clients)
+
+    def _disconnect(self, clients: list[Client]) -> None:
+        """Disconnect clients in slices."""
+        for client in clients[:_DISCONNECTED_AT_ONCE]:
+            client.close(CloseReason.SERVER_STOPPED)
+        if len(clients) > _DISCONNECTED_AT_ONCE:
+            self._clock.callLater(0, self._disconnect, clients[_DISCONNECTED_AT_ONCE:])
+
+    def startService(self) -> None:
+        """Admit clients."""
+        self._router.start_caching()
+        super().startService()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Disconnect all clients; the Deferred fires when they are gone."""
+        """Disconnect all clients; the Deferred fires when they are gone, and nothing of them is left."""
         super().stopService()
         gone = self._members.when_gone()
-        self._members.disconnect_all(sidecars=True)
-        return gone
+        self.disconnect_all(sidecars=True)
+        return gone.addCallback(lambda _: self._leaving.finish())
 
     # --- subscriptions -----------------------------------------------------------------------
 
@@ -398,8 +432,10 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
-        if client in self._leaving:
-            self._drop_some(client, len(client.patterns))  # a subscriber of the program that comes back
+        if client in self._leaving.receivers:
+            self._leaving.drop(client, len(client.patterns))  # a subscriber of the program that comes back
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
             secret = self.dialect.check(pattern)
@@ -424,6 +460,8 @@ class SubscriptionRegistry(Service):
             client.pattern_memory += memory
             client.user.charge_memory(memory)
             client.user.charge(1, cost)
+            if self.upstream.link is not None and secret is None:
+                self.upstream.subscribed(client, pattern)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
@@ -436,7 +474,9 @@ class SubscriptionRegistry(Service):
 
     def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
         """Take one subscription back; an unknown one is ignored and counted."""
-        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving else (0, None)
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving.receivers else (0, None)
         if not count:
             self.counters.unknown_unsubscriptions += 1
             return
@@ -458,6 +498,7 @@ class SubscriptionRegistry(Service):
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
+        self.upstream.unsubscribed(client, pattern)
 
     def _check_user_patterns(self, user: User) -> None:
         """Make room for one more pattern of a user who has as many as one user may have.
@@ -467,10 +508,8 @@ class SubscriptionRegistry(Service):
         if user.is_exempt:
             return
         # What clients that have left still hold is not to be held against those that are there.
-        for client in self._leaving:
-            if client.user is user:
-                self._drop_some(client, LEAVE_AT_ONCE)
-                break
+        if (client := self._leaving.of(user)) is not None:
+            self._leaving.drop(client, _ROOM_MADE)
         if user.patterns >= self.limits.user_patterns:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 

@@ -17,6 +17,7 @@ from sbus.server.interfaces import Client
 from sbus.server.last_values import LastValues
 from sbus.server.limits import Limits, pattern_cost
 from sbus.server.pattern_lists import PatternLists
+from sbus.server.upstream import Upstream
 
 __all__ = ["Requests"]
 
@@ -26,6 +27,7 @@ class Requests:
 
     :param last_values: None if the bus keeps none.
     :param subscribe: subscribes a client.
+    :param upstream: handles the control messages of links.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     """
 
@@ -37,6 +39,7 @@ class Requests:
         subscribe: Callable[[Client, bytes], None],
         limits: Limits,
         dialect: Dialect,
+        upstream: Upstream,
         *,
         public_interest: bool,
     ) -> None:
@@ -47,6 +50,7 @@ class Requests:
         self._limits = limits
         self._dialect = dialect
         self._public_interest = public_interest
+        self._upstream = upstream
         self._handlers: dict[bytes, Callable[[Client, bytes | None], bool]] = {
             controls.INTEREST_ON: self._watch,
             controls.INTEREST_OFF: self._unwatch,
@@ -63,7 +67,9 @@ class Requests:
         :raises Violation: if the client broke a rule with it.
         """
         handler = self._handlers.get(key)
-        return handler is not None and handler(client, payload)
+        if handler is None:
+            return key in _LINK and self._upstream.handle(client, key, payload)
+        return handler(client, payload)
 
     def _watch(self, client: Client, key: bytes | None) -> bool:
         if key is None or not self._may_ask(client):
@@ -121,6 +127,9 @@ class Requests:
 
     def _may_ask(self, client: Client) -> bool:
         return self._public_interest or _is_trusted(client)
+
+
+_LINK = frozenset((controls.LINK_UP, controls.LINK_DOWN, controls.LINK_FENCE, controls.LINK_PATH, controls.LINK_LOST))
 
 
 def _is_trusted(client: Client) -> bool:

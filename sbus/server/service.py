@@ -78,6 +78,8 @@ class BusService(MultiService):
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
+    :param name: the name of the bus for people, in the paths of links; by default its address.
+    :param secrets_go_up: whether secret messages that are not for clients of this bus are for its link.
     :param clock: an `IReactorTime`; by default the reactor.
     :param owner_of: returns the UID that a UID counts as, for the limits of one user
         (`sbus.server.subuid.SubordinateIds.owner`); by default each is its own.
@@ -106,6 +108,8 @@ class BusService(MultiService):
         controls: FloodControls | None = None,
         public_interest: bool = True,
         last_values: tuple[LastValueRule, ...] = (),
+        name: str = "",
+        secrets_go_up: bool = False,
         clock: IReactorTime | None = None,
         owner_of: Callable[[int], int] | None = None,
         log_budget: LogBudget | None = None,
@@ -138,6 +142,8 @@ class BusService(MultiService):
             controls=controls,
             public_interest=public_interest,
             last_values=last_values,
+            name=name or _name_of(endpoint),
+            secrets_go_up=secrets_go_up,
             observers=(self._log_observer, *observers),
             owner_of=owner_of,
         )
@@ -222,6 +228,11 @@ class BusService(MultiService):
         """
         self._sockets.cancel()
         return defer.Deferred.fromCoroutine(self._stop())
+
+
+def _name_of(endpoint: IStreamServerEndpoint) -> str:
+    """Return the address of an endpoint, as the name of its bus."""
+    return endpoint.address.text if isinstance(endpoint, SeqpacketServerEndpoint) else "bus"
 
 
 def _users_in_words(listener: Listener) -> str:

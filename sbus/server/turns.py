@@ -177,10 +177,11 @@ class Turns:
 
     :param reactor: calls the next turn, with ``callLater(0, …)``.
     :ivar last: the user whose client has sent the last batch; change it with `change`.
+    :ivar waited: how often a client has had to wait, since the start.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "crowd", "last")
+    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "crowd", "last", "waited")
 
     def __init__(self, reactor: _Reactor) -> None:
         self._reactor = reactor
@@ -191,6 +192,7 @@ class Turns:
         self._debts: set[Balance] = set()
         self.last: Balance | None = None
         self.crowd = 0
+        self.waited = 0
 
     def change(self, user: Balance) -> None:
         """Note that a client of another user than the last has sent a batch."""
@@ -204,6 +206,7 @@ class Turns:
         :param is_first: before the others. That is for a client that took a turn and could do nothing, since others of
             its user had spent the balance; they would leave it nothing in the next turn either.
         """
+        self.waited += 1
         line = self._waiting.get(user)
         if line is None:
             line = self._waiting[user] = _Line()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,18 +12,21 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.admin.access import Access, parse_group
+from sbus.admin.locate import admin_path
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
 from sbus.protocol.keys import CURRENT, EARLY
+from sbus.protocol.patterns import shape
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.seqpacket.systemd import passed_names
 from sbus.server.components import FloodControls, credentials_policies, find_policy
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.last_values import check_rules, parse_rule
 from sbus.server.limits import Limits
+from sbus.server.link_process import LinkedBus, link_command
 from sbus.server.listeners import (
     MAIN,
     Listener,
@@ -31,6 +35,7 @@ from sbus.server.listeners import (
     check_paths,
     parse_listen,
     parse_user,
+    passed_admin,
     passed_sockets,
 )
 from sbus.server.process import BusProcess
@@ -44,6 +49,7 @@ __all__ = ["Options", "makeService"]
 
 _DIALECTS = {d.name: d for d in (CURRENT, EARLY)}
 _DEFAULTS = Limits()
+_LONGEST_NAME = 200
 _EXAMPLES = """\
 Examples, in the foreground:
   twistd --nodaemon --pidfile= sbus
@@ -147,7 +153,21 @@ class Options(CommandLine):
             'Options for that recorder, in one argument, such as "--sync=0 --keep-days=7"',
             split_options,
         ],
-        ["admin", None, None, "Path of the admin socket: metrics, and what operators ask (HTTP) [default: none]"],
+        [
+            "upstream",
+            None,
+            None,
+            "Address of a bus that becomes this one's master; the bus starts a link to it, and restarts it if it dies "
+            "(see twistd sbus-link --help)",
+        ],
+        ["name", None, None, "Name of the bus, for people: links tell it when they find a loop [default: the address]"],
+        [
+            "admin",
+            None,
+            None,
+            "Path of the admin socket: metrics, and what operators ask (HTTP); auto: the path of the bus with .admin "
+            "appended; systemd:NAME [default: the one that systemd passes as admin, else none]",
+        ],
         ["admin-group", None, None, "Group, a name or GID, whose members may ask everything there"],
         ["metrics-group", None, None, "Group, a name or GID, whose members may read /metrics there"],
         ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
@@ -222,6 +242,11 @@ class Options(CommandLine):
             "Count all UIDs of a range in /etc/subuid as the range's owner, for limits and turns",
         ],
         [
+            "upstream-secrets",
+            None,
+            "Give secret messages that are not for clients of this bus to its link, to be carried up",
+        ],
+        [
             "no-interest",
             None,
             "Answer no questions about interest but those of root and the server's user",
@@ -234,10 +259,11 @@ class Options(CommandLine):
             "dialect": usage.CompleteList(list(_DIALECTS)),
             "socket": usage.CompleteFiles(),
             "record": usage.CompleteDirs(),
+            "upstream": usage.CompleteFiles(),
             "allow-user": usage.CompleteUsernames(),
             "group": usage.CompleteGroups(),
         },
-        multiUse=["allow-user", "last-value", "listen", "stream"],
+        multiUse=["allow-user", "last-value", "listen", "stream", "upstream-out", "upstream-in"],
     )
 
     def __init__(self) -> None:
@@ -245,6 +271,8 @@ class Options(CommandLine):
         self["allow-user"] = []
         self["listen"] = []
         self["last-value"] = []
+        self["upstream-out"] = []
+        self["upstream-in"] = []
 
     def opt_allow_user(self, user: str) -> None:
         """Name or UID of a user who may connect; repeatable [default: all that --mode admits; abstract: only root]"""
@@ -263,6 +291,14 @@ class Options(CommandLine):
     def opt_last_value(self, rule: str) -> None:
         """PATTERN[,keys=N][,bytes=SIZE]: keep their last values; repeatable [default: none; keys=10000,bytes=16M]"""
         self["last-value"].append(parse_rule(rule))
+
+    def opt_upstream_out(self, pattern: str) -> None:
+        """Pattern of messages that may go up to the master; repeatable [default: none]"""
+        self["upstream-out"].append(os.fsencode(pattern))
+
+    def opt_upstream_in(self, pattern: str) -> None:
+        """Pattern of messages that may come down from the master; repeatable [default: none]"""
+        self["upstream-in"].append(os.fsencode(pattern))
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the help, with the installed components."""
@@ -293,12 +329,43 @@ class Options(CommandLine):
             raise UsageError("--record-options is for the recorder: give --record=DIRECTORY too")
         if self["record"]:
             require_recorder()
+        self["admin"] = self._admin()
+        self._check_upstream()
         for option in ("admin-group", "metrics-group"):
             if self[option] is not None:
                 if self["admin"] is None:
                     raise UsageError(f"--{option} is for the admin socket: give --admin=PATH too")
                 self[option] = parse_group(self[option], f"--{option}")
         self.access = Access(self["admin-group"], self["metrics-group"])
+
+    def _admin(self) -> str | None:
+        """Return the address of the admin socket, or None."""
+        given: str | None = self["admin"]
+        passed = passed_admin(passed_names(), self["listen"])
+        if given is None or given == "auto":
+            return passed or (admin_path(self["socket"]) if given is not None else None)
+        return given or None
+
+    def _check_upstream(self) -> None:
+        """Check the options of the link.
+
+        :raises UsageError: if they are wrong.
+        """
+        name = self["name"]
+        if name is not None and not (name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME):
+            raise UsageError(f"--name={name}: give up to {_LONGEST_NAME} bytes of text in one line")
+        if self["dialect"] != CURRENT.name and (self["upstream"] or self["upstream-secrets"]):
+            raise UsageError("--upstream needs control messages, which the early dialect does not have")
+        for option in ("upstream-out", "upstream-in"):
+            if self[option] and not self["upstream"]:
+                raise UsageError(f"--{option} is for the link: give --upstream=ADDRESS too")
+            for pattern in self[option]:
+                if pattern.startswith(b"!/") or shape(pattern) is None:
+                    raise UsageError(f"--{option}={os.fsdecode(pattern)}: no open key matches it: see 'sbus match'")
+        if self["upstream"] and not parse(self["upstream"]).name:
+            raise UsageError(
+                f"--upstream={self['upstream']}: a client cannot connect to this address: give a path or @NAME"
+            )
 
 
 def _check_users(listen: list[ListenOption], allowed: list[int]) -> None:
@@ -374,15 +441,35 @@ def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
     )
 
 
+def _link(options: Options, bound: ListeningSocket) -> list[bytes]:
+    """Return the link's command, after making sure that it can connect."""
+    uid = None if options.parent is None else options.parent.get("uid")
+    if uid is not None:
+        bound.give_to(uid)  # as for the recorder
+    return link_command(
+        bound.address,
+        options["upstream"],
+        options["upstream-out"],
+        options["upstream-in"],
+        secrets=bool(options["upstream-secrets"]),
+        max_packet=options.limits.max_packet,
+    )
+
+
 def _bind_admin(options: Options) -> ListeningSocket:
     """Make the admin socket.
 
     :raises ListenError: if it cannot be listened on.
     """
+    from twisted.internet import reactor
+
     access: Access = options.access
     try:
+        address = parse(options["admin"])
+        if address.systemd is not None:
+            address = SeqpacketServerEndpoint(reactor, address.text, stream=True).resolve()
         bound = listen(
-            parse(options["admin"]),
+            address,
             mode=access.mode,
             group=access.admin if access.metrics is None else None,
             reuse=bool(options["reuse"]),
@@ -416,6 +503,7 @@ def makeService(options: Options) -> IService:
                 sockets.append((listener, endpoint, bound))
             (main, endpoint, bound), *others = sockets
             recorder = _recorder(options, bound) if options["record"] else None
+            link = _link(options, bound) if options["upstream"] else None
             admin = None
             if options["admin"] is not None:
                 admin = _bind_admin(options)
@@ -443,6 +531,8 @@ def makeService(options: Options) -> IService:
         ignore_violations=options["on-violation"] == "ignore",
         public_interest=not options["no-interest"],
         last_values=tuple(options["last-value"]),
+        name=options["name"] or bound.address.text,
+        secrets_go_up=bool(options["upstream-secrets"]),
         controls=options.controls,
         owner_of=SubordinateIds().owner if options["subuid-as-owner"] else None,
         log_budget=options.log_budget,
@@ -451,7 +541,9 @@ def makeService(options: Options) -> IService:
     )
     parent = MultiService()
     BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)
-    service = bus if recorder is None else RecordedBus(bus, recorder)
+    service: MultiService = bus if recorder is None else RecordedBus(bus, recorder)
+    if link is not None:
+        service = LinkedBus(bus, service, link)
     service.setServiceParent(parent)
     if admin is not None:
         from sbus.admin.server import AdminService  # imports twisted.web and prometheus_client

@@ -13,10 +13,12 @@ from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
 from sbus.server.turns import TURN_BUDGET
 
-__all__ = ["RECORDER", "User", "Users", "is_exempt"]
+__all__ = ["LINK", "RECORDER", "User", "Users", "is_exempt"]
 
 RECORDER = -1
 """The UID of the user that the recorder of a bus is."""
+LINK = -2
+"""The UID of the user that the link of a bus to its master is, at that bus."""
 
 
 def is_exempt(uid: int) -> bool:
@@ -33,7 +35,7 @@ class User(UserShare):
     :ivar uid: the UID.
     :ivar connections: open connections, those that are about to be refused included.
     :ivar patterns: different patterns of these connections.
-    :ivar pattern_bytes: the cost of these patterns, by `sbus.server.limits.pattern_cost`.
+    :ivar pattern_bytes: the cost of these patterns, by `sbus.protocol.patterns.pattern_cost`.
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.

@@ -86,6 +86,10 @@ def run(settings: Settings, echo: Callable[[str], object]) -> None:
         service.startService()
         echo(f"It shows {settings.address} to whoever has this link. Ctrl-C ends it.")
 
+    def close_doors() -> None:
+        for door in doors:
+            door.close()
+
     def give_up(failure: Any) -> None:
         failed.append(failure.value)
         if loop.running:
@@ -93,7 +97,7 @@ def run(settings: Settings, echo: Callable[[str], object]) -> None:
 
     loop.callWhenRunning(lambda: defer.Deferred.fromCoroutine(begin()).addErrback(give_up))
     loop.addSystemEventTrigger("before", "shutdown", service.stopService)
-    loop.addSystemEventTrigger("before", "shutdown", lambda: [door.close() for door in doors])
+    loop.addSystemEventTrigger("before", "shutdown", close_doors)
     loop.run()
     if failed:
         raise failed[0]

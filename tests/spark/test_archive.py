@@ -19,8 +19,8 @@ from sbus.journal.index import read_index
 from sbus.journal.layout import list_segments
 from sbus.journal.retention import retain
 from sbus.journal.schema import Kind
+from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
-from sbus.spark.jobs.checkpoint import Checkpoint
 from sbus.spark.jobs.lake import Lake
 from tests.spark.lakes import archived, files, recorded
 from tests.support.journals import Clock
@@ -90,7 +90,7 @@ def test_a_later_run_takes_what_is_new(spark, new_journal, tmp_path):
 
 def failing(operations: Iterator[int]):
     """Let each commit fail at the next of the given file operations, until there are no more."""
-    from sbus.spark.jobs import lake as module
+    from sbus.lake import plain as module
 
     real = {name: getattr(module, name) for name in ("_move", "_sync")}
     left = [next(operations, 1000)]
@@ -180,11 +180,25 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
     spark.readStream.format.side_effect = SparkError("far enough")
     with (
         mock.patch.object(Checkpoint, "sync", lambda _, batch: happened.append(batch)),
-        mock.patch("sbus.spark.jobs.archive.advance", lambda _, consumer, seq: happened.append((consumer, seq))),
+        mock.patch("sbus.spark.jobs.archive.advance", lambda _, *report, **lake: happened.append((report, lake))),
         pytest.raises(SparkError, match="far enough"),
     ):
         Archive(spark, [journal.directory], lake).start()
-    assert happened == [0, ("archive", 3)]
+    assert happened == [0, (("archive", 3), {"identity": lake.identity()})]
+
+
+def test_consumers_that_cannot_be_read_stop_nothing(new_journal, tmp_path, caplog):
+    """The job starts although it cannot read which lake a name belongs to; nothing is reported, and one line warns."""
+    journals = [new_journal(name) for name in ("one", "two")]
+    unreadable = Path(journals[0].directory) / "consumers" / "archive.json"
+    unreadable.mkdir(parents=True)
+    spark = mock.Mock()
+    spark.readStream.format.side_effect = SparkError("far enough")
+    with pytest.raises(SparkError, match="far enough"):
+        Archive(spark, [journal.directory for journal in journals], Lake(tmp_path / "lake")).start()
+    assert caplog.text.count("(Is a directory), so retention keeps the rows") == 1
+    assert unreadable.is_dir()
+    assert consumers(journals[1].directory) == {"archive": 0}
 
 
 def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog):
@@ -289,9 +303,9 @@ def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
     lake = Lake(tmp_path / "lake")
     with lake.locked():
         lake.write(rows, 0, writers=3)
-    assert archived(lake.directory) == recorded(*(journal.directory for journal in journals))
-    assert len(files(lake.directory)) == 3
-    for path in files(lake.directory):
+    assert archived(Path(lake.location)) == recorded(*(journal.directory for journal in journals))
+    assert len(files(Path(lake.location))) == 3
+    for path in files(Path(lake.location)):
         found = [(row["journal"], row["seq"]) for row in pq.read_table(path, partitioning=None).to_pylist()]
         assert found == sorted(found)
 

@@ -20,8 +20,8 @@ from sbus.cli.spark.job import Job, stop_on_signals
 from sbus.journal.consumers import consumers
 from sbus.journal.reader import JournalReader
 from sbus.journal.writer import JournalWriter
+from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
-from sbus.spark.jobs.checkpoint import Checkpoint
 from sbus.spark.jobs.lake import Lake
 from tests.spark.lakes import archived, files, recorded
 

@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sbus.journal.keytext import as_text
 from sbus.journal.layout import list_segments
-from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import Kind
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import ReadOptions
 from sbus.spark.datasource.scan import schema
 from sbus.spark.datasource.source import SbusReader
-from tests.support.journals import NewJournal
+from tests.support.journals import Clock, NewJournal
+from tests.support.journals import rows as rows_of
 
 KEYS = [b"hosts/a/load", b"hosts/b/load", b"hosts/a/fan", b"", b"\xff\\/x", "größe".encode()]
 HOUR = 3_600_000_000
@@ -40,32 +40,26 @@ def seqs(frame: DataFrame) -> list[int]:
 
 def stored(journal: JournalWriter) -> list[dict[str, Any]]:
     """The rows of a journal, read without Spark."""
-    reader = JournalReader(journal.directory)
-    parts = reader.plan(reader.start(), reader.end())
-    return [row for part in parts for batch in read(part) for row in batch.to_pylist()]
+    return rows_of(journal.directory)
 
 
-def fill(journal: JournalWriter) -> JournalWriter:
+def fill(journal: JournalWriter, clock: Clock) -> JournalWriter:
     """Five segments, one for each hour since 1970: a gap row, and messages, some with the hour in their key."""
     for hour in range(5):
         start = hour * HOUR
         keys = [*KEYS, b"hour/%d" % hour]
         journal.append_gap(Kind.START, {"hour": hour})
         for i in range(3):
-            journal.append([(key, b"%d" % i) for key in keys], [start + i * 1000 + j for j in range(len(keys))])
+            times = [start + i * 1000 + j for j in range(len(keys))]
+            journal.append([(key, b"%d" % i) for key in keys], times)
+        clock.time = times[-1]  # the next gap has the time of the last message
         journal.roll()
     return journal
 
 
-@pytest.fixture(scope="module")
-def clock() -> Callable[[], int]:
-    """A clock that stands still, so rows without a time of their own come first."""
-    return lambda: 0
-
-
-def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal, clock: Callable[[], int]):
+def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal):
     """Each row of a journal is there once with all columns; keys are text, or bytes with rawKeys."""
-    journal = fill(new_journal(clock=clock))
+    journal = fill(new_journal(clock=(clock := Clock(0))), clock)
     journal.append([(b"not", b"synced")])
     expected = stored(journal)
     assert len(expected) == 5 * (1 + 3 * 7)
@@ -89,9 +83,10 @@ def test_some_columns(spark: SparkSession, new_journal: NewJournal):
 
 
 @pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory, clock: Callable[[], int]) -> JournalWriter:
+def five(tmp_path_factory: pytest.TempPathFactory) -> JournalWriter:
     """A journal of five segments, see `fill`."""
-    journal = fill(JournalWriter.open(tmp_path_factory.mktemp("five") / "journal", clock=clock))
+    clock = Clock(0)
+    journal = fill(JournalWriter.open(tmp_path_factory.mktemp("five") / "journal", clock=clock), clock)
     journal.close()
     return journal
 

@@ -52,7 +52,7 @@ class Bus:
     """A registry with a clock, and clients on fake transports."""
 
     def __init__(self, *, credentials: Any = None, access: AccessSettings | None = None, **settings: Any) -> None:
-        self.clock = Clock()
+        self.clock: Clock = settings.pop("clock", None) or Clock()
         limits = settings.pop("limits", None) or Limits(block_timeout=30.0)
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(access or AccessSettings()), self.clock, limits=limits, **settings

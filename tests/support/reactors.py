@@ -6,8 +6,6 @@ No other module imports Twisted's `ReactorBuilder`, which is in its wheel but no
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import select
 import shutil
 import socket
@@ -30,6 +28,7 @@ from sbus.interfaces import IPacketReceiver
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
+from tests.support.descriptors import descriptors
 
 __all__ = [
     "AsyncioSelectorReactor",
@@ -38,7 +37,6 @@ __all__ = [
     "HandTurnedReactor",
     "PacketReactorBuilder",
     "Recorder",
-    "descriptors",
     "in_reactor",
     "received",
     "socket_pair",
@@ -46,15 +44,6 @@ __all__ = [
 
 TIMEOUT = 10
 """Seconds after which a test that is still running has failed."""
-
-
-def descriptors() -> dict[str, str]:
-    """Return the open descriptors of this process, and what they are."""
-    found = {}
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
-    return found
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -37,7 +37,7 @@ def test_a_file_that_cannot_be_written_stays(tmp_path: Path) -> None:
     file = MetricsFile(str(tmp_path / "sbus.prom"))
     file.write([gauge("sbus_up", "Up.", 1)])
     os.symlink("/dev/full", f"{file.path}.{os.getpid()}.new")
-    with pytest.raises(OSError, match="symbolic links|Too many levels"):
+    with pytest.raises(OSError, match=r"symbolic links|Too many levels"):
         file.write([gauge("sbus_up", "Up.", 0)])
     assert "sbus_up 1.0" in Path(file.path).read_text()
     assert os.listdir(tmp_path) == ["sbus.prom"]
@@ -46,5 +46,5 @@ def test_a_file_that_cannot_be_written_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["", "/no/such/directory/file", "/tmp"])
 def test_bad_paths(path: str) -> None:
     """A path that cannot be a file is refused with the remedy."""
-    with pytest.raises(UsageError, match="--metrics-file=.*: "):
+    with pytest.raises(UsageError, match=r"--metrics-file=.*: "):
         MetricsFile(path)

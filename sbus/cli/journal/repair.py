@@ -40,8 +40,8 @@ def repair(ctx: click.Context, directory: str, dry_run: bool, output_json: bool)
     "damaged" of the journal. Stop the recorder first.
     """
     with needs("recorder"):
+        from sbus.journal.lock import locked
         from sbus.journal.repair import repair as repair_segments
-        from sbus.journal.writer import locked
     segments = lost = 0
     with contextlib.nullcontext() if dry_run else locked(directory):
         for found in repair_segments(directory, dry_run=dry_run):

@@ -8,26 +8,34 @@ from typing import TYPE_CHECKING
 import click
 
 from sbus.cli.output import Progress, pluralize
-from sbus.cli.spark.job import Job, job_options, pass_job, stop_on_signals
-from sbus.cli.types import COUNT, Duration
-from sbus.errors import SparkError
+from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
+from sbus.cli.spark.metrics import ArchiveMetrics
+from sbus.cli.types import COUNT, Duration, Size
+from sbus.errors import SparkError, StorageError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from sbus.spark.jobs.archive import Archive
 
 __all__ = ["archive"]
 
 _POLL_INTERVAL = 0.25
 """Seconds between two looks at the job's progress."""
+_MIN_RETRY = 1.0
+"""Seconds until the first try after a failure."""
+_MAX_RETRY = 300.0
+"""Seconds until the next try after many."""
 
 
 @click.command(
-    short_help="Copy journals into a lake of Parquet files.",
+    short_help="Copy journals into a lake of Parquet files, or a Delta table.",
     epilog="""\
 \b
 Examples:
   sbus spark archive --journal=/var/lib/sbus/journal --lake=/srv/lake --once
   sbus spark archive --journal='/shared/journals/*' --lake=/srv/lake --every=1m
+  sbus spark archive --journal=/var/lib/sbus/journal --lake=s3://bucket/lake
 """,
 )
 @click.option("--once", is_flag=True, help="Archive the rows that are there, and exit.")
@@ -39,7 +47,18 @@ Examples:
     show_default=True,
     help="Time from one batch to the next, such as 500ms, 10s or 1m.",
 )
-@click.option("--max-rows", type=COUNT, metavar="N", help="Maximum number of rows in a batch.  [default: 10000000]")
+@click.option(
+    "--max-rows",
+    type=COUNT,
+    metavar="N",
+    help="Maximum number of rows in a batch; with as many waiting it starts before its time.  [default: 10000000]",
+)
+@click.option(
+    "--max-bytes",
+    type=Size(1),
+    metavar="SIZE",
+    help="About the maximum size of a batch in the journals, such as 512M; likewise.",
+)
 @click.option(
     "--consumer",
     metavar="NAME",
@@ -51,52 +70,156 @@ Examples:
     is_flag=True,
     help="Continue if journals or rows were deleted before they were archived, or are damaged.",
 )
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["parquet", "delta"]),
+    help="Table format of a new lake.  [default: parquet; of a URL, delta]",
+)
+@click.option("--no-compact", is_flag=True, help="Leave the small files of closed hours to sbus lake compact.")
+@click.option("--no-retry", is_flag=True, help="Exit at the first failure, as with --once.")
 @job_options
 @pass_job
-def archive(job: Job, once: bool, every: float, max_rows: int | None, consumer: str | None, allow_loss: bool) -> None:
+def archive(
+    job: Job,
+    once: bool,
+    every: float,
+    max_rows: int | None,
+    max_bytes: int | None,
+    consumer: str | None,
+    allow_loss: bool,
+    table_format: str | None,
+    no_compact: bool,
+    no_retry: bool,
+) -> None:
     """Copy the rows of journals into a lake, and continue with new ones.
 
     Every row gets there exactly once, even if the command is killed: run it again, and it resumes
-    where it stopped. The lake is a directory of Parquet files by date and hour (UTC), with at most
-    one file per hour and batch. Once rows are safely in the lake, the recorder may delete them from
-    the journal (--keep-bytes, --keep-days).
+    where it stopped. The lake is a directory of Parquet files by date and hour (UTC), or a Delta
+    table, which can be in object storage. Once rows are safely in the lake, the recorder may delete
+    them from the journal (--keep-bytes, --keep-days). Closed hours are merged into few large files.
+
+    If Spark or the storage fails, for example on a full disk, the command says so, and tries again
+    after 1 s, 2 s, and so on up to 5 minutes.
 
     Ctrl-C finishes the current batch and exits; a second Ctrl-C exits at once.
     """
     journals, directory = job.need_journals(), job.need_lake()
+    metrics = ArchiveMetrics(job.metrics_file)
     with job.session("archive") as spark:
         from sbus.spark.jobs.archive import CONSUMER, MAX_ROWS, Archive
         from sbus.spark.jobs.lake import Lake
 
-        start = time.monotonic()
-        running = Archive(
-            spark,
-            journals,
-            Lake(directory),
-            every=None if once else every,
-            max_rows=max_rows or MAX_ROWS,
-            consumer=consumer or CONSUMER,
-            fail_on_data_loss=not allow_loss,
-        )
-        with stop_on_signals() as stop, running:
-            progress = Progress()
-            try:
-                while not running.wait(_POLL_INTERVAL):
-                    if stop.is_due(is_busy=running.is_busy, done=running.batches):
+        def new_archive() -> Archive:
+            return Archive(
+                spark,
+                journals,
+                Lake(directory, format=table_format, state=job.state),
+                every=None if once else every,
+                max_rows=max_rows or MAX_ROWS,
+                max_bytes=max_bytes,
+                consumer=consumer or CONSUMER,
+                fail_on_data_loss=not allow_loss,
+                compacts=not no_compact,
+            )
+
+        total = _Total()
+        backoff = _Backoff()
+        progress = Progress()
+        has_run = False
+        with stop_on_signals() as stop:
+            while True:
+                running = new_archive()
+                try:
+                    with running:
+                        has_run = True
+                        _run(running, stop, total, progress, metrics)
+                    break
+                except (SparkError, StorageError, OSError) as e:
+                    # A service manager often signals all processes of a service, so Spark may be gone before this one.
+                    if stop.is_made:
                         break
-                    progress.show(_format_progress(running, start))
-            except SparkError:
-                # A service manager often signals all processes of a service, so Spark may be gone before this one.
-                if not stop.is_made:
-                    raise
-            finally:
-                progress.clear()
-    click.echo(_format_progress(running, start), err=True)
+                    if once or no_retry or not has_run or not _is_alive(spark):
+                        raise
+                    progress.clear()
+                    seconds = backoff.next(did_work=running.batches > 0)
+                    metrics.retries += 1
+                    click.echo(f"sbus: {e}; trying again in {seconds:.0f} s", err=True)
+                    metrics.update(running, is_up=False, now=True)
+                    _wait(seconds, stop)
+                    if stop.is_made:
+                        break
+                    metrics.carry(running)
+                finally:
+                    progress.clear()
+                    total.add(running)
+        if once and running.upkeep is not None and not stop.is_made:
+            running.upkeep.run()
+        metrics.update(running, is_up=False, now=True)
+    click.echo(total.text(), err=True)
 
 
-def _format_progress(running: Archive, start: float) -> str:
-    seconds = time.monotonic() - start
-    return (
-        f"archived {pluralize(running.rows, 'row')} in {pluralize(running.batches, 'batch')}, {seconds:.0f} s "
-        f"({running.rows / max(seconds, 1e-3):,.0f} rows/s)"
-    )
+def _run(running: Archive, stop: StopRequest, total: _Total, progress: Progress, metrics: ArchiveMetrics) -> None:
+    """Wait until the archive ends, or a signal has asked it to."""
+    while not running.wait(_POLL_INTERVAL):
+        if stop.is_due(is_busy=running.is_busy, done=running.batches):
+            break
+        progress.show(total.text(running))
+        metrics.update(running)
+
+
+def _wait(seconds: float, stop: StopRequest) -> None:
+    """Wait, but not longer than until a signal."""
+    until = time.monotonic() + seconds
+    while not stop.is_made and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _POLL_INTERVAL))
+
+
+def _is_alive(spark: SparkSession) -> bool:
+    """Return whether the JVM is there, and would run another query."""
+    try:
+        return not spark.sparkContext._jsc.sc().isStopped()
+    except Exception:
+        return False
+
+
+class _Backoff:
+    """How long to wait after a failure: longer each time, until something worked."""
+
+    def __init__(self) -> None:
+        self._seconds = _MIN_RETRY
+
+    def next(self, *, did_work: bool) -> float:
+        """Return the seconds until the next try.
+
+        :param did_work: whether a batch was done since the last failure.
+        """
+        if did_work:
+            self._seconds = _MIN_RETRY
+        seconds = self._seconds
+        self._seconds = min(_MAX_RETRY, 2 * seconds)
+        return seconds
+
+
+class _Total:
+    """What all archives of this command have done."""
+
+    def __init__(self) -> None:
+        self._rows = self._batches = 0
+        self._start = time.monotonic()
+
+    def add(self, ended: Archive) -> None:
+        """Add an archive that has ended."""
+        self._rows += ended.rows
+        self._batches += ended.batches
+
+    def text(self, running: Archive | None = None) -> str:
+        """Return the progress in words, with an archive that runs."""
+        rows, batches = self._rows, self._batches
+        if running is not None:
+            rows, batches = rows + running.rows, batches + running.batches
+        seconds = time.monotonic() - self._start
+        return (
+            f"archived {pluralize(rows, 'row')} in {pluralize(batches, 'batch')}, {seconds:.0f} s "
+            f"({rows / max(seconds, 1e-3):,.0f} rows/s)"
+        )

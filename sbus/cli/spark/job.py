@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sbus.cli.output import Progress
+from sbus.cli.spark.metrics import JobMetrics
 from sbus.errors import UsageError
 from sbus.extras import needs
 
@@ -35,12 +36,16 @@ class Job:
     :ivar lake: a directory or a URL that Spark understands, or None.
     :ivar master: where Spark runs.
     :ivar conf: settings of Spark, each ``KEY=VALUE``.
+    :ivar state: the state directory of a lake in object storage, or None.
+    :ivar metrics_file: where to write metrics, or None.
     """
 
     journal: list[str] = field(default_factory=list)
     lake: str | None = None
     master: str = "local[*]"
     conf: list[str] = field(default_factory=list)
+    state: str | None = None
+    metrics_file: str | None = None
 
     def need_journals(self) -> list[str]:
         """Return the journals; check that they exist, long before Spark has started.
@@ -78,9 +83,10 @@ class Job:
             from sbus.spark.runtime.errors import translate_errors
             from sbus.spark.runtime.session import get_session, parse_conf
         conf = parse_conf(self.conf)
+        figures = JobMetrics(name, self.metrics_file)
         # Spark starts its Python workers with -m, which would import modules of the current directory.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-        with translate_errors():
+        with figures.recorded(), translate_errors():
             session = get_session(f"sbus {name}", master=self.master, conf=conf)
             try:
                 yield session
@@ -118,7 +124,23 @@ def job_options(command: F) -> F:
             **common,
         ),
         click.option(
-            "--lake", "-l", metavar="DIR", help="Lake: the directory of the archived Parquet files.", **common
+            "--lake",
+            "-l",
+            metavar="DIR",
+            help="Lake: the directory, or the URL, of the archived Parquet files.",
+            **common,
+        ),
+        click.option(
+            "--state",
+            metavar="DIR",
+            help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
+            **common,
+        ),
+        click.option(
+            "--metrics-file",
+            metavar="FILE",
+            help="File to write metrics to, in Prometheus's text format.",
+            **common,
         ),
         click.option(
             "--master",

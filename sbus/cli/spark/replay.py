@@ -69,7 +69,7 @@ def replay(
         from sbus.spark.jobs.replay import replay as publish
         from sbus.spark.jobs.tables import key_matches, load_rows
 
-        rows = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
+        rows = load_rows(spark, journals=job.journal, lake=job.lake, state=job.state, since=since, until=until)
         rows = rows.where((rows.kind != "message") | key_matches(pattern))
         progress = Progress()
         with target.connect() as bus, stop_on_signals() as stop:

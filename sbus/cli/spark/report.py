@@ -84,7 +84,7 @@ def report(
         from sbus.spark.report import measure, render
 
         start = time.monotonic()
-        rows = load_rows(spark, journals=job.journal, lake=job.lake, since=first, until=until)
+        rows = load_rows(spark, journals=job.journal, lake=job.lake, state=job.state, since=first, until=until)
         progress = Progress()
         figures = measure(
             rows,

@@ -113,7 +113,7 @@ def traffic(
             from sbus.spark.jobs.tables import load_rows
             from sbus.spark.jobs.traffic import traffic as measure
 
-            source = load_rows(spark, journals=job.journal, lake=job.lake, since=since, until=until)
+            source = load_rows(spark, journals=job.journal, lake=job.lake, state=job.state, since=since, until=until)
             measured = measure(source, window=window, depth=depth)
             rows = _result_rows(measured.orderBy("time", "prefix"))
             with show_tasks(spark):

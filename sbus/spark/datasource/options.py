@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from sbus.client.connecting import find_address
 from sbus.client.core import find_dialect
+from sbus.daemon.values import duration
 from sbus.errors import UsageError, Violation
 from sbus.journal.clock import from_datetime, parse
 from sbus.journal.keytext import from_text
@@ -27,7 +28,7 @@ LATEST = "latest"
 
 _READ = ("journal", "pattern", "gaps", "rawKeys", "dialect", "partitionBytes")
 _BATCH = ("since", "until")
-_STREAM = ("startingOffsets", "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
+_STREAM = ("startingOffsets", "maxRowsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "failOnDataLoss")
 _WRITE = ("socket", "dialect", "maxPacket")
 _SPARK_OPTIONS = frozenset({"checkpointlocation"})
 """Options that Spark uses itself and hands on."""
@@ -112,6 +113,8 @@ class StreamOptions:
     :ivar max_bytes: about the largest number of bytes of journals in a batch; None: no limit.
     :ivar fail_on_data_loss: whether it is an error if rows were deleted before the stream has read them, or are
         damaged.
+    :ivar max_delay: the seconds after a batch from which on the next one starts with whatever is there; before that, it
+        starts only if it is as large as it may be. None: a batch starts at each trigger that finds rows.
     """
 
     read: ReadOptions
@@ -119,6 +122,7 @@ class StreamOptions:
     max_rows: int | None = None
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
+    max_delay: float | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
@@ -133,6 +137,7 @@ class StreamOptions:
             start=given.start("startingOffsets"),
             max_rows=given.number("maxRowsPerTrigger"),
             max_bytes=given.number("maxBytesPerTrigger"),
+            max_delay=given.duration("maxTriggerDelay"),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
         )
 
@@ -211,6 +216,15 @@ class _OptionReader:
         if not value.isascii() or not value.isdecimal() or int(value) < 1:
             self.refuse(name, "use a whole number, 1 or more")
         return int(value)
+
+    def duration(self, name: str) -> float | None:
+        value = self.options.get(name.lower())
+        if value is None:
+            return None
+        try:
+            return duration(name)(value)
+        except UsageError:
+            self.refuse(name, "use a time such as 500ms, 10s or 5m")
 
     def dialect(self) -> Dialect:
         try:

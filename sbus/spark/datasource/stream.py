@@ -30,6 +30,8 @@ the others share the rest evenly, so one busy journal does not starve the others
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -67,6 +69,7 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.scan = Scan(options.read, schema)
         self._target: Offset | None = None
         self._known: dict[str, Snapshot] = {}
+        self._next_at = -math.inf  # when a batch may start with fewer rows than it could have
         self._reported: set[str] = set()  # losses: every trigger meets the same one again
 
     def initialOffset(self) -> Offset:
@@ -117,6 +120,8 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 behind[journal_id] = (first, end)
         for journal_id in start.keys() - journals.keys():
             self._report_loss(f"the journal {journal_id} is gone; it was read up to row {start[journal_id]}")
+        if behind and not self._is_due(journals, behind):
+            behind = {}
         offset.update(self._limited(journals, behind, limit))
         return dict(sorted(offset.items()))
 
@@ -181,6 +186,27 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if what not in self._reported:
             self._reported.add(what)
             _log.warning("%s; going on without them (failOnDataLoss=false)", what)
+
+    def _is_due(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]]) -> bool:
+        """Return whether to start a batch now; if so, the time until the next one begins."""
+        delay = self.options.max_delay
+        if delay is None or self._target is not None:
+            return True
+        now = time.monotonic()
+        if now < self._next_at and not self._is_full(journals, behind):
+            return False
+        self._next_at = now + delay
+        return True
+
+    def _is_full(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]]) -> bool:
+        """Return whether the rows that wait make a batch of the largest size."""
+        rows, most = self.options.max_rows, self.options.max_bytes
+        if rows is not None and sum(end - first for first, end in behind.values()) >= rows:
+            return True
+        return most is not None and any(
+            journals[journal_id].limit(first, max_bytes=max(1, most // len(behind))) < end
+            for journal_id, (first, end) in behind.items()
+        )
 
     def _limited(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]], limit: ReadLimit) -> Offset:
         """Return where to stop reading each journal that is behind, under a limit.

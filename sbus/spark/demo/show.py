@@ -143,12 +143,12 @@ def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float
     with Archive(spark, [os.fspath(journal)], lake) as archive:
         archive.wait()
     outcome.archived = archive.rows
-    say("archive", f"{archive.rows:,} rows are in a lake of Parquet files: {lake.directory}")
+    say("archive", f"{archive.rows:,} rows are in a lake of Parquet files: {lake.location}")
     # Both halves are days unless the alert took longer.
     half, until = (datetime.fromtimestamp(at, UTC) for at in ((start + end) / 2, end))
     outcome.figures = measure(lake.read(spark), start=half, end=until)
     outcome.report = outcome.directory / "report.html"
-    page = render(outcome.figures, source=os.fspath(lake.directory), title="A day of a plant")
+    page = render(outcome.figures, source=os.fspath(lake.location), title="A day of a plant")
     outcome.report.write_text(page, "utf-8")
     say("report", f"the second day, compared with the first: {outcome.report}")
     for silence in outcome.figures.silences:

@@ -24,7 +24,8 @@ repeatedly; each call notes the batches that are done by now and reports them to
 that fails, because the journal cannot be written, is tried again every 10 seconds.
 
 A consumer's name belongs to one lake, by the ID in ``_sbus/lake.json``. A second lake under that name is refused before
-its first batch: its reports would let retention delete rows that the first one lacks.
+its first batch: its reports would let retention delete rows that the first one lacks. If the file of the consumer
+cannot be read, the job starts all the same; its reports fail until it can be, and are refused then.
 
 At the start the last batch that is done is synced before anything is reported, because the process before may have
 ended between the mark and the sync.
@@ -48,9 +49,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sbus.journal.clock import HOUR
 from sbus.journal.consumers import advance, check_consumer
 from sbus.journal.reader import JournalReader
+from sbus.lake.checkpoint import Checkpoint, Offsets
 from sbus.spark.datasource.snapshot import open_journals
-from sbus.spark.jobs.checkpoint import Checkpoint, Offsets
 from sbus.spark.jobs.lake import Lake
+from sbus.spark.jobs.upkeep import Upkeep
 from sbus.spark.runtime.errors import translate_errors
 
 __all__ = ["CONSUMER", "MAX_ROWS", "Archive"]
@@ -63,6 +65,9 @@ MAX_ROWS = 10_000_000
 _RETRY_INTERVAL = 10.0
 """Seconds until a report to a journal that could not be written is repeated."""
 
+_LOOK_INTERVAL = 1.0
+"""Seconds after which the source looks whether a batch is full before its time."""
+
 _log = logging.getLogger("sbus.spark")
 
 
@@ -74,9 +79,12 @@ class Archive:
     :param lake: the lake to write.
     :param every: seconds from one batch to the next; None: archive the rows that are there at the start, and end.
     :param max_rows: the largest number of rows in a batch.
+    :param max_bytes: about the largest number of bytes of journals in a batch; None: no limit. A batch starts when it
+        is as large as it may be, or after `every` seconds.
     :param consumer: the name under which the job reports to the journals; each lake of a journal needs its own.
     :param fail_on_data_loss: whether the job fails if rows were deleted before they are archived, or are damaged; else
         it goes on, and a row of the kind ``damaged`` stands in place of damaged ones.
+    :param compacts: whether to compact closed hours meanwhile (`sbus.spark.jobs.upkeep`).
     :ivar rows: rows that are in the lake since the start.
     :ivar batches: the batches that they came in.
     """
@@ -89,16 +97,20 @@ class Archive:
         *,
         every: float | None = None,
         max_rows: int = MAX_ROWS,
+        max_bytes: int | None = None,
         consumer: str = CONSUMER,
         fail_on_data_loss: bool = True,
+        compacts: bool = False,
     ) -> None:
         self.rows = 0
         self.batches = 0
+        self.upkeep = Upkeep(lake.table) if compacts else None
         self._spark = spark
         self._journals = list(journals)
         self._lake = lake
         self._every = every
         self._max_rows = max_rows
+        self._max_bytes = max_bytes
         self._consumer = consumer
         self._fail_on_data_loss = fail_on_data_loss
         self._checkpoint = Checkpoint(lake.checkpoint)
@@ -121,25 +133,30 @@ class Archive:
         try:
             self._identity = self._lake.identity()
             for journal in journals.values():
-                check_consumer(journal.directory, self._consumer, self._identity, str(self._lake.directory))
+                with contextlib.suppress(OSError):  # the report below fails too: it warns, and is repeated
+                    check_consumer(journal.directory, self._consumer, self._identity, self._lake.location)
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
             if self._done >= 0:
                 # Spark does not sync its files, and the report below lets retention delete rows.
                 self._checkpoint.sync(self._done)
             self._report(journals, self._checkpoint.offsets(self._done))
-            rows = (
+            reader = (
                 self._spark.readStream.format("sbus")
                 .option("journal", "\n".join(self._journals))
                 .option("maxRowsPerTrigger", self._max_rows)
                 .option("failOnDataLoss", self._fail_on_data_loss)
-                .load()
             )
+            if self._max_bytes is not None:
+                reader = reader.option("maxBytesPerTrigger", self._max_bytes)
+            if self._every is not None:
+                reader = reader.option("maxTriggerDelay", f"{self._every:.3f}s")
+            rows = reader.load()
             writer = rows.writeStream.queryName("archive").option("checkpointLocation", str(self._lake.checkpoint))
             if self._every is None:
                 writer = writer.trigger(availableNow=True)
             else:
-                writer = writer.trigger(processingTime=f"{self._every * 1000:.0f} milliseconds")
+                writer = writer.trigger(processingTime=f"{min(self._every, _LOOK_INTERVAL) * 1000:.0f} milliseconds")
             self._query = writer.foreachBatch(self._write).start()
         except BaseException:
             self._writing.__exit__(None, None, None)
@@ -156,7 +173,16 @@ class Archive:
         with translate_errors():
             has_ended = self._query.awaitTermination(seconds)  # type: ignore[arg-type]
         self._note_done_batches()
+        if self.upkeep is not None:
+            self.upkeep.poll()
         return has_ended is not False
+
+    @property
+    def lag(self) -> int:
+        """Rows that are in the journals and not yet in the lake."""
+        offsets = self._checkpoint.offsets(self._done)
+        journals = open_journals(self._journals)
+        return sum(max(0, journal.end() - offsets.get(name, journal.start())) for name, journal in journals.items())
 
     @property
     def is_busy(self) -> bool:
@@ -170,6 +196,8 @@ class Archive:
                 self._query.stop()
             self._note_done_batches()
             self._query = None
+            if self.upkeep is not None:
+                self.upkeep.stop()
             self._writing.__exit__(None, None, None)
 
     def __enter__(self) -> Archive:

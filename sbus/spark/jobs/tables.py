@@ -23,13 +23,15 @@ def load_rows(
     *,
     journals: Sequence[str] = (),
     lake: str | None = None,
+    state: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DataFrame:
     """Return the rows of journals or a lake as a journal's columns, keys as text.
 
     :param journals: paths and globs of journals; or
-    :param lake: the directory of a lake.
+    :param lake: the directory, or the URL, of a lake.
+    :param state: the state directory of a lake in object storage.
     :param since: leave out the rows before this time.
     :param until: leave out the rows at or after this time.
     :raises sbus.errors.UsageError: if neither journals nor a lake are given, or both.
@@ -37,7 +39,7 @@ def load_rows(
     if bool(journals) == (lake is not None):
         raise UsageError("nothing to read, or two things: use either --lake=DIR or --journal=DIR (one or several)")
     if lake is not None:
-        return Lake(lake).read(spark, since, until)
+        return Lake(lake, state=state).read(spark, since, until)
     reader = spark.read.format("sbus").option("journal", "\n".join(journals))
     for name, moment in (("since", since), ("until", until)):
         if moment is not None:

@@ -114,8 +114,8 @@ def test_bundles() -> None:
 
 
 def test_catalogue() -> None:
-    """There are ten modes of silent readers, and `all` has every part of every attack."""
-    assert len([name for name in ATTACKS if name.startswith("readers-")]) == 10
+    """There are twelve modes of silent readers, and `all` has every part of every attack."""
+    assert len([name for name in ATTACKS if name.startswith("readers-")]) == 12
     *single, last = ATTACKS.values()
     assert last.name == ALL
     assert last.parts == tuple(part for attack in single for part in attack.parts)

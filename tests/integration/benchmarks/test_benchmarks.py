@@ -190,16 +190,16 @@ def test_tables_say_what_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "warned"),
+    ("about", "noted"),
     [({}, False), ({"whole": False}, True), ({"load": 1.5}, True)],
     ids=["whole", "quick", "busy"],
 )
-def test_notes(about: dict[str, Any], warned: bool) -> None:
+def test_notes(about: dict[str, Any], noted: bool) -> None:
     """A report names the machine, the failed runs, and whether its figures are of little worth."""
     notes = report.notes(results(record("redis", 1, 1, error="it has\nended"), **about))
     assert "a fast one" in notes
     assert "* 1-1/pipelined, redis, round 2: it has ended" in notes
-    assert (".. warning::" in notes) == warned
+    assert (".. note::" in notes) == noted
 
 
 def test_slow_down() -> None:

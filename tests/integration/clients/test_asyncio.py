@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import os
 import socket
 from pathlib import Path
 
@@ -17,13 +16,14 @@ from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, Disconnected
 from sbus.syscalls import batch
 from tests.integration.clients.backends import AsyncioBackend, FakeServer, paused, turn, unread, wait_stuck
+from tests.support.descriptors import descriptors
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 
 
 async def test_async_with_and_for(native: AsyncioBackend, shared: Bus) -> None:
     """The end of ``async with`` closes the bus, also after an exception, and leaves nothing open."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     bus = await aio.connect(str(shared.address))
 
     async def use() -> None:
@@ -37,7 +37,7 @@ async def test_async_with_and_for(native: AsyncioBackend, shared: Bus) -> None:
     with pytest.raises(ZeroDivisionError):
         await use()
     await bus.wait_closed()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors().items() - before.items()
 
 
 async def test_waiting_for_the_end(native: AsyncioBackend, directory: Path) -> None:
@@ -74,7 +74,7 @@ async def test_socket_is_there_for_its_options(native: AsyncioBackend, shared: B
 async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioBackend, shared: Bus) -> None:
     """The epoll set of a paused connection is closed when reading resumes, and when the connection closes."""
     client, publisher = await native.connect(shared.address), await native.connect(shared.address)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     sub = await client.subscribe("p")
     await client.fence()
     for _ in range(3):
@@ -82,11 +82,13 @@ async def test_reader_that_pauses_often_leaves_no_descriptors(native: AsyncioBac
         await wait_stuck(lambda: unread(client), publisher)
         assert len(await sub.get_ready()) == HIGH_WATER
         await client.fence()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert not descriptors().items() - before.items()
     await publisher.publish_many([("p", b"")] * HIGH_WATER)
     await wait_stuck(lambda: unread(client), publisher)
+    number = client.raw.socket.fileno()
     await client.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert str(number) not in descriptors()
+    assert not descriptors().items() - before.items()
 
 
 async def test_lack_of_memory_is_waited_out(

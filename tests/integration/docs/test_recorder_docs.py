@@ -42,7 +42,7 @@ def test_every_option_is_described() -> None:
 
 def test_defaults_of_options() -> None:
     """The page and the help state the same defaults, and they are those of the settings."""
-    defaults, words = Settings(), {0.1: "100ms", 1.0: "1s", 3600.0: "1h", 0o600: "0600", None: None}
+    defaults, words = Settings(), {0.1: "100ms", 1.0: "1s", 5.0: "5s", 3600.0: "1h", 0o600: "0600", None: None}
     parameters: Any = Options.optParameters
     texts = described()
     checked = 0

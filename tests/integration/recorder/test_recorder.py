@@ -207,9 +207,9 @@ def test_bus_that_comes_and_goes(
 
 
 def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path) -> None:
-    """Messages that the bus drops for a slow recorder are a gap."""
+    """With --hard=error, messages that the bus drops for a slow recorder are a gap."""
     started = bus("--queue-messages=500")
-    process = recorder()
+    process = recorder("--hard=error")
     client = started.client()
     process.kill(signal.SIGSTOP)
     published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
@@ -261,6 +261,65 @@ def test_dropped_messages_are_accounted_for(
     assert f"the bus dropped {missing}" in process.log
 
 
+def test_nothing_is_lost_by_default(
+    bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path, directory: Path
+) -> None:
+    """A recorder that was stopped for a moment in a burst holds the publisher, and records the burst whole."""
+    started = bus("--queue-messages=500")
+    process = recorder()
+    program = (  # of a process of its own, because the bus holds it
+        "import sys; from sbus.client.blocking import connect\n"
+        "with connect(sys.argv[1]) as bus:\n"
+        "    for first in range(0, 40000, 1000):\n"
+        "        bus.publish_many([(b'flood', b'%d' % i) for i in range(first, first + 1000)])\n"
+        "    bus.fence(30)\n"
+    )
+    process.kill(signal.SIGSTOP)
+    publisher = subprocess.Popen([sys.executable, "-c", program, str(directory / "bus")])
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            publisher.wait(1.5)
+        process.kill(signal.SIGCONT)
+        assert publisher.wait(TIMEOUT) == 0
+    finally:
+        publisher.kill()
+    last = started.client().msg(b"last")
+    found = wait_rows(journal, ends_with(last))
+    assert kinds(found) == ["start", "message"]
+    assert [row["payload"] for row in found[1:-1]] == [b"%d" % i for i in range(40_000)]
+    assert process.stop() == 0
+
+
+def test_a_disk_that_stays_full_holds_nobody(
+    bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, small_disk: Path
+) -> None:
+    """Past --max-lag the publishers go on; memory is bounded, and each loss is a row that counts it."""
+    started = bus("--queue-messages=500")
+    journal, ballast = small_disk / "journal", small_disk / "ballast"
+    limits = ("--max-lag=500ms", "--buffer-bytes=300000", "--batch-bytes=100000")
+    process: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK, *limits)
+    process.wait_recording()
+    fill(ballast)
+    client = started.client()
+    published = [client.msg(b"key", b"%0100d" % i) for i in range(8_000)]
+    client.sync()  # it returns, so the publisher is not held
+    process.wait_log(r"s behind \(--max-lag\)")
+    process.kill(signal.SIGUSR2)
+    [waiting] = process.wait_log(r"(\d+) bytes of memory wait for the disk")
+    assert int(waiting[1]) < 600_000
+    ballast.unlink()
+    process.wait_log("the recorder has caught up")
+    last = client.msg(b"last")
+    found = wait_rows(journal, ends_with(last))
+    lost = [row["payload"].split() for row in found if row["kind"] == "lost"]
+    got = packets(found)[:-1]
+    assert lost
+    assert len(got) + sum(int(receipt[0]) for receipt in lost) == len(published)
+    assert sorted(got) == got
+    assert "full" in kinds(found)
+    assert process.stop() == 0
+
+
 @pytest.fixture
 def small_disk(directory: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
@@ -294,7 +353,7 @@ def test_full_disk(
         process.mark()
         published += [client.msg(b"key/%d" % i, bytes(size)) for i in range(1 if size > 1000 else 1000)]
         client.sync()
-        process.wait_log("the journal .* cannot be written: No space left on device: the bus is not read")
+        process.wait_log("the journal .* cannot be written: No space left on device: messages wait")
         if size < 1000:
             published += [client.msg(b"key/%d" % i, bytes(size)) for i in range(1000, 1500)]
             client.sync()

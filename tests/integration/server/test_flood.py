@@ -693,6 +693,22 @@ class TestUsers:
         publisher, bystander = started.client(user=OTHER_USER), started.client()
         assert is_held_back(publisher, bystander, b"MSG flood\0")
 
+    def test_only_the_user_with_most_in_the_queue_is_held(self, as_root, lease):
+        """A user who publishes now and then is not held by a queue that another one has filled; nothing is lost."""
+        started = lease(SMALL, FOR_EVER, "--mode=0777", "--queue-messages=1000")
+        reader = started.client(b"flood", b"calm")
+        reader.cmsg(b"blocking/hard/block")
+        reader.sync()
+        flooder, bystander = started.client(user=OTHER_USER), started.client()
+        calm = started.client(user=THIRD_USER)
+        assert is_held_back(flooder, bystander, b"MSG flood\0")
+        for packet in numbered(b"calm", 300):
+            calm.send(packet)
+        assert calm.sync() == []
+        assert is_held_back(calm, bystander, b"MSG calm\0")  # until it has most itself
+        got = reader.receive(2_000)
+        assert [p for p in got if p.startswith(b"MSG calm")][:300] == numbered(b"calm", 300)
+
     def test_server_user_holds_anyone_back(self, become, bus, directory):
         """That the server's user is not root makes no difference."""
         directory.chmod(0o777)

@@ -162,10 +162,13 @@ def test_a_socket_in_a_container(bus, directory, tmp_path):
 
 
 def test_sockets_from_systemd(spawn, directory):
-    """Each socket that systemd passes is labelled with its name; the one without a name is main."""
+    """Each socket that systemd passes is labelled with its name; the one without a name is main.
+
+    The one called admin is the admin socket.
+    """
     made = []
-    for name in ("app1", "plain", "app2"):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for name in ("app1", "admin", "plain", "app2"):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM if name == "admin" else socket.SOCK_SEQPACKET)
         sock.bind(str(directory / name))
         sock.listen()
         made.append(sock)
@@ -174,8 +177,8 @@ def test_sockets_from_systemd(spawn, directory):
         "fds = list(map(int, sys.argv[1].split(',')))\n"
         "high = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds)]\n"
         "for i, fd in enumerate(high): os.dup2(fd, 3 + i); os.close(fd)\n"
-        "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='3', LISTEN_FDNAMES='app1:sbus.socket:app2')\n"
-        "os.execv(sys.argv[2], sys.argv[2:])\n"
+        "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='4', LISTEN_FDNAMES=sys.argv[2])\n"
+        "os.execv(sys.argv[3], sys.argv[3:])\n"
     )
     numbers = ",".join(str(sock.fileno()) for sock in made)
     one = spawn(
@@ -183,7 +186,7 @@ def test_sockets_from_systemd(spawn, directory):
         directory,
         "--listen=second=systemd:app2,max-clients=1",
         address="systemd",
-        before=(sys.executable, "-c", script, numbers),
+        before=(sys.executable, "-c", script, numbers, "app1:admin:sbus.socket:app2"),
         pass_fds=[sock.fileno() for sock in made],
     )
     for sock in made:
@@ -194,5 +197,9 @@ def test_sockets_from_systemd(spawn, directory):
             client.sync()
         one.wait_log(rf"client \d+ connected: pid \d+ uid \d+ gid \d+{label}$")
         one.mark()
+    with socket.socket(socket.AF_UNIX) as operator:
+        operator.connect(str(directory / "admin"))
+        operator.sendall(b"GET /v1/status HTTP/1.1\r\nHost: bus\r\nConnection: close\r\n\r\n")
+        assert operator.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"
     assert one.stop() == 0
-    assert sorted(path.name for path in directory.iterdir()) == ["app1", "app2", "plain"], "they are systemd's"
+    assert sorted(p.name for p in directory.iterdir()) == ["admin", "app1", "app2", "plain"], "they are systemd's"

@@ -300,6 +300,7 @@ class TestStop:
         """SIGHUP leaves a bus without a terminal running, and the log says what to use instead."""
         started = bus()
         with started.client() as client:
+            client.sync()  # from the first turn of the reactor on; before it, the signal is ignored
             started.kill(signal.SIGHUP)
             started.wait_log("SIGHUP: there is nothing to reload; SIGTERM stops")
             client.sync()

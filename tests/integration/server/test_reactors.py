@@ -18,6 +18,7 @@ from sbus.seqpacket.endpoints import SeqpacketClientEndpoint, SeqpacketServerEnd
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.listening import BACKLOG
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
+from tests.support.descriptors import descriptors
 from tests.support.reactors import BatchRecorder, HalfRecorder, PacketReactorBuilder, Recorder, in_reactor, received
 
 LIMIT = DEFAULT_MAX_PACKET
@@ -109,7 +110,7 @@ class Edges(PacketReactorBuilder):
         recorder = Recorder()
         peer = self.connect(recorder)
         reading, writing = os.pipe()
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         for _ in range(5):
             socket.send_fds(peer, [b"with descriptors"], [writing] * 4)
         await recorder.whenCount(5)
@@ -117,7 +118,7 @@ class Edges(PacketReactorBuilder):
         assert recorder.packets == [b"with descriptors"] * 5
         assert os.read(reading, 1) == b"", "nobody but this test may have held the pipe open"
         os.close(reading)
-        assert len(os.listdir("/proc/self/fd")) == before - 2
+        assert not descriptors().items() - before.items()
 
 
 class Pausing(PacketReactorBuilder):

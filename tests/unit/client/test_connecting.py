@@ -24,6 +24,7 @@ from sbus.client.connecting import (
 )
 from sbus.errors import AddressError, ConnectError
 from sbus.syscalls.sockets import max_sendable
+from tests.support.descriptors import descriptors
 
 
 def test_address_is_looked_for_in_this_order(tmp_path: Path) -> None:
@@ -101,11 +102,11 @@ def test_full_backlog_is_waited_for(listening: socket.socket) -> None:
 
 def test_failed_connections_leave_no_descriptors(tmp_path: Path) -> None:
     """A failed attempt leaves no descriptor open."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(3):
         with pytest.raises(ConnectError):
             connect_once(str(tmp_path / "none"), 1000)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not descriptors().items() - before.items()
 
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:

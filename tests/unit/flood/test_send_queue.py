@@ -1447,6 +1447,7 @@ class FloodMachine(RuleBasedStateMachine):
         assert connection.delivered == model.delivered
         assert connection.lost == [len(model.lost), sum(map(len, model.lost))]
         assert queue.is_congested == (model.waiting is not None)
+        assert queue.is_clear == (not queue.is_congested and queue.head is None)
         assert len(queue) == len(model.pending) + len(model.waiting or ())
         assert (queue.messages, queue.size) == (len(model.messages), model.size)
         assert queue.replies == len(model.waiting or ()) - len(model.messages)

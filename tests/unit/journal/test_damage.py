@@ -21,7 +21,8 @@ from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.repair import repair
 from sbus.journal.verify import verify
-from sbus.journal.writer import JournalWriter, locked
+from sbus.journal.lock import locked
+from sbus.journal.writer import JournalWriter
 from tests.support.faults import Crash, FaultyDisk
 from tests.support.journals import Clock
 

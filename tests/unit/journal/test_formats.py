@@ -139,7 +139,9 @@ class TestOlder:
     def directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A journal of the older format; its second segment is open, as a crash leaves it."""
 
-        def encode(kind: Kind, first_seq: int, times: int, keys: Sequence[bytes], bodies: Sequence[bytes]) -> pa.Buffer:
+        def encode(
+            kind: Kind, first_seq: int, times: int, keys: Sequence[bytes], bodies: Sequence[bytes], ends: None
+        ) -> pa.Buffer:
             indices, seqs = pa.array([0] * len(keys), pa.int8()), pa.arange(first_seq, first_seq + len(keys))
             stamps = pa.array([times] * len(keys), COLUMNS[2].arrow_type)
             columns = [indices, seqs, stamps, pa.array(keys, pa.binary()), pa.array(bodies, pa.binary())]

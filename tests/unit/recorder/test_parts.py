@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -25,13 +26,12 @@ from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import list_segments
 from sbus.recorder import pipeline as recording
-from sbus.recorder.buffer import Batch, BatchBuffer, memory_of
+from sbus.recorder.buffer import Batch, BatchBuffer
 from sbus.recorder.pipeline import Recording
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.service import open_journal
 from sbus.recorder.settings import Settings
 from sbus.recorder.twistd import Options, makeService
-from sbus.recorder.unconfirmed import Unconfirmed
 from sbus.recorder.writer_thread import Job, JournalThread
 from tests.support.faults import let_go
 from tests.support.journals import rows
@@ -66,7 +66,7 @@ def test_options_become_settings() -> None:
     """Each option sets the setting of its name; without options the settings are the defaults."""
     assert settings_of() == Settings()
     assert settings_of(
-        *("--pattern=a/", "-p", "b/*", "--pattern=a/", "--soft=block", "--hard=block", "--order=stack"),
+        *("--pattern=a/", "-p", "b/*", "--pattern=a/", "--soft=block", "--hard=block", "--max-lag=2s", "--order=stack"),
         *("--batch-rows=5", "--batch-bytes=6", "--batch-time=250ms", "--sync=0", "--buffer-bytes=7", "--max-packet=99"),
         *("--segment-bytes=8", "--segment-age=2h", "--keep-bytes=9", "--keep-days=1.5", "--force", "--mode=0640"),
     ) == Settings(
@@ -79,6 +79,7 @@ def test_options_become_settings() -> None:
         batch_time=0.25,
         sync=0.0,
         buffer_bytes=7,
+        max_lag=2.0,
         max_packet=99,
         segment_bytes=8,
         segment_age=7200.0,
@@ -97,7 +98,8 @@ def test_options_become_settings() -> None:
         ("--pattern=!/cred////x", "never recorded"),
         ("--pattern=a/!/b", "not allowed"),
         ("--soft=drop", "queue or discard or block or error"),
-        ("--hard=queue", "discard or block or error"),
+        ("--hard=queue", "adaptive or discard or block or error"),
+        ("--max-lag=1ms", "of 0.1 seconds or more"),
         ("--order=none", "queue or stack or random"),
         ("--sync=soon", "give a time, such as 500ms, 1s"),
         ("--sync=-1", "give a time"),
@@ -161,31 +163,38 @@ def make(clock: Clock, sent: list[Batch], **limits: Any) -> BatchBuffer:
     return BatchBuffer(clock, sent.append, **limits, now=lambda: round(clock.seconds() * 1e6))
 
 
+def packets(*messages: tuple[bytes, bytes]) -> list[bytes]:
+    return [b"MSG %b\0%b" % message for message in messages]
+
+
+def contents(batch: Batch) -> list[tuple[bytes, bytes]]:
+    return list(zip(batch.keys.to_pylist(), batch.payloads.to_pylist(), strict=True))
+
+
 def test_batch_by_number(sent: list[Batch]) -> None:
     """The maximum number of messages completes a batch; each message has the time of its arrival."""
     clock = Clock()
     batches = make(clock, sent)
-    batches.add([(b"a", b"1"), (b"b", b"2")])
+    batches.add(packets((b"a", b"1"), (b"b", b"2")))
     clock.advance(0.05)
-    batches.add([(b"c", b"3")])
+    batches.add(packets((b"c", b"3")))
     assert sent == []
-    assert (batches.rows, batches.size) == (3, 6)
-    batches.add([(b"d", b"4"), (b"e", b"5")])
-    assert sent == [
-        Batch(
-            [(b"a", b"1"), (b"b", b"2"), (b"c", b"3"), (b"d", b"4"), (b"e", b"5")], [0, 0, 50_000, 50_000, 50_000], 10
-        )
-    ]
-    assert (batches.rows, batches.size) == (0, 0)
+    assert batches.rows == 3
+    batches.add(packets((b"d", b"4"), (b"e", b"5")))
+    assert [contents(batch) for batch in sent] == [[(b"a", b"1"), (b"b", b"2"), (b"c", b"3"), (b"d", b"4")]]
+    assert (sent[0].times, sent[0].ends, sent[0].size) == ([0, 50_000], [2, 4], 8)
+    batches.flush()
+    assert contents(sent[1]) == [(b"e", b"5")]
+    assert (batches.rows, batches.oldest) == (0, None)
     assert clock.getDelayedCalls() == []
 
 
 def test_batch_by_size(sent: list[Batch]) -> None:
     """The maximum number of bytes in keys and payloads completes a batch."""
     batches = make(Clock(), sent)
-    batches.add([(b"k" * 50, b"p" * 49)])
+    batches.add(packets((b"k" * 50, b"p" * 49)))
     assert sent == []
-    batches.add([(b"k", b"")])
+    batches.add(packets((b"k", b"")))
     assert [batch.size for batch in sent] == [100]
 
 
@@ -193,11 +202,11 @@ def test_lone_message(sent: list[Batch]) -> None:
     """A message that no other follows is sent when the time is up; after that no timer runs."""
     clock = Clock()
     batches = make(clock, sent)
-    batches.add([(b"alone", b"")])
+    batches.add(packets((b"alone", b"")))
     clock.advance(0.099)
     assert sent == []
     clock.advance(0.001)
-    assert [batch.messages for batch in sent] == [[(b"alone", b"")]]
+    assert [contents(batch) for batch in sent] == [[(b"alone", b"")]]
     clock.advance(10)
     batches.add([])
     batches.flush()
@@ -225,19 +234,20 @@ def test_batches_keep_everything_in_order(plan: list[tuple[str, Any]]) -> None:
         if what == "add":
             messages = [(b"%d" % (len(added) + i), b"") for i in range(amount)]
             added += messages
-            batches.add(messages)
+            batches.add(packets(*messages))
         elif what == "wait":
             clock.advance(amount)
         else:
             batches.flush()
-        together = [message for batch in sent for message in batch.messages]
+        together = [message for batch in sent for message in contents(batch)]
         assert together == added[: len(together)]
         assert batches.rows == len(added) - len(together)
         oldest = clock.seconds() if oldest is None and batches.rows else oldest if batches.rows else None
         assert oldest is None or clock.seconds() - oldest < 0.1 + 1e-9 or not batches.rows
     batches.flush()
-    assert [message for batch in sent for message in batch.messages] == added
-    assert all(batch.messages and len(batch.messages) == len(batch.times) for batch in sent)
+    assert [message for batch in sent for message in contents(batch)] == added
+    assert all(batch.rows == batch.ends[-1] and batch.ends == sorted(set(batch.ends)) for batch in sent)
+    assert all(batch.times == sorted(set(batch.times)) for batch in sent)
 
 
 # --- the thread -----------------------------------------------------------------------------------
@@ -333,7 +343,7 @@ def run_jobs(
 
 
 def batch(count: int) -> Batch:
-    return Batch([(b"k", b"p")] * count, [0] * count, 2 * count)
+    return Batch(pa.array([b"k"] * count), pa.array([b"p"] * count), [0], [count])
 
 
 def test_jobs_keep_their_order() -> None:
@@ -390,17 +400,15 @@ class FakeConnection:
 
     def __init__(self, *args: Any) -> None:
         FakeConnection.newest = self
-        self._sink = args[3]
         self.gap: dict[str, Any] | None = None
-        self.unread: list[tuple[bytes, bytes]] = []
+        self.resumed = 0
         self.stopped: float | None = None
 
     def start(self) -> None:
         pass
 
-    def add_ready(self) -> None:
-        ready, self.unread = self.unread, []
-        self._sink.add(ready)
+    def resume(self) -> None:
+        self.resumed += 1
 
     async def stop(self, timeout: float) -> None:
         self.stopped = timeout
@@ -445,8 +453,8 @@ def shown(found: list[dict[str, Any]]) -> list[str]:
     return [row["payload"].decode() if row["kind"] == "message" else f"<{row['kind']}>" for row in found]
 
 
-def numbered(start: int, stop: int) -> list[tuple[bytes, bytes]]:
-    return [(b"key", b"%d" % number) for number in range(start, stop)]
+def numbered(start: int, stop: int) -> list[bytes]:
+    return [b"MSG key\0%d" % number for number in range(start, stop)]
 
 
 def test_time_of_batches_and_of_syncs(record: Callable[..., Recorder]) -> None:
@@ -533,21 +541,19 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
 def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -> None:
-    """While the disk fails, the bus is not read; afterwards a gap marks the place and the time."""
+    """While the disk fails, messages are kept; afterwards they are written, and a gap marks the place and the time."""
     recorder = record(batch_rows=2)
     recorder.recording.add(numbered(0, 2))
     recorder.appended(2)
-    assert recorder.recording.wait_for_capacity() is None
     faulty.errors["write"] = number
     before = time.time_ns() // 1000
     recorder.recording.add(numbered(2, 4))
-    recorder.loop.until(recorder.recording.wait_for_capacity)
-    recorder.recording.add(numbered(4, 5))  # a packet that was read before
-    recorder.connection.unread = numbered(5, 7)
-    room = recorder.recording.wait_for_capacity()
-    assert room is not None
+    recorder.loop.until(lambda: recorder.recording._disk_failure)
+    recorder.recording.add(numbered(4, 7))
+    assert recorder.recording.has_capacity()
+    assert recorder.recording.oldest_waiting() > 0
     del faulty.errors["write"]
-    recorder.loop.until(lambda: room.called)
+    recorder.loop.until(lambda: not recorder.recording._disk_failure)
     recorder.recording.add(numbered(7, 9))
     found = recorder.stop()
     assert shown(found) == ["<start>", *"0123456", "<full>", "7", "8", "<stop>"]
@@ -556,6 +562,7 @@ def test_full_disk(record: Callable[..., Recorder], faulty: Disk, number: int) -
     assert before <= details["since"] <= found[8]["time"].timestamp() * 1e6 + 1
     assert recorder.connection.stopped
     assert recorder.recording.counters.lost == 0
+    assert recorder.recording.oldest_waiting() == 0
 
 
 def test_failed_sync(record: Callable[..., Recorder], faulty: Disk) -> None:
@@ -565,11 +572,9 @@ def test_failed_sync(record: Callable[..., Recorder], faulty: Disk) -> None:
     recorder.loop.until(lambda: shown(rows(recorder.directory)) == ["<start>", "0", "1"])
     faulty.errors["sync"] = errno.EIO
     recorder.recording.add(numbered(2, 4))
-    recorder.loop.until(recorder.recording.wait_for_capacity)
+    recorder.loop.until(lambda: recorder.recording._disk_failure)
     faulty.errors.clear()
-    room = recorder.recording.wait_for_capacity()
-    assert room is not None
-    recorder.loop.until(lambda: room.called)
+    recorder.loop.until(lambda: not recorder.recording._disk_failure)
     assert shown(recorder.stop()) == ["<start>", *"0123", "<full>", "<stop>"]
 
 
@@ -580,7 +585,7 @@ def test_disk_that_stays_full(record: Callable[..., Recorder], faulty: Disk) -> 
     recorder.appended(2)
     faulty.errors["write"] = errno.ENOSPC
     recorder.recording.add(numbered(2, 7))
-    recorder.loop.until(recorder.recording.wait_for_capacity)
+    recorder.loop.until(lambda: recorder.recording._disk_failure)
     stopped = defer.Deferred.fromCoroutine(recorder.recording.stop())
     assert recorder.connection.stopped == 0.0
     recorder.loop.advance(20)
@@ -597,7 +602,7 @@ def test_disk_that_recovers_during_the_stop(record: Callable[..., Recorder], fau
     recorder = record(batch_rows=2)
     faulty.errors["write"] = errno.ENOSPC
     recorder.recording.add(numbered(0, 2))
-    recorder.loop.until(recorder.recording.wait_for_capacity)
+    recorder.loop.until(lambda: recorder.recording._disk_failure)
     stopped = defer.Deferred.fromCoroutine(recorder.recording.stop())
     del faulty.errors["write"]
     recorder.loop.until(lambda: stopped.called)
@@ -607,20 +612,27 @@ def test_disk_that_recovers_during_the_stop(record: Callable[..., Recorder], fau
     assert not recorder.loop.getDelayedCalls()
 
 
-@given(st.lists(st.lists(st.integers(0, 300), max_size=5), max_size=20), st.integers(0, 2_000))
-def test_unconfirmed_messages_are_the_newest(batches: list[list[int]], limit: int) -> None:
-    """What is kept before the confirmation is the end of what came, and takes no more memory than the limit."""
-    kept = Unconfirmed(limit)
-    came: list[tuple[bytes, bytes]] = []
-    for sizes in batches:
-        messages = [(b"%d" % (len(came) + n), bytes(size)) for n, size in enumerate(sizes)]
-        came += messages
-        kept.add(messages)
-    found = kept.take()
-    assert found == came[len(came) - len(found) :]
-    assert kept.dropped + len(found) == len(came)
-    assert sum(memory_of(1, len(key) + len(payload)) for key, payload in found) <= limit
-    assert kept.take() == []
+@given(st.lists(st.integers(1, 8), max_size=20), st.integers(400, 4_000))
+@settings(max_examples=25, deadline=None)
+def test_unconfirmed_messages_are_the_newest(counts: list[int], limit: int) -> None:
+    """What is kept before the confirmation is the end of what came, in bounded memory, and no loss comes before it."""
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "Connection", FakeConnection)
+        recorder = Recorder(Path(directory) / "journal", batch_rows=3, batch_bytes=400, buffer_bytes=limit)
+        recorder.recording.connected()
+        came = 0
+        for count in counts:
+            recorder.recording.add([b"MSG key\0%-100d" % number for number in range(came, came + count)])
+            assert recorder.recording._held_bytes <= limit
+            came += count
+        recorder.recording.add_lost(Lost(1, 1, 1, "queue-full"))
+        recorder.recording.recording_started({"since": 0, "reason": "test"})
+        found = [text.strip() for text in shown(recorder.stop())]
+    assert found[:3] == ["<start>", "<reconnect>", "<lost>"]
+    kept = found[3:-1]
+    assert kept == [str(number) for number in range(came - len(kept), came)]
+    assert recorder.recording._dropped_unconfirmed == came - len(kept)
+    assert kept or came == 0 or limit < 600
 
 
 def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,20 +643,21 @@ def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.
         assert may_write.wait(TIMEOUT)
         real(*args)
 
-    recorder = record(batch_rows=10, batch_bytes=1000, buffer_bytes=20_000)
+    recorder = record(batch_rows=10, batch_bytes=10_000, buffer_bytes=20_000)
     monkeypatch.setattr(disk, "write", write)
-    messages = [(b"key", bytes(100))] * 10
-    for _ in range(7):
-        assert recorder.recording.wait_for_capacity() is None
+    messages = [b"MSG key\0" + bytes(100)] * 10
+    batches = 0
+    while recorder.recording.has_capacity():
+        assert batches < 20
         recorder.recording.add(messages)
-    recorder.recording.add(messages)
-    room = recorder.recording.wait_for_capacity()
-    assert room is not None
+        batches += 1
+    assert batches > 10
     may_write.set()
-    recorder.loop.until(lambda: room.called)
-    assert 0 < recorder.recording.counters.rows < 80
-    assert recorder.recording.wait_for_capacity() is None
-    assert len(recorder.stop()) == 82
+    recorder.loop.until(lambda: recorder.connection.resumed)
+    assert 0 < recorder.recording.counters.rows < 10 * batches
+    assert recorder.recording.has_capacity()
+    assert len(recorder.stop()) == 10 * batches + 2
+    assert recorder.connection.resumed == 1
 
 
 def test_a_bug_is_reported(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -658,7 +671,7 @@ def test_a_bug_is_reported(record: Callable[..., Recorder], monkeypatch: pytest.
     monkeypatch.setattr(disk, "write", write)
     recorder.recording.add(numbered(0, 1))
     recorder.loop.until(lambda: recorder.failures)
-    assert recorder.recording.wait_for_capacity() is not None
+    assert not recorder.recording.has_capacity()
     assert recorder.recording.counters.lost == 1
 
 

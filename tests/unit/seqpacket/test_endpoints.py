@@ -31,7 +31,8 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.endpoints import ClientParser, SeqpacketClientEndpoint, SeqpacketServerEndpoint, ServerParser
 from sbus.syscalls import addresses
 from sbus.syscalls.sockets import max_sendable
-from tests.support.reactors import HandTurnedReactor, Recorder, descriptors
+from tests.support.descriptors import descriptors
+from tests.support.reactors import HandTurnedReactor, Recorder
 
 
 class Recorders(Factory):

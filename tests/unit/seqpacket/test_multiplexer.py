@@ -18,7 +18,8 @@ from zope.interface.verify import verifyObject
 
 from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, socket_pair
+from tests.support.descriptors import descriptors
+from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
 
 
 class Handler:
@@ -425,6 +426,35 @@ def test_soon_that_fails(reactor, multiplexer, logged):
     multiplexer.call_soon(calls.append, "two")
     reactor.advance(0)
     assert calls == ["one", "two"]
+    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+
+
+def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, monkeypatch):
+    """Steps of closing take a bounded time in each turn, in order; sockets are served between two slices."""
+    now, done = [0.0], list[int]()
+    monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
+
+    def step(number: int) -> None:
+        done.append(number)
+        now[0] += 0.002
+        if number == 1:
+            multiplexer.close_soon(step, 10)
+            raise ZeroDivisionError
+
+    handler = handlers()
+    handler.react = lambda: [multiplexer.close_soon(step, number) for number in range(10)]
+    handler.peer.send(b"one")
+    multiplexer.doRead()
+    assert done == [0, 1, 2]
+    handler.react = lambda: now.append(len(done))
+    while len(done) < 11:
+        multiplexer.doRead()
+        (call,) = reactor.getDelayedCalls()
+        call.cancel()
+        multiplexer._close_some()
+    assert done == list(range(11))
+    assert now[1:] == [3, 6, 9]
+    assert reactor.getDelayedCalls() == []
     assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
 
 

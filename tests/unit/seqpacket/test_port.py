@@ -29,7 +29,8 @@ from sbus.seqpacket.pacing import AcceptPacer
 from sbus.seqpacket.port import PacketPort
 from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import max_sendable
-from tests.support.reactors import HandTurnedReactor, Recorder, descriptors, received
+from tests.support.descriptors import descriptors
+from tests.support.reactors import HandTurnedReactor, Recorder, received
 
 
 class Recorders(Factory):

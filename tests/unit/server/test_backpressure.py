@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
 from sbus.flood import Until
+from sbus.protocol.keys import PeerCredentials
 from sbus.server.backpressure import Backpressure
+from sbus.server.queue_shares import QueueShares
 from sbus.testing import FakePacketTransport
 
 TIMEOUT = 30.0
@@ -20,8 +22,9 @@ ROOM, EMPTY = Until.ROOM, Until.EMPTY
 class Publisher:
     """A publisher that knows whether it is paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, uid: int = 0) -> None:
         self.is_paused = False
+        self.peer = PeerCredentials(1, uid, uid)
 
     def pause_publishing(self):
         self.is_paused = True
@@ -72,6 +75,48 @@ def test_until_empty(receiver):
     receiver.drained(True, True)
     assert paused(publisher) == [False]
     assert receiver.clock.getDelayedCalls() == []
+
+
+def test_only_the_user_with_most_in_the_queue_is_held(receiver):
+    """A publisher whose user has less in the full queue than another one goes on; with most, it is held."""
+    flood, other = Publisher(1), Publisher(2)
+    receiver.backpressure.kept(flood, receiver, 900, 900)
+    receiver.backpressure.kept(other, receiver, 100, 1000)
+    receiver.block(other, ROOM)
+    receiver.block(flood, ROOM)
+    assert paused(flood, other) == [True, False]
+    receiver.backpressure.kept(other, receiver, 801, 1801)
+    receiver.block(other, ROOM)
+    assert paused(flood, other) == [True, True]
+    receiver.drained(True, True)
+    assert paused(flood, other) == [False, False]
+    receiver.block(other, ROOM)  # the queue was empty: nobody has less than another
+    assert paused(flood, other) == [False, True]
+
+
+def test_soft_blocking_concerns_each_publisher(receiver):
+    """A receiver that blocks until it has drained does so whoever has most in its queue."""
+    flood, other = Publisher(1), Publisher(2)
+    receiver.backpressure.kept(flood, receiver, 900, 900)
+    receiver.block(other, EMPTY)
+    assert paused(flood, other) == [False, True]
+
+
+@given(st.lists(st.one_of(st.tuples(st.integers(1, 3), st.integers(1, 9)), st.integers(1, 20).map(lambda n: (0, n)))))
+def test_shares_of_a_queue(plan):
+    """Beside a queue that is first in, first out, the shares are those of the bytes that wait in it."""
+    shares = QueueShares()
+    queue: list[int] = []  # the user of each byte
+    for uid, size in plan:
+        if not uid:
+            del queue[:size]
+            continue
+        queue += [uid] * size
+        shares.add(uid, size, len(queue))
+        most = max(queue.count(user) for user in (1, 2, 3))
+        assert [user for user in (1, 2, 3) if shares.has_most(user)] == [
+            user for user in (1, 2, 3) if queue.count(user) == most
+        ]
 
 
 def test_until_room(receiver):

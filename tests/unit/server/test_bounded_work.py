@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
+from sbus.server.protocol import OVERDRAFT
 from sbus.server.turns import (
     CONTENDED_BUDGET,
     COPIES,
@@ -103,14 +104,16 @@ def test_a_batch_stops_where_the_balance_is_spent():
 
 
 def test_a_run_with_many_receivers_is_taken_apart():
-    """A batch of messages that costs more than a turn is delivered in parts; one that costs it exactly, at once."""
-    for count, is_paused in ((4, False), (5, True)):
+    """A batch that costs more than the balance and the overdraft is delivered in parts; all others, at once."""
+    balance, price = 23, (1 + 10) / COPIES
+    most = 1 + int((balance + OVERDRAFT) / price)
+    for count, is_paused in ((4, False), (5, False), (most, False), (most + 1, True)):
         bus = Turned()
         publisher = connect(bus)
         publisher.send(b"MSG k\0")
         readers = [connect(bus, b"SUB k", uid=2) for _ in range(10)]
         publisher.send(b"MSG k\0")
-        publisher.protocol.user.work_left = 1 + 4 * (1 + 10) // COPIES
+        publisher.protocol.user.work_left = balance
         publisher.send(*(b"MSG k\0%d" % n for n in range(count)))
         assert publisher.protocol.is_paused is is_paused
         while bus.turn():

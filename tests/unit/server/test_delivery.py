@@ -175,7 +175,7 @@ def test_no_client_is_kept_after_its_batch():
     reader.send(b"SUB k")
     publisher.send(b"MSG k\0", b"CMSG !/cred/whoami", b"MSG k\0")
     assert bus.registry.delivery._publisher is None
-    assert bus.registry.delivery._touched == []
+    assert bus.registry.delivery.touched == []
 
 
 @pytest.mark.parametrize("strategy", [b"blocking/soft/block", b"blocking/hard/block"])

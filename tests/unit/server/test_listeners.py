@@ -19,6 +19,7 @@ from sbus.server.listeners import (
     check_names,
     check_paths,
     parse_listen,
+    passed_admin,
     passed_sockets,
 )
 from sbus.server.protocol import BusProtocol
@@ -211,3 +212,14 @@ class TestAdmission:
         assert protocol.listener.name == "app"
         assert protocol.snapshot()["listener"] == "app"
         assert bus.connect().protocol.snapshot()["listener"] == "main"
+
+
+def test_the_admin_socket_from_systemd():
+    """A socket that systemd calls admin is for operators, wherever it stands, unless --listen names it."""
+    assert passed_admin(["sbus", "admin"]) == "/dev/fd/4"
+    assert passed_sockets(["admin", "sbus"]) == [("main", "/dev/fd/4")]
+    assert passed_sockets(["admin", "a", "b.socket"]) == [("main", "/dev/fd/5"), ("a", "/dev/fd/4")]
+    assert passed_admin(["sbus"]) is None
+    assert passed_admin(["sbus", "admin"], [parse_listen("x=systemd:admin")]) is None
+    with pytest.raises(UsageError, match="an admin socket and no other"):
+        passed_sockets(["admin"])

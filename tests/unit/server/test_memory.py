@@ -422,7 +422,7 @@ class Account(RuleBasedStateMachine):
             waiting = client.queue.snapshot()["packets"]
             backlog = client.queue._price * len(waiting) + sum(len(packet) for _, packet in waiting)
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
-        for left in set(registry._leaving).difference(registry.clients.values()):
+        for left in set(registry._leaving.receivers).difference(registry.clients.values()):
             users[left.user] = users.get(left.user, 0) + left.pattern_memory
         assert {user: user.memory for user in users} == users
         account = registry.users.budget.memory

@@ -196,6 +196,7 @@ class FakeBus(MultiService):
     def __init__(self) -> None:
         super().__init__()
         self.registry = self
+        self.attached: dict[str, Any] = {}
         self.sidecar: int | None = None
         self.calls: list[Any] = []
 

@@ -58,6 +58,7 @@ def test_settings_snapshot():
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
     client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on", b"CMSG observer/on")
+    client.send(b"CMSG chain/on")
     snapshot = client.protocol.settings.snapshot()
     assert set(snapshot) == {field.name for field in fields(ClientSettings)}
     assert snapshot == {
@@ -70,6 +71,7 @@ def test_settings_snapshot():
         "bye": True,
         "receipts": True,
         "observer": True,
+        "chain": True,
     }
     assert client.transport.bundle_limit == MAX_BUNDLE
 
@@ -79,6 +81,7 @@ NOT_STATE = {
     "_drain_timer",  # a time left
     "_fast_path", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_is_loading", "_snapshot", "on_room",  # a client asks again
+    "_held",  # released at the end of the server
     "_buffer", "_in_kernel", "_kept",  # figures of the account, which a new connection makes anew
     "_has_turn", "_is_blocked", "_is_waiting", "_price", "_route", "is_paused",  # found out again by the next message
 }  # fmt: skip

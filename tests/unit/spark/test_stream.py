@@ -178,6 +178,28 @@ def test_limits(new_journal: NewJournal):
     assert stream(journal).getDefaultReadLimit() == ALL
 
 
+def test_a_batch_starts_by_time_rows_or_bytes(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
+    """With a delay, a batch waits for it, unless as many rows or bytes are there as it may have."""
+    now = [100.0]
+    monkeypatch.setattr("sbus.spark.datasource.stream.time.monotonic", lambda: now[0])
+    journal = new_journal()
+    for limit in ({"maxRowsPerTrigger": "15"}, {"maxBytesPerTrigger": "1000"}):
+        reader = stream(journal, maxTriggerDelay="60s", **limit)
+        offset = {journal.id: journal.next_seq}
+        record(journal, 1)
+        limits = reader.getDefaultReadLimit()
+        offset = reader.latestOffset(offset, limits)
+        assert offset == {journal.id: journal.next_seq}
+        record(journal, 10)
+        assert reader.latestOffset(offset, limits) == offset
+        record(journal, 10)
+        full = reader.latestOffset(offset, limits)
+        assert offset[journal.id] < full[journal.id] < journal.next_seq
+        assert reader.latestOffset(full, limits) == full
+        now[0] += 60
+        assert reader.latestOffset(full, limits) == {journal.id: journal.next_seq}
+
+
 def test_limits_of_several_journals(new_journal: NewJournal):
     """A limit is divided among the journals that are behind; what one does not need goes to the others."""
     small, large = new_journal("small"), new_journal("large")

@@ -25,6 +25,7 @@ from sbus.syscalls import listening
 from sbus.syscalls.addresses import Address, connect, default_address, parse
 from sbus.syscalls.listening import adopt, inherited_name, listen
 from sbus.syscalls.sockets import is_unix
+from tests.support.descriptors import descriptors
 
 NOBODY = 65_534
 
@@ -46,9 +47,9 @@ def path(directory):
 @pytest.fixture(autouse=True)
 def _no_leaks():
     """No test leaves a descriptor open."""
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     yield
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert not descriptors().items() - before.items()
 
 
 def on(path, **kwargs):

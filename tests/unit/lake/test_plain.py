@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sbus.errors import LakeError
 from sbus.journal import disk
-from sbus.spark.jobs import lake as lake_module
+from sbus.lake import plain
 from sbus.spark.jobs.lake import Lake
 
 HOURS = [f"date=2026-01-{day:02}/hour={hour:02}" for day in (30, 31) for hour in (0, 23)]
@@ -58,9 +58,9 @@ def killed_after(operations: int) -> Iterator[list[int]]:
             sync_directory=counting(disk.sync_directory),
         ),
         mock.patch.multiple(
-            lake_module,
-            _move=counting(lake_module._move),
-            _sync=counting(lake_module._sync),
+            plain,
+            _move=counting(plain._move),
+            _sync=counting(plain._sync),
         ),
         mock.patch.multiple(os, mkdir=counting(os.mkdir), unlink=counting(os.unlink)),
     ):
@@ -70,20 +70,20 @@ def killed_after(operations: int) -> Iterator[list[int]]:
 def put(lake: Lake, number: int, batch: Batch) -> None:
     """Write a batch as Spark would, and commit it."""
     (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)  # Spark writes down first what it is about to do
-    staged = Path(tempfile.mkdtemp(dir=lake.directory / "_sbus/staging"))
+    staged = Path(tempfile.mkdtemp(dir=Path(lake.location) / "_sbus/staging"))
     for hour, text in batch.items():
         path = staged / hour / "part-00000-0123.c000.zstd.parquet"
         path.parent.mkdir(parents=True)
         path.write_text(text)
         path.with_name(f".{path.name}.crc").write_text("a checksum of Hadoop's")
-    lake.commit(number, staged)
+    lake.table.commit(number, staged)
 
 
 def content(lake: Lake) -> dict[str, str]:
     """The content of the lake as readers see it."""
     return {
-        str(path.relative_to(lake.directory)): path.read_text()
-        for path in lake.directory.rglob("*")
+        str(path.relative_to(Path(lake.location))): path.read_text()
+        for path in Path(lake.location).rglob("*")
         if path.is_file() and "_sbus" not in path.parts
     }
 
@@ -120,7 +120,7 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
         with lake.locked():
             put(lake, number, batch)
     assert content(lake) == expected(kept + second)
-    assert not list((lake.directory / "_sbus/staging").iterdir())
+    assert not list((Path(lake.location) / "_sbus/staging").iterdir())
     shutil.rmtree(directory)
 
 
@@ -149,7 +149,7 @@ def test_lists_of_files_do_not_pile_up(tmp_path):
     with lake.locked():
         for number in range(103):
             put(lake, number, {HOURS[0]: str(number)})
-    assert len(list((lake.directory / "_sbus/batches").iterdir())) == 100
+    assert len(list((Path(lake.location) / "_sbus/batches").iterdir())) == 100
     assert len(content(lake)) == 103
 
 
@@ -188,9 +188,9 @@ def test_only_its_owner_may_look_into_a_lake(tmp_path):
 
 
 def test_a_url_is_no_lake():
-    """A URL is refused with the remedy, because an object store has no atomic rename."""
+    """Plain Parquet on a URL is refused with the remedy, because an object store has no atomic rename."""
     with pytest.raises(LakeError, match="mount it"):
-        Lake("s3a://bucket/lake")
+        Lake("s3://bucket/lake", format="parquet")
 
 
 def test_the_identity_goes_with_the_lake(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ again. It is not enough here, for two reasons:
   reports a batch to a journal.
 * A power cut can leave a file that is empty or torn, and Spark then refuses to start. `Checkpoint.repair` removes the
   newest files back to the last one that is whole. Their batches are planned again; the lake replaces their files
-  (`sbus.spark.jobs.lake`). A commit without its offsets, and a checksum without its file, go as well: Spark takes them
+  (`sbus.lake.plain`). A commit without its offsets, and a checksum without its file, go as well: Spark takes them
   for the work of another stream that writes to the same checkpoint.
 
 Nothing that was reported can be lost in a repair, because it was synced before.
@@ -79,6 +79,14 @@ class Checkpoint:
         _sync(self._directory / "metadata")
         disk.sync_directory(str(self._directory))
         self._last_synced = batch
+
+    def sync_plan(self, batch: int) -> None:
+        """Sync the offset of a batch that is running.
+
+        After that, a power cut cannot make Spark plan it with other rows.
+        """
+        _sync(self._offsets / str(batch))
+        disk.sync_directory(str(self._offsets))
 
     def repair(self) -> None:
         """Remove the files that a power cut has torn.

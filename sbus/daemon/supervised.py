@@ -1,6 +1,6 @@
-"""The recorder as a child process: stops when its standard input ends.
+"""A service as a child process of the bus, such as the recorder: it stops when its standard input ends.
 
-The parent holds the other end of the pipe. The recorder therefore stops in order when the parent closes the pipe, and
+The parent holds the other end of the pipe. The child therefore stops in order when the parent closes the pipe, and
 also when the parent is killed. Its log goes to standard error, for the parent to read. It ignores SIGTERM and SIGINT,
 so that a signal to the whole process group (Ctrl-C, systemd) cannot end it before the bus.
 """
@@ -90,4 +90,4 @@ class StdinWatcher(Service):
         self._on_end()
 
     def logPrefix(self) -> str:
-        return "recorder"
+        return "stdin"

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Measure what two buses joined over NATS carry, compared with two clients of the same library.
+
+Each round has a fresh nats-server, and carries the same messages in two ways: from a publisher to a subscriber that use
+nats-py as its documentation shows, with the same subjects, payloads and headers; and from a client of one bus to a
+client of another, through two bridges (``twistd sbus-nats``). The subscriber's speed paces both publishers, so nothing
+is lost. Every message has to arrive.
+
+    python benchmarks/nats_bridge.py [--messages 100000] [--size 100] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+_TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
+_KEYS = [b"bench/%d" % number for number in range(10)]
+_AHEAD = 20_000
+"""Messages that may be on their way."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+_PUBLISHER = """\
+import asyncio, sys, nats
+async def main(url, count, size):
+    client = await nats.connect(url)
+    arrived = asyncio.Event()
+    progress = [0]
+    async def note(message):
+        progress[0] = int(message.data)
+        arrived.set()
+    await client.subscribe("progress", cb=note)
+    await client.flush()
+    packets = [(f"sbus.bench.{n}", b"MSG bench/%d\\0" % n + b"x" * size) for n in range(10)]
+    headers = {"Sbus-Origin": "0123456789abcdef0123456789abcdef host", "Sbus-Seq": ""}
+    for number in range(count):
+        while number - progress[0] >= AHEAD:
+            arrived.clear()
+            await arrived.wait()
+        subject, packet = packets[number % 10]
+        headers["Sbus-Seq"] = f"1234567890123456789.{number // 10 + 1}"
+        await client.publish(subject, packet, headers=headers)
+        if number % 128 == 127:
+            await asyncio.sleep(0)
+    await client.flush(60)
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+"""
+_SUBSCRIBER = """\
+import asyncio, sys, time, nats
+async def main(url, count):
+    client = await nats.connect(url)
+    done = asyncio.Event()
+    got = 0
+    async def note(message):
+        nonlocal got
+        got += 1
+        if got % 2000 == 0:
+            await client.publish("progress", b"%d" % got)
+        if got == count:
+            done.set()
+    await client.subscribe("sbus.bench.>", cb=note, pending_msgs_limit=0, pending_bytes_limit=0)
+    await client.flush()
+    print("ready", flush=True)
+    await done.wait()
+    print(time.monotonic(), flush=True)
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def cpu(pid: int) -> float:
+    """Return the CPU time of a process, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@contextlib.contextmanager
+def started(command: list[str], ready: str, log: Path) -> Iterator[int]:
+    """Run a process until the end of the block; the block begins when its log has the text `ready`."""
+    with log.open("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + 30
+            while ready not in log.read_text():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"{command}: {log.read_text()}")
+                time.sleep(0.02)
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def through_clients(url: str, count: int, size: int) -> float:
+    """Carry the messages between two clients of the library; return messages a second."""
+    subscriber = subprocess.Popen(
+        [sys.executable, "-c", _SUBSCRIBER, url, str(count)], stdout=subprocess.PIPE, text=True
+    )
+    assert subscriber.stdout is not None
+    subscriber.stdout.readline()
+    publisher = [sys.executable, "-c", _PUBLISHER.replace("AHEAD", str(_AHEAD)), url, str(count), str(size)]
+    # The interpreter's start does not count: it is measured with one message.
+    began = time.monotonic()
+    process = subprocess.Popen(publisher)
+    end = float(subscriber.stdout.readline())
+    process.wait(60)
+    subscriber.wait(60)
+    spent = end - began
+    began = time.monotonic()
+    subprocess.run([*publisher[:-2], "1", str(size)], check=True)
+    return count / (spent - (time.monotonic() - began))
+
+
+async def _carry(source: str, target: str, count: int, size: int) -> float:
+    from sbus.client.aio import connect
+
+    messages = [(key, b"x" * size) for key in _KEYS] * 50
+    async with await connect(source) as publisher, await connect(target) as subscriber:
+        subscription = subscriber.subscribe(b"bench/")
+        await subscriber.fence()
+        while True:  # the bridges subscribe when they have learnt of it
+            await publisher.publish(b"bench/0", b"first")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await subscription.get()
+                    break
+        await asyncio.sleep(0.5)
+        subscription.get_ready()
+        began = time.monotonic()
+        sent = got = 0
+        while got < count:
+            while sent < count and sent - got < _AHEAD:
+                await publisher.publish_many(messages)
+                sent += len(messages)
+            got += len(await subscription.get_many())
+        return count / (time.monotonic() - began)
+
+
+def through_bridges(url: str, count: int, size: int, folder: Path) -> tuple[float, float]:
+    """Carry the messages between two buses; return messages a second, and the bridges' CPU time a message, in µs."""
+    with contextlib.ExitStack() as stack:
+        bridges = []
+        for name, direction in (("a", "--out=bench/"), ("b", "--in=bench/")):
+            bus = str(folder / name)
+            stack.enter_context(
+                started([*_TWISTD, "sbus", f"--socket={bus}"], "sbus listens on", folder / f"{name}.log")
+            )
+            command = [*_TWISTD, "sbus-nats", f"--socket={bus}", f"--name={name}", f"--nats={url}", direction]
+            bridges.append(stack.enter_context(started(command, "joined NATS", folder / f"{name}.nats.log")))
+        before = sum(map(cpu, bridges))
+        rate = asyncio.run(_carry(str(folder / "a"), str(folder / "b"), count, size))
+        return rate, (sum(map(cpu, bridges)) - before) / count * 1e6
+
+
+def main() -> None:
+    """Measure, and print a line a round and the medians."""
+    from tests.support.nats import free_ports, nats_server
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    ratios = []
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory(prefix="sbus-") as name:
+            folder = Path(name)
+            (port,) = free_ports(1)
+            server = [nats_server(), "-a", "127.0.0.1", "-p", str(port)]
+            with started(server, "Server is ready", folder / "nats.log"):
+                url = f"nats://127.0.0.1:{port}"
+                clients = through_clients(url, options.messages, options.size)
+                bridges, spent = through_bridges(url, options.messages, options.size, folder)
+        ratios.append(bridges / clients)
+        print(
+            f"round {number + 1}: clients {clients:,.0f}/s, bridges {bridges:,.0f}/s, ratio {ratios[-1]:.2f}, "
+            f"CPU of both bridges {spent:.1f} µs a message",
+            flush=True,
+        )
+    print(f"median ratio {median(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()

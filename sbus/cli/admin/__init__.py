@@ -1,0 +1,1 @@
+"""The commands of operators: they ask the admin socket of a bus."""

@@ -1,0 +1,72 @@
+"""``sbus status``: the figures of a bus."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from sbus.cli.admin.connection import Admin, admin_option, json_option
+from sbus.cli.admin.words import format_ago, format_bytes, format_span
+from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.tables import format_table
+
+__all__ = ["status"]
+
+
+@click.command(
+    short_help="Show the figures of a bus.",
+    epilog="""\
+\b
+Example:
+  sbus status
+""",
+)
+@admin_option
+@json_option
+@connection_options
+@pass_target
+def status(target: Target, admin: str | None, as_json: bool) -> None:
+    """Show how the bus is: clients, messages, queues, losses and limits."""
+    found = Admin(target, admin).get("/v1/status")
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for line in format_table(list(_rows(found)), "<"):
+        click.echo(line)
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    counters = found["counters"]
+    rows = [
+        ("sbus", f"{found['version']}, process {found['pid']}, up {format_ago(found['started_at'])}"),
+        ("clients", f"{found['clients']:,} of {found['clients_limit']:,}, of {found['users']:,} users"),
+        ("published", f"{counters['published']:,} messages, {format_bytes(counters['published_bytes'])}"),
+        ("unrouted", f"{counters['unrouted']:,} of these that nobody was subscribed to"),
+        ("copies", f"{counters['routed']:,}, {format_bytes(counters['routed_bytes'])}"),
+        ("dropped", f"{counters['dropped']:,} copies{_by(counters['dropped_by'])}"),
+        ("conflated", f"{counters['conflated']:,} copies"),
+        (
+            "queues",
+            f"{found['queues']:,} receivers behind, {found['queue_messages']:,} messages, "
+            f"{format_bytes(found['queue_bytes'])} of {format_bytes(found['queue_limit_bytes'])}, "
+            f"the longest {format_bytes(found['queue_largest_bytes'])}",
+        ),
+        (
+            "held",
+            f"{found['held_publishers']:,} publishers now, {format_span(found['held_seconds'])} since the start",
+        ),
+        ("memory", f"{format_bytes(found['memory_bytes'])} of {format_bytes(found['memory_limit_bytes'])}"),
+        ("refused", f"{counters['refused']:,} connections{_by(counters['refused_by'])}"),
+        ("violations", f"{counters['violations']:,}{_by(counters['violations_by'])}"),
+    ]
+    if found["last_values"] is not None:
+        rows.append(("last values", f"{found['last_values']:,}"))
+    rows += [(name, "connected" if is_up else "NOT CONNECTED") for name, is_up in found["attached"].items()]
+    return rows
+
+
+def _by(reasons: dict[str, int]) -> str:
+    named = ", ".join(f"{why} {count:,}" for why, count in reasons.items() if count)
+    return f" ({named})" if named else ""

@@ -1,0 +1,55 @@
+"""``sbus users``: the users of a bus, and what they take."""
+
+from __future__ import annotations
+
+import json
+import pwd
+
+import click
+
+from sbus.cli.admin.connection import Admin, admin_option, json_option
+from sbus.cli.admin.words import echo_table, format_bytes
+from sbus.cli.options import Target, connection_options, pass_target
+
+__all__ = ["users"]
+
+
+@click.command(
+    short_help="List the users of a bus.",
+    epilog="""\
+\b
+Example:
+  sbus users
+""",
+)
+@admin_option
+@json_option
+@connection_options
+@pass_target
+def users(target: Target, admin: str | None, as_json: bool) -> None:
+    """List the users with a client, with their clients, patterns, queues and memory; most memory first."""
+    found = Admin(target, admin).get("/v1/users")
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    rows = (
+        {
+            **row,
+            "name": _name(row["uid"]),
+            "queued": format_bytes(row["queue_bytes"]),
+            "memory": format_bytes(row["memory_bytes"]),
+            "limits": "none" if row["is_exempt"] else "yes",
+        }
+        for row in sorted(found["users"], key=lambda row: -row["memory_bytes"])
+    )
+    columns = {"uid": ">", "name": "<", "clients": ">", "patterns": ">", "queues": ">", "queued": ">", "memory": ">"}
+    echo_table({**columns, "limits": "<"}, rows)
+
+
+def _name(uid: int) -> str:
+    if uid < 0:
+        return "(recorder)"
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""

@@ -1,0 +1,103 @@
+"""``sbus lake compact``, ``prune``, ``forget`` and ``vacuum``."""
+
+from __future__ import annotations
+
+import click
+
+from sbus.cli.lake.options import lake_argument, open_lake
+from sbus.cli.output import Progress, pluralize
+from sbus.cli.types import BYTES, Duration
+
+__all__ = ["compact", "forget", "prune", "vacuum"]
+
+
+@click.command(short_help="Merge the small files of closed hours.")
+@lake_argument
+def compact(location: str, state: str | None) -> None:
+    """Merge the small files of each closed hour into sorted files of 128 to 256 MiB.
+
+    The archive and readers may go on: they see each row once at any time. The command may be
+    killed at any time; run it again. The archive does this by itself, unless --no-compact is given.
+    """
+    table = open_lake(location, state)
+    from sbus.lake.maintenance import compact as run
+
+    progress = Progress()
+    done = run(table, progress=lambda text: progress.show(f"compacting {text}"))
+    progress.clear()
+    click.echo(
+        f"compacted {pluralize(done.hours, 'hour')}: {pluralize(done.before, 'file')} into {done.after:,}, "
+        f"{pluralize(done.rows, 'row')}",
+        err=True,
+    )
+
+
+@click.command(short_help="Remove old hours.")
+@lake_argument
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(min=0),
+    required=True,
+    metavar="DAYS",
+    help="Age in days from which on an hour is removed; fractions are allowed.",
+)
+def prune(location: str, state: str | None, keep_days: float) -> None:
+    """Remove the hours that are older than a number of days.
+
+    An hour ahead of the clock goes by the age of its files: the clock was wrong when it was recorded.
+    """
+    table = open_lake(location, state)
+    from sbus.lake.maintenance import prune as run
+
+    done = run(table, keep_days)
+    click.echo(f"removed {pluralize(done.hours, 'hour')} with {pluralize(done.dropped, 'row')}", err=True)
+    _warn_of_left(done.left)
+
+
+@click.command(short_help="Remove the messages of a key.")
+@lake_argument
+@click.option(
+    "--key", type=BYTES, required=True, metavar="PATTERN", help="Key, or a pattern of keys, to remove the messages of."
+)
+def forget(location: str, state: str | None, key: bytes) -> None:
+    """Remove the messages whose key matches PATTERN, and the files that had them.
+
+    Journals and copies of the lake still have these messages, and so has a query that is running,
+    until its process ends.
+    """
+    table = open_lake(location, state)
+    from sbus.lake.maintenance import forget as run
+
+    progress = Progress()
+    done = run(table, key, progress=lambda text: progress.show(f"looking at {text}"))
+    progress.clear()
+    click.echo(f"removed {pluralize(done.dropped, 'message')} from {pluralize(done.hours, 'hour')}", err=True)
+    _warn_of_left(done.left)
+
+
+@click.command(short_help="Delete replaced files early.")
+@lake_argument
+@click.option(
+    "--older-than",
+    type=Duration(),
+    metavar="TIME",
+    help="How long ago they were replaced, such as 0s or 12h.  [default: 1h; of Delta 7d]",
+)
+def vacuum(location: str, state: str | None, older_than: float | None) -> None:
+    """Delete files that were replaced, and the leftovers of killed processes.
+
+    Compaction does this by itself after an hour, and in Delta's format after seven days. A query that
+    still reads such a file fails; a version of a Delta table that needs it can no longer be read.
+    """
+    table = open_lake(location, state)
+    with table.state.maintaining():
+        deleted = table.vacuum(table.grace if older_than is None else older_than)
+    click.echo(f"deleted {pluralize(deleted, 'file')}", err=True)
+
+
+def _warn_of_left(left: int) -> None:
+    if left:
+        click.echo(
+            f"{pluralize(left, 'file')} left, whose batch is not done: run this again when the archive is done with it",
+            err=True,
+        )

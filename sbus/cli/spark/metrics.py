@@ -1,0 +1,131 @@
+"""Metrics of the jobs of ``sbus spark``: a file for Prometheus, replaced every few seconds and when a job ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sbus.errors import SbusError
+from sbus.metrics_file import MetricsFile, counter, gauge
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from sbus.spark.jobs.archive import Archive
+
+__all__ = ["ArchiveMetrics", "JobMetrics"]
+
+_INTERVAL = 10.0
+"""Seconds from one file to the next."""
+
+_log = logging.getLogger("sbus.spark")
+
+
+class JobMetrics:
+    """How a job ended: the same figures for every job.
+
+    :param job: its name, the label of each figure.
+    :param path: the file; None: no metrics.
+    :raises sbus.errors.UsageError: if the file cannot be there.
+    """
+
+    def __init__(self, job: str, path: str | None) -> None:
+        self._job = job
+        self._file = None if path is None else MetricsFile(path)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Write the figures when the block ends, and whether it failed."""
+        start = time.monotonic()
+        ok = False
+        try:
+            yield
+            ok = True
+        finally:
+            # The archive writes a file of its own as long as it runs.
+            if self._file is not None and (self._job != "archive" or not ok):
+                _write(self._file, self._figures(ok, time.monotonic() - start))
+
+    def _figures(self, ok: bool, seconds: float) -> list[Metric]:
+        def figure(name: str, text: str, value: float) -> Metric:
+            return gauge(f"sbus_job_{name}", text, {self._job: value}, "job")
+
+        return [
+            figure("success", "1 if the last run ended well, 0 if it failed: see its error.", ok),
+            figure("end_timestamp_seconds", "When the last run ended.", time.time()),
+            figure("duration_seconds", "How long it took.", seconds),
+        ]
+
+
+class ArchiveMetrics:
+    """The figures of an archive that runs.
+
+    :param path: the file; None: no metrics.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.retries = 0
+        self._file = None if path is None else MetricsFile(path)
+        self._next = 0.0
+        self._rows = self._batches = self._compactions = self._failures = 0
+        self._last_batch = 0.0
+        self._seen = 0
+
+    def update(self, archive: Archive, *, is_up: bool = True, now: bool = False) -> None:
+        """Write the file, if it is time.
+
+        :param is_up: whether the archive runs; false between a failure and the next try.
+        :param now: write it in any case.
+        """
+        if self._file is None:
+            return
+        if archive.batches != self._seen:
+            self._last_batch, self._seen = time.time(), archive.batches
+        if not now and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _INTERVAL
+        upkeep = archive.upkeep
+        try:
+            lag = archive.lag
+        except (SbusError, OSError):  # a journal is gone; the archive itself says so
+            lag = -1
+        _write(
+            self._file,
+            [
+                gauge("sbus_archive_up", "1 while the archive runs, 0 while it waits for its next try.", is_up),
+                counter("sbus_archive_rows", "Rows archived since the start.", self._rows + archive.rows),
+                counter("sbus_archive_batches", "Batches that they came in.", self._batches + archive.batches),
+                counter("sbus_archive_retries", "Failures after which the archive tried again.", self.retries),
+                gauge("sbus_archive_lag_rows", "Rows in journals that are not in the lake; -1 if unknown.", lag),
+                gauge("sbus_archive_last_batch_timestamp_seconds", "When the last batch was done.", self._last_batch),
+                counter(
+                    "sbus_archive_compactions",
+                    "Runs of the compaction.",
+                    self._compactions + (upkeep.done if upkeep else 0),
+                ),
+                counter(
+                    "sbus_archive_compaction_failures",
+                    "Compactions that failed; the log says why.",
+                    self._failures + (upkeep.failed if upkeep else 0),
+                ),
+            ],
+        )
+
+    def carry(self, archive: Archive) -> None:
+        """Take over the figures of an archive that has ended, so that its successor counts on."""
+        self._rows += archive.rows
+        self._batches += archive.batches
+        if archive.upkeep is not None:
+            self._compactions += archive.upkeep.done
+            self._failures += archive.upkeep.failed
+        self._seen = 0
+
+
+def _write(file: MetricsFile, figures: list[Metric]) -> None:
+    try:
+        file.write(figures)
+    except OSError as e:
+        _log.warning("%s: the metrics cannot be written (%s)", file.path, e.strerror)

@@ -1,0 +1,70 @@
+"""The lock of a journal's writer, and the directory that it is in.
+
+flock(2) holds the lock, so the kernel releases it however the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+from sbus.errors import JournalLocked
+from sbus.journal import disk
+from sbus.journal.layout import LOCK, read_identity
+
+__all__ = ["locked", "make_directory", "take_lock"]
+
+
+def make_directory(directory: str, mode: int) -> None:
+    """Make the directory of a journal, if there is none, with exactly these permissions."""
+    try:
+        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        os.mkdir(directory, mode)
+    except FileExistsError:
+        return
+    os.chmod(directory, mode)  # mkdir(2) applies the umask
+    disk.sync_directory(os.path.dirname(directory))
+
+
+@contextlib.contextmanager
+def locked(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of an existing journal's writer.
+
+    :raises JournalLocked: if a writer has the journal open.
+    :raises JournalError: if there is no journal.
+    """
+    directory = os.path.abspath(directory)
+    read_identity(directory)
+    lock = take_lock(directory, 0o600)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def take_lock(directory: str, mode: int) -> int:
+    """Lock a journal for writing.
+
+    :returns: a descriptor that holds the lock until it is closed.
+    :raises JournalLocked: if another process holds it.
+    """
+    path = os.path.join(directory, LOCK)
+    try:
+        fd = disk.create(path, mode)
+    except FileExistsError:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        disk.write(fd, b"%-10d\n" % os.getpid(), 0)
+    except BlockingIOError:
+        holder = os.pread(fd, 10, 0).decode("ascii", "replace").strip() or "of unknown ID"
+        os.close(fd)
+        raise JournalLocked(
+            f"{directory}: process {holder} writes this journal: stop it, or record into another directory"
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,358 @@
+"""Delta Lake: a log says which files are the table, in a directory or in object storage.
+
+Theory of operation
+-------------------
+
+Spark writes the files of a batch to a local directory, as for a lake of plain Parquet. `DeltaLake.commit` moves or
+uploads them, and adds them to the table with one commit to the log, with the ``deltalake`` package. No Spark jar is
+needed, and none of Spark's file systems for object storage.
+
+* *Exactly once.* The commit names the ID of the lake as its application, and the number of the batch as the version of
+  its transaction. A batch whose version the log has is not added again. The log does not accept two commits of one
+  application at a time, so a second writer cannot slip in between.
+* *The plan is durable before the commit is.* Spark's note of what a batch has is synced before the commit. Otherwise a
+  power cut could leave the commit and take the note, the batch would be planned again with more rows, and these would
+  be taken for archived.
+* *Atomic over hours.* A reader sees a batch, or a compaction, in all hours or in none.
+* *Durable.* In a directory, the files are synced, then the file of the commit and the log's directory. An object store
+  acknowledges only what it keeps.
+* *Files never change their name or their content.* Each has a random part in its name. A file that was uploaded for a
+  commit that never came is an orphan; `DeltaLake.vacuum` deletes it when it is a week old.
+* *Rewrites do not overlap.* Compaction, ``prune`` and ``forget`` commit with a transaction of their own,
+  ``<id>/maintenance``, whose version is one more than the last. If two processes, perhaps on two machines, rewrite
+  the same version of the table, the log refuses the second. Neither conflicts with a batch, which only adds files.
+
+Statistics come from the footers: rows, and the least and greatest journal, ``seq``, ``time`` and kind of each file.
+Keys are left out, so that the log has nothing of a message when ``forget`` is done.
+
+The state (`sbus.lake.state`) is ``_sbus`` in the directory of the table, which Delta's readers skip. For a URL it is a
+local directory. The table has the ID of the lake in its properties, so another state cannot write to it.
+
+Credentials are those of the usual environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``,
+``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, and whatever else the ``deltalake`` package reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import time
+import urllib.parse
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake._internal import DeltaFileSystemHandler
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, RemoveAction
+
+from sbus.errors import LakeError, StorageError
+from sbus.journal import disk
+from sbus.lake.checkpoint import Checkpoint
+from sbus.lake.state import State, make_directories
+from sbus.lake.table import DataFile, Event, Hour, Table
+
+__all__ = ["DeltaLake"]
+
+_PARTITIONS = ["date", "hour"]
+_SCHEMA = pa.schema(
+    [
+        ("journal", pa.string()),
+        ("seq", pa.int64()),
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("kind", pa.string()),
+        ("key", pa.string()),
+        ("payload", pa.binary()),
+        ("date", pa.date32()),
+        ("hour", pa.int32()),
+    ]
+)
+_STATISTICS = ("journal", "seq", "time", "kind")
+_OWNER = "sbus.lake"
+"""The property of the table that has the ID of the lake."""
+_BLOCK = 8 << 20
+"""Bytes of a file that are read at a time."""
+_ORPHAN_HOURS = 168
+"""Hours after which a file that no commit names is an orphan."""
+
+
+class DeltaLake(Table):
+    """A lake in a Delta table.
+
+    :param location: a directory or a URL.
+    :param state: the directory of the state; None: ``_sbus`` in the directory, or, for a URL, none: the lake can be
+        read only.
+    """
+
+    format = "delta"
+    grace = 7 * 86400.0
+    """Versions of the table can be read for as long."""
+
+    def __init__(self, location: str, state: Path | None = None) -> None:
+        self.location = location.rstrip("/")
+        self._is_local = "://" not in location
+        if state is None:
+            state = Path(location) / "_sbus" if self._is_local else _default_state(self.location)
+        self.state = State(state)
+
+    def __reduce__(self) -> tuple[type[DeltaLake], tuple[str, Path]]:
+        return DeltaLake, (self.location, self.state.directory)  # executors open files
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def commit(self, batch: int, staged: Path) -> None:
+        table = self._create()
+        owner = self._owner(table)
+        application = self.state.identity(self.format)
+        if owner != application:
+            raise LakeError(
+                f"{self.location}: another archive writes to this table (its ID is {owner}, and that of "
+                f"{self.state.directory} is {application}): use its state directory, or name another lake"
+            )
+        last = table.transaction_version(application)
+        if last is None or last < batch:
+            Checkpoint(self.state.checkpoint).sync_plan(batch)
+            try:
+                actions = [
+                    self._add(path, Hour.parse(str(path.parent.relative_to(staged))), batch, data_change=True)
+                    for path in sorted(staged.glob("*/*/*.parquet"))
+                ]
+                if actions:
+                    self._commit(table, actions, "batch", f"batch {batch}", Transaction(application, batch))
+            except (DeltaError, OSError) as e:
+                if self._is_local and isinstance(e, OSError):
+                    raise
+                raise _unreachable(self.location, e) from None
+        shutil.rmtree(staged, ignore_errors=True)
+
+    def _add(self, path: Path, hour: Hour, batch: int | None, *, data_change: bool) -> AddAction:
+        """Move or upload a file, and return the action that adds it."""
+        with pq.ParquetFile(path) as parquet:
+            statistics = _statistics(parquet.metadata)
+        size = path.stat().st_size
+        label = "compacted" if batch is None else f"{batch:010}"
+        name = f"{hour.directory}/{label}-{uuid.uuid4().hex}.parquet"
+        self._put(path, name)
+        return AddAction(
+            name,
+            size,
+            {"date": hour.date, "hour": str(hour.hour)},
+            int(time.time() * 1000),
+            data_change,
+            json.dumps(statistics),
+        )
+
+    def _put(self, path: Path, name: str) -> None:
+        if self._is_local:
+            target = Path(self.location) / name
+            _sync(path)
+            make_directories(target.parent)
+            os.replace(path, target)
+            disk.sync_directory(str(target.parent))
+        else:
+            # PyArrow's own stream hands buffers to the library, which takes bytes alone.
+            sink = DeltaFileSystemHandler(self.location).open_output_stream(name, None)
+            with open(path, "rb") as source:
+                while block := source.read(_BLOCK):
+                    sink.write(block)
+            sink.close()
+
+    def _commit(
+        self,
+        table: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        what: str,
+        note: str,
+        transaction: Transaction,
+    ) -> None:
+        table.create_write_transaction(
+            list(actions),
+            "append",
+            _SCHEMA,
+            _PARTITIONS,
+            commit_properties=CommitProperties(
+                custom_metadata={"sbus": what, "note": note}, app_transactions=[transaction]
+            ),
+        )
+        self._sync_log()
+
+    def _sync_log(self) -> None:
+        """Sync the newest commits; the library does not."""
+        if self._is_local:
+            log = Path(self.location) / "_delta_log"
+            names = sorted(name for name in os.listdir(log) if name.endswith(".json"))
+            for name in names[-3:]:
+                _sync(log / name)
+            disk.sync_directory(str(log))
+
+    # --- rewrites -------------------------------------------------------------------------------
+
+    def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
+        table = self._table()
+        there = {file.name for file in _files(table)}
+        if not {file.name for file in old} <= there:
+            return False
+        is_loss = what != "compact"
+        now = int(time.time() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            self._add(path, hour, None, data_change=is_loss) for hour, paths in new.items() for path in paths
+        ]
+        actions += [
+            RemoveAction(
+                file.name,
+                data_change=is_loss,
+                deletion_timestamp=now,
+                size=file.size,
+                partition_values={"date": file.hour.date, "hour": str(file.hour.hour)},
+            )
+            for file in old
+        ]
+        application = f"{self._owner(table)}/maintenance"
+        version = table.transaction_version(application)
+        try:
+            self._commit(table, actions, what, note, Transaction(application, 0 if version is None else version + 1))
+        except CommitFailedError:
+            return False  # another process has rewritten the table meanwhile
+        return True
+
+    def vacuum(self, grace: float) -> int:
+        try:
+            table = self._table()
+        except LakeError:
+            return 0
+        hours = max(0, round(grace / 3600))
+        deleted = table.vacuum(hours, dry_run=False, enforce_retention_duration=False)
+        orphans = table.vacuum(_ORPHAN_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
+        return len(deleted) + len(orphans)
+
+    def history(self) -> list[Event]:
+        found = [
+            Event(
+                int(entry["version"]),
+                entry["timestamp"] / 1000,
+                str(entry.get("sbus", entry["operation"])),
+                str(entry.get("note", "")),
+            )
+            for entry in self._table().history()
+        ]
+        return sorted(found, key=lambda event: event.version or 0)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def files(self) -> list[DataFile]:
+        try:
+            return _files(self._table())
+        except LakeError:
+            return []
+
+    def open(self, name: str) -> pa.NativeFile:
+        if self._is_local:
+            return pa.OSFile(str(Path(self.location) / name))
+        return self._files.open_input_file(name)
+
+    def pin(self, files: Sequence[DataFile]) -> list[str]:
+        # A file that was replaced stays for the grace.
+        return [f"{self.location}/{file.name}" for file in files]
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _files(self) -> pafs.FileSystem:
+        return pafs.PyFileSystem(DeltaStorageHandler(self.location))
+
+    def _table(self) -> DeltaTable:
+        try:
+            return DeltaTable(self.location)
+        except TableNotFoundError:
+            raise LakeError(
+                f"{self.location}: there is no lake, or it is empty: run sbus spark archive first"
+            ) from None
+        except (DeltaError, OSError) as e:
+            raise _unreachable(self.location, e) from None
+
+    def _create(self) -> DeltaTable:
+        try:
+            if DeltaTable.is_deltatable(self.location):
+                return DeltaTable(self.location)
+            if self._is_local:
+                make_directories(Path(self.location))
+            DeltaTable.create(
+                self.location,
+                _SCHEMA,
+                mode="ignore",
+                partition_by=_PARTITIONS,
+                name="sbus",
+                configuration={_OWNER: self.state.identity(self.format)},
+                raise_if_key_not_exists=False,
+            )
+            self._sync_log()
+            return DeltaTable(self.location)
+        except (DeltaError, OSError) as e:
+            raise _unreachable(self.location, e) from None
+
+    def _owner(self, table: DeltaTable) -> str:
+        return str(table.metadata().configuration.get(_OWNER))
+
+
+def _unreachable(location: str, error: Exception) -> StorageError:
+    return StorageError(f"{location}: {' '.join(str(error).split())}: check the address and the credentials")
+
+
+def _default_state(location: str) -> Path:
+    """Return the state directory of a URL: below that of the user, by the URL."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "sbus" / "lakes" / urllib.parse.quote(location, safe="")
+
+
+def _files(table: DeltaTable) -> list[DataFile]:
+    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    found = [
+        DataFile(
+            row["path"],
+            Hour(row["partition.date"].isoformat(), row["partition.hour"]),
+            row["size_bytes"],
+            row["modification_time"] / 1000,
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda file: (file.hour, file.name))
+
+
+def _statistics(metadata: pq.FileMetaData) -> dict[str, object]:
+    """Return the statistics of a file as the log has them, from its footer."""
+    least: dict[str, object] = {}
+    greatest: dict[str, object] = {}
+    names = metadata.schema.names
+    for name in _STATISTICS:
+        found = [
+            metadata.row_group(group).column(names.index(name)).statistics for group in range(metadata.num_row_groups)
+        ]
+        if found and all(each is not None and each.has_min_max for each in found):
+            least[name] = _plain(min(each.min for each in found))
+            greatest[name] = _plain(max(each.max for each in found))
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": least,
+        "maxValues": greatest,
+        "nullCount": dict.fromkeys(names, 0),
+    }
+
+
+def _plain(value: object) -> object:
+    return value.isoformat(timespec="microseconds").replace("+00:00", "Z") if isinstance(value, datetime) else value
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,131 @@
+"""Snapshots for slow readers: hard links that keep files readable for as long as a process lives.
+
+Spark lists the files of a query when it is planned, and opens them minutes later. Compaction may have put another
+directory in their place by then. So a reader links the files that it has listed into a directory of its own::
+
+    <lake>/_sbus/readers/<id>/date=2026-01-31/hour=07/0000000042.parquet
+    <lake>/_sbus/readers/<id>.lock        locked by the process for as long as it lives
+
+Links take no space until their files are replaced. `Pins.remove_dead` removes the directories of processes that have
+ended. A reader without the right to make links reads the files under their own names; if they are replaced meanwhile,
+its query fails and has to be repeated.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from sbus.lake.state import FILE_MODE, State, make_directories
+
+__all__ = ["Pins"]
+
+_CANNOT_LINK = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EXDEV,
+    errno.EMLINK,
+    errno.EOPNOTSUPP,
+    errno.ENOSPC,
+    errno.EDQUOT,
+}
+
+_mine: dict[Path, Path] = {}
+"""The directory of this process for each lake."""
+
+
+class Pins:
+    """The snapshots of the readers of a lake.
+
+    :param directory: the lake.
+    :param state: its state.
+    """
+
+    def __init__(self, directory: Path, state: State) -> None:
+        self._lake = directory
+        self._state = state
+        self._readers = state.directory / "readers"
+
+    def pin(self, names: Sequence[str]) -> list[str]:
+        """Return paths under which files stay readable for as long as this process lives.
+
+        :param names: paths in the lake.
+        :raises FileNotFoundError: if one of them is gone.
+        """
+        try:
+            mine = self._directory()
+            return [self._link(mine, name) for name in names]
+        except OSError as e:
+            if e.errno not in _CANNOT_LINK:
+                raise
+            return [str(self._lake / name) for name in names]
+
+    def _link(self, mine: Path, name: str) -> str:
+        source, target = self._lake / name, mine / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            if not os.path.samefile(source, target):  # its batch was written again
+                target.unlink()
+                os.link(source, target)
+        return str(target)
+
+    def _directory(self) -> Path:
+        found = _mine.get(self._lake)
+        if found is not None:
+            return found
+        made = self._readers / uuid.uuid4().hex
+        # Under this lock no other process takes the file for that of a reader that has ended.
+        with self._state.locked("commit.lock"):
+            make_directories(made)
+            lock = os.open(f"{made}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        _mine[self._lake] = made
+        atexit.register(_forget, os.getpid(), made)
+        return made
+
+    def remove_dead(self) -> int:
+        """Remove the snapshots of processes that have ended.
+
+        :returns: how many living readers there are.
+        """
+        living = 0
+        with contextlib.suppress(FileNotFoundError), self._state.locked("commit.lock"):
+            for entry in sorted(self._readers.iterdir()):
+                if entry.suffix == ".lock":
+                    continue
+                if _is_held(Path(f"{entry}.lock")):
+                    living += 1
+                else:
+                    shutil.rmtree(entry, ignore_errors=True)
+                    Path(f"{entry}.lock").unlink(missing_ok=True)
+        return living
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _forget(pid: int, directory: Path) -> None:
+    if os.getpid() == pid:  # a forked child leaves them to its parent
+        shutil.rmtree(directory, ignore_errors=True)
+        Path(f"{directory}.lock").unlink(missing_ok=True)

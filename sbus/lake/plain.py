@@ -1,0 +1,293 @@
+"""Plain Parquet: a lake is a directory that any program can read as it is.
+
+Theory of operation
+-------------------
+
+The layout::
+
+    <lake>/date=2026-01-31/hour=07/0000000042.parquet    the rows of batch 42 in that hour (UTC)
+    <lake>/date=2026-01-31/hour=06/0000000041-0f3c9ab1-000.parquet
+                                                         compacted: the rows of batches up to 41
+    <lake>/_sbus/batches/0000000042.json                 the manifest of batch 42: its files
+    <lake>/_sbus/floor.json                              the last batch that was compacted
+    <lake>/_sbus/retired/<time>-<id>/                    the directory of an hour as it was before a change
+    <lake>/_sbus/checkpoint/                             the progress of the archive, written by Spark
+    <lake>/_sbus/staging/, work/                         files that are being written
+
+There is no list of files but the directories themselves, so every change has to be one rename.
+
+*A batch* comes from executors as files in a directory of ``staging``. Then `PlainTable.commit` runs in the driver:
+
+1. write the manifest: the union of the files of this batch and of all files in older manifests with this number or a
+   higher one;
+2. remove the manifests with higher numbers;
+3. sync the staged files, and rename each to its place;
+4. remove the files that are in the manifest and not in this batch; sync the directories;
+5. if step 4 removed any, write the manifest again, with the files of this batch only.
+
+*A rewrite* (compaction, ``forget``, ``prune``) replaces the directory of an hour. `PlainTable.replace` builds the new
+directory in ``retired``, with the new files and with hard links to the files that stay. It then exchanges the two
+directories with one call (`sbus.lake.exchange`). That call is the change: before it nothing has happened, after it all
+has. The old directory is then where the new one was built, and is deleted after `sbus.lake.table.GRACE`.
+
+Invariants:
+
+* *The name of a batch's file depends on the number of the batch and the hour alone.* A batch that is written again
+  replaces its own files, and a rename is atomic, so a reader sees the old file or the new one and never a part.
+* *Every file of a batch is in a manifest before it is there.* So a batch that comes again with other rows finds the
+  files that it does not have any more, and removes them. A batch comes with other rows only if a power cut took back
+  what Spark had planned, and then it takes all later batches with it, which step 1 covers.
+* *A commit can be interrupted after any call and repeated*, with the same rows or with others. Until step 3 no row of
+  the lake has changed; from there on, repeating it leads to the same files. The tests interrupt it after each call.
+* *Only settled batches are rewritten*: those that Spark has marked as done, with the mark synced. They never come
+  again. ``floor.json`` has the last of them, synced before the exchange; a batch up to there is refused, because only
+  a checkpoint that is older than the lake (from a backup) would bring it.
+* *A listing is one directory.* A reader that lists an hour while it is exchanged has the old directory open or the new
+  one, and gets the names of that. The content of a directory that a reader may have open is not touched before the
+  grace is over. No name of a compacted file is used twice, so a reader that opens an old name late gets an error and
+  no rows of another file.
+* *One writer of each sort*, by the locks of `sbus.lake.state`. ``commit.lock`` keeps a commit and a rewrite apart
+  while the files of an hour change. Both hold it for milliseconds; merging needs no lock but that of maintenance.
+
+Spark asks for at most the last hundred batches again, so older manifests are removed. Names that begin with ``_`` are
+skipped by Spark and by other programs that read the directory as a table.
+
+Rejected: a manifest that readers have to follow, because DuckDB, Polars and pandas would see each row twice; moving
+files one by one, because no order of renames hides the old files at the moment when the new one appears; two renames
+of directories, because the hour would be empty between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from sbus.errors import LakeError
+from sbus.journal import disk
+from sbus.journal.layout import read_object
+from sbus.lake.exchange import exchange
+from sbus.lake.pins import Pins
+from sbus.lake.state import FILE_MODE, State, make_directories
+from sbus.lake.table import DataFile, Event, Hour, Table
+
+__all__ = ["PlainTable"]
+
+_KEPT_MANIFESTS = 100
+"""Manifests that are kept: as many as Spark can go back batches."""
+_TOMBSTONE = "deleted.parquet"
+"""It stays in a directory whose files are deleted early: a reader that is just listing it fails, and misses nothing."""
+
+
+class PlainTable(Table):
+    """A lake of plain Parquet files.
+
+    :param directory: an absolute path that this process and all executors share.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.format = "parquet"
+        self.location = str(directory)
+        self.state = State(directory / "_sbus")
+        self._batches = self.state.directory / "batches"
+        self._retired = self.state.directory / "retired"
+        self._floor = self.state.directory / "floor.json"
+        self._pins = Pins(directory, self.state)
+
+    # --- batches --------------------------------------------------------------------------------
+
+    def commit(self, batch: int, staged: Path) -> None:
+        if batch <= self._read_floor():
+            raise LakeError(
+                f"{self.location}: batch {batch} is to be archived again, but the lake has it, and has compacted it: "
+                f"the checkpoint in {self.state.directory} is older than the lake; restore both from one copy"
+            )
+        files = {
+            f"{path.parent.relative_to(staged)}/{batch:010}.parquet": path for path in staged.glob("*/*/*.parquet")
+        }
+        manifests = {number: self._read_manifest(number) for number in self._list_numbers() if number >= batch}
+        stale = set().union(*manifests.values()) - files.keys()
+        self._write_manifest(batch, stale | files.keys())
+        for number in manifests.keys() - {batch}:
+            disk.remove(self._manifest_path(number))
+        for path in files.values():
+            _sync(path)
+        with self.state.locked("commit.lock"):
+            for name, path in files.items():
+                target = self.directory / name
+                make_directories(target.parent)
+                _move(path, target)
+            for name in stale:
+                disk.remove(str(self.directory / name))
+            for directory in {(self.directory / name).parent for name in stale | files.keys()}:
+                if directory.exists():
+                    disk.sync_directory(str(directory))
+        if stale:
+            self._write_manifest(batch, files)
+        shutil.rmtree(staged, ignore_errors=True)
+        disk.remove(self._manifest_path(batch - _KEPT_MANIFESTS))
+
+    def _list_numbers(self) -> list[int]:
+        try:
+            names = os.listdir(self._batches)
+        except FileNotFoundError:
+            return []
+        return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+
+    def _manifest_path(self, batch: int) -> str:
+        return str(self._batches / f"{batch:010}.json")
+
+    def _read_manifest(self, batch: int) -> set[str]:
+        return set(read_object(self._manifest_path(batch))["files"])
+
+    def _write_manifest(self, batch: int, files: Collection[str]) -> None:
+        make_directories(self._batches)
+        disk.replace(self._manifest_path(batch), json.dumps({"files": sorted(files)}).encode() + b"\n", FILE_MODE)
+
+    # --- rewrites -------------------------------------------------------------------------------
+
+    def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
+        highest = max((file.batch for file in old if file.batch is not None), default=-1)
+        names: dict[Hour, set[str]] = {hour: set() for hour in new}
+        for file in old:
+            names[file.hour].add(os.path.basename(file.name))
+        for paths in new.values():
+            for path in paths:
+                _sync(path)
+        with self.state.locked("commit.lock"):
+            there = {hour: self._names(hour) for hour in names}
+            if any(gone - there[hour] for hour, gone in names.items()):
+                return False
+            if highest > self._read_floor():
+                disk.replace(str(self._floor), json.dumps({"batch": highest}).encode() + b"\n", FILE_MODE)
+            for hour, gone in names.items():
+                self._replace_hour(hour, there[hour] - gone, new[hour], max(highest, 0))
+        self.state.note(what, note)
+        return True
+
+    def _names(self, hour: Hour) -> set[str]:
+        try:
+            return {name for name in os.listdir(self.directory / hour.directory) if name.endswith(".parquet")}
+        except FileNotFoundError:
+            return set()
+
+    def _replace_hour(self, hour: Hour, kept: set[str], new: Sequence[Path], batch: int) -> None:
+        place = self.directory / hour.directory
+        retired = self._retired / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}"
+        if not kept and not new:
+            make_directories(self._retired)
+            _move(place, retired)
+        else:
+            make_directories(retired)
+            token = uuid.uuid4().hex[:8]
+            for number, path in enumerate(new):
+                _move(path, retired / f"{batch:010}-{token}-{number:03}.parquet")
+            for name in kept:
+                _link(place / name, retired / name)
+            disk.sync_directory(str(retired))
+            _exchange(str(retired), str(place))
+        disk.sync_directory(str(place.parent))
+        disk.sync_directory(str(self._retired))
+        try:
+            os.rmdir(place.parent)  # a day without hours
+        except OSError:
+            pass
+
+    def _read_floor(self) -> int:
+        try:
+            return int(read_object(str(self._floor))["batch"])
+        except FileNotFoundError:
+            return -1
+
+    def vacuum(self, grace: float) -> int:
+        deleted = 0
+        self._pins.remove_dead()
+        now = time.time_ns()
+        for directory in sorted(self._retired.iterdir()) if self._retired.exists() else ():
+            age = (now - int(directory.name.partition("-")[0])) / 1e9
+            # A clock that was set back must not keep it for good.
+            if 0 <= age < max(grace, 0):
+                continue
+            paths = [path for path in directory.iterdir() if path.name != _TOMBSTONE]
+            if grace <= 0:
+                (directory / _TOMBSTONE).touch(FILE_MODE)
+            for path in paths:
+                disk.remove(str(path))
+            deleted += len(paths)
+            if grace > 0:
+                shutil.rmtree(directory, ignore_errors=True)
+        return deleted
+
+    def history(self) -> list[Event]:
+        return [
+            Event(None, float(line.get("time", 0)), str(line.get("what", "")), str(line.get("note", "")))
+            for line in self.state.notes()
+        ]
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def files(self) -> list[DataFile]:
+        found = []
+        for place in sorted(self.directory.glob("date=*/hour=*")):
+            try:
+                hour = Hour.parse(str(place.relative_to(self.directory)))
+            except ValueError:
+                continue
+            found += self._list_hour(hour, place)
+        return found
+
+    def _list_hour(self, hour: Hour, place: Path) -> list[DataFile]:
+        while True:
+            try:
+                fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            try:
+                # The entries of one directory, also if another one takes its place now.
+                return [file for name in sorted(os.listdir(fd)) if (file := _data_file(hour, name, fd))]
+            except FileNotFoundError:
+                continue  # it was retired, and its files are being deleted
+            finally:
+                os.close(fd)
+
+    def open(self, name: str) -> pa.NativeFile:
+        return pa.OSFile(str(self.directory / name))
+
+    def pin(self, files: Sequence[DataFile]) -> list[str]:
+        return self._pins.pin([file.name for file in files])
+
+
+def _data_file(hour: Hour, name: str, directory: int) -> DataFile | None:
+    if not name.endswith(".parquet") or name.startswith(("_", ".")):
+        return None
+    status = os.stat(name, dir_fd=directory)
+    stem = name.removesuffix(".parquet")
+    batch = int(stem) if stem.isdecimal() else None
+    return DataFile(f"{hour.directory}/{name}", hour, status.st_size, status.st_mtime, batch)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _move(path: Path, target: Path) -> None:
+    os.replace(path, target)
+
+
+def _link(path: Path, target: Path) -> None:
+    os.link(path, target)
+
+
+def _exchange(one: str, other: str) -> None:
+    exchange(one, other)

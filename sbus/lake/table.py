@@ -1,0 +1,192 @@
+"""The interface between a lake and its table format.
+
+Theory of operation
+-------------------
+
+A lake is rows in Parquet files, each of which belongs to one hour (UTC). A *table format* decides which of these files
+are the table, and how that set changes without a reader ever seeing half of a change. `Table` is all that the rest of
+this package knows of a format; `sbus.lake.plain` and `sbus.lake.delta` implement it. The archive, compaction,
+``check``, ``prune``, ``forget`` and the Spark jobs are written once, against this class.
+
+Two operations change a table:
+
+* `Table.commit` adds a batch of the archive. It is called again with the same number after a crash, and must then
+  leave the rows of that batch in the table once.
+* `Table.replace` puts other files in the place of some. It never changes which rows a reader sees, except for rows
+  that it is asked to drop. It fails without an effect if one of the old files has been replaced in the meantime.
+
+A new format needs both, a list of its files at one moment (`Table.files`), and a way to open one (`Table.open`). It has
+to keep these promises:
+
+1. *Each row once.* A reader that lists the files of an hour gets the old ones or the new ones.
+2. *A listed file stays readable* for at least `GRACE` after it was replaced. A reader that is slower gets an error,
+   and never other rows: no name is used twice.
+3. *Durable before reported.* When `commit` or `replace` returns, a power cut cannot take it back.
+
+Two more things are the format's own: `Table.vacuum` deletes what no reader can need any more, and `Table.history` says
+what happened to the table.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sbus.lake.state import State
+
+__all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "open_parquet"]
+
+GRACE = 3600.0
+"""The least time in seconds for which a file that was replaced can still be read."""
+
+
+class Hour(NamedTuple):
+    """An hour of UTC.
+
+    :ivar date: such as ``2026-01-31``.
+    :ivar hour: 0 to 23.
+    """
+
+    date: str
+    hour: int
+
+    @property
+    def directory(self) -> str:
+        """Its directory in a lake."""
+        return f"date={self.date}/hour={self.hour:02}"
+
+    @property
+    def start(self) -> datetime:
+        """Its beginning."""
+        return datetime.fromisoformat(self.date).replace(hour=self.hour, tzinfo=UTC)
+
+    @classmethod
+    def of(cls, time: datetime) -> Hour:
+        """Return the hour that a time of UTC is in."""
+        return cls(f"{time:%Y-%m-%d}", time.hour)
+
+    @classmethod
+    def parse(cls, directory: str) -> Hour:
+        """Return the hour of a directory ``date=…/hour=…``.
+
+        :raises ValueError: if the directory is named otherwise.
+        """
+        date, _, hour = directory.partition("/")
+        if not date.startswith("date=") or not hour.startswith("hour="):
+            raise ValueError(directory)
+        return cls(date.removeprefix("date="), int(hour.removeprefix("hour=")))
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file of a lake.
+
+    :ivar name: its path in the lake.
+    :ivar hour: the hour of its rows.
+    :ivar size: its length in bytes.
+    :ivar changed: when it was written, in seconds since the epoch.
+    :ivar batch: the batch whose file it is, and that may replace it as long as it is not settled; None: it never
+        changes.
+    """
+
+    name: str
+    hour: Hour
+    size: int
+    changed: float
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of a table.
+
+    :ivar version: its number, in formats that count versions.
+    :ivar time: in seconds since the epoch.
+    :ivar what: ``batch``, ``compact``, ``prune``, ``forget`` or the format's own word.
+    :ivar note: details, for people.
+    """
+
+    version: int | None
+    time: float
+    what: str
+    note: str
+
+
+class Table(abc.ABC):
+    """A lake in one table format.
+
+    :ivar format: the name of the format.
+    :ivar grace: the seconds for which it keeps files that were replaced; at least `GRACE`.
+    :ivar location: a directory, or a URL.
+    :ivar state: the local directory with the progress of the archive, its locks, and staged files.
+    """
+
+    format: str
+    grace: float = GRACE
+    location: str
+    state: State
+
+    @abc.abstractmethod
+    def commit(self, batch: int, staged: Path) -> None:
+        """Add a batch; committed again, it is there once.
+
+        Only the holder of the writer's lock calls this.
+
+        :param batch: the number of the batch; no batch has a higher one yet, unless a power cut took back what Spark
+            had planned.
+        :param staged: a local directory with Parquet files in subdirectories ``date=…/hour=…``; it is removed.
+        :raises sbus.errors.LakeError: if the batch was archived and rewritten, so that the state must be an old copy.
+        """
+
+    @abc.abstractmethod
+    def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
+        """Replace files, beside readers and beside the archive.
+
+        Only the holder of the maintenance lock calls this.
+
+        :param old: settled files of the hours in `new`; all of an hour, or some.
+        :param new: for each hour local files, which are moved; none, if the rows of `old` are to go.
+        :param what: the word for the history.
+        :param note: details for the history.
+        :returns: false, without an effect, if a file of `old` is no longer there.
+        """
+
+    @abc.abstractmethod
+    def files(self) -> list[DataFile]:
+        """Return the files of the table as they are now, by hour and name."""
+
+    @abc.abstractmethod
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file of the table for reading, by its name."""
+
+    @abc.abstractmethod
+    def pin(self, files: Sequence[DataFile]) -> list[str]:
+        """Return paths under which Spark can read files for as long as this process lives.
+
+        :raises FileNotFoundError: if a file has been replaced in the meantime: list them again.
+        """
+
+    @abc.abstractmethod
+    def vacuum(self, grace: float) -> int:
+        """Delete files that were replaced more than `grace` seconds ago, and the leftovers of killed processes.
+
+        Only the holder of the maintenance lock calls this.
+
+        :returns: the number of files.
+        """
+
+    @abc.abstractmethod
+    def history(self) -> list[Event]:
+        """Return what happened to the table, the newest last."""
+
+
+def open_parquet(table: Table, file: DataFile) -> pq.ParquetFile:
+    """Open a file of a table with bounded memory: pages are read as they are needed."""
+    return pq.ParquetFile(table.open(file.name), buffer_size=1 << 16, pre_buffer=False)

@@ -1,0 +1,1 @@
+"""Links: what carries messages from one bus to another, and back."""

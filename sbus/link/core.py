@@ -1,0 +1,525 @@
+"""The link between two buses, without I/O: what to say to either, and what to carry.
+
+.. rubric:: Theory of operation
+
+A link is a client of two buses, the one *below* and its master *above*. `LinkCore` gets what each of them sends, in
+batches, and hands packets to a `Wire`, which has the connections. It has no clock: each call brings the time, in
+seconds.
+
+A connection goes through three steps (`Stage`). GREETING: the link has asked for what it needs to know. A server that
+does not know a question ignores it, so the last one is one that every server answers: ``whoami`` above. (Below it is
+``chain/off``, as the bus below may answer ``whoami`` only when it knows the link's name above.) KNOWN: the bus has
+answered. When both are known, the link checks the path, *announces* the path above to the bus below, subscribes above
+to all that is wanted below, and asks again. OPEN: the master has answered, so the subscriptions are in force. Now the
+link is up: it says so below, subscribes below to what is wanted above, and carries messages.
+
+What it keeps true:
+
+* *Only what is listed crosses.* The link subscribes on each side to intersections of the wanted patterns with the
+  listed ones (`sbus.link.interest`), and carries each message that it gets. Of secret messages, down: those that begin
+  with the link's own name and go on with other credentials; up: those that the bus below sends it, if secrets go up.
+* *No echo.* The link publishes on the connection on which it subscribes, with ``echo/off``.
+* *Trees only.* A bus that finds its own identifier in the path above is in a loop. The link announces itself before it
+  asks the last time: of two links that would close a loop at the same moment, at least one sees the other.
+* *Subscribe, then carry.* Nothing crosses before the master has confirmed the subscriptions.
+* *Fences.* After each change of interest the link asks the master ``whoami``; the reply confirms all subscriptions sent
+  before it, and the link passes that on (``link/fence``). One question at a time: changes that come meanwhile share the
+  next one.
+* *Losses are counted.* A bus reports what it has dropped for the link (receipts). What comes while the link is not up
+  is dropped here. Both sums go to the bus below, once a second at most.
+
+A batch is carried as it is: messages with known keys form a run (`sbus.routing.runs`), and the run is one list on its
+way to the other bus. So a message costs the link what it costs a bus, or less.
+
+A master of the original's kind knows neither path nor interest: all listed patterns are subscribed to then, and it has
+to honour ``echo/off``, which the link finds out with a message to itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Protocol
+
+from sbus.client.identity import explain_name
+from sbus.errors import Violation
+from sbus.link.interest import Change, Interest
+from sbus.protocol import controls
+from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, unbundle
+from sbus.protocol.notices import BYE, LOST
+from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
+from sbus.routing.runs import next_run
+
+__all__ = ["LOOP_RETRY", "LinkCore", "Side", "Stage", "Wire"]
+
+LOOP_RETRY = 30.0
+"""Seconds after which a link that would close a loop is tried again."""
+_REPORT_INTERVAL = 1.0
+"""Seconds between two reports of losses to the bus below."""
+_MAX_KEYS = 16_384
+"""Keys that are remembered as free to cross."""
+_CREDENTIALS = b"/!/cred/"
+_PROBE = b"/link/echo"
+"""The end of the key by which a link finds out whether a bus honours ``echo/off``."""
+_CARRY = (True,)
+_LIMITS = (b"violation ", b"user-limit ")
+"""Reasons of a bus for ending the connection that too many patterns can have."""
+
+
+class Side(enum.IntEnum):
+    """One of the two buses."""
+
+    BELOW = 0
+    ABOVE = 1
+
+    @property
+    def other(self) -> Side:
+        """The other bus."""
+        return Side(1 - self)
+
+
+class Stage(enum.Enum):
+    """How far a connection has come."""
+
+    CLOSED = "not connected"
+    GREETING = "asked for what there is to know"
+    KNOWN = "answered"
+    OPEN = "subscribed"
+
+
+class Wire(Protocol):
+    """What the core needs of its shell."""
+
+    def send(self, side: Side, packets: list[bytes]) -> None:
+        """Send packets to one of the buses."""
+
+    def bundle(self, side: Side, limit: int) -> None:
+        """Bundle what is sent to a bus from now on, and take bundles from it.
+
+        :param limit: bytes in the largest bundle that the bus takes.
+        """
+
+    def disconnect(self, side: Side, reason: str, retry: float | None) -> None:
+        """End a connection, and try again.
+
+        :param retry: seconds until then; None for the usual pause.
+        """
+
+    def is_up(self, up: bool, master: str) -> None:
+        """Note that the link carries messages, or no more.
+
+        :param master: the name of the bus above.
+        """
+
+    def log(self, text: str) -> None:
+        """Log a line that an operator has to see."""
+
+
+class _Bus:
+    """What the link knows of one of its buses.
+
+    :ivar interest: what to subscribe to here.
+    :ivar stage: how far the connection has come.
+    :ivar name: the link's own name here.
+    :ivar path: the buses from here up to the root: identifier and name.
+    :ivar patterns: the list of patterns that are wanted here, while it is being sent; `number` is that of the last one.
+    :ivar fences: the questions under way, each with the number of the change of interest that its reply confirms.
+    :ivar receipts: messages that the bus has dropped for the link.
+    :ivar known: the keys of messages that may cross, for `next_run`.
+    :ivar grants: whether this bus tells the link what is wanted here.
+    """
+
+    def __init__(self, listed: tuple[bytes, ...], limit: int) -> None:
+        self.listed = listed
+        self.interest = Interest(listed, limit=limit)
+        self.reset()
+
+    def reset(self) -> None:
+        self.stage = Stage.CLOSED
+        self.name = b""
+        self.path: list[tuple[bytes, bytes]] = []
+        self.grants = False
+        self.patterns: dict[bytes, None] = {}
+        self.number = 0
+        self.is_listed = False
+        self.fences: list[int | None] = []
+        self.receipts = 0
+        self.known: dict[bytes, tuple[bool, ...]] = {}
+
+
+class LinkCore:
+    """One link.
+
+    :param out: the patterns that may go up.
+    :param into: the patterns that may come down.
+    :param secrets: whether secret messages that are not for the bus below go up.
+    :param limit: patterns to subscribe to at one bus.
+    :raises sbus.errors.UsageError: if a listed pattern cannot be used.
+    :ivar lost: messages lost on the way up, and on the way down.
+    :ivar carried: messages carried up, and down.
+    :ivar refused: secret messages from above that were for nobody below.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        out: Iterable[bytes] = (),
+        into: Iterable[bytes] = (),
+        *,
+        secrets: bool = False,
+        limit: int = 8192,
+    ) -> None:
+        # What is wanted above is subscribed to below, and the other way round.
+        self._below = _Bus(tuple(out), limit)
+        self._above = _Bus(tuple(into), limit)
+        self._buses = (self._below, self._above)
+        self._wire = wire
+        self._secrets = secrets
+        self._master = "the master"
+        self.is_up = False
+        self.lost = [0, 0]
+        self.carried = [0, 0]
+        self.refused = 0
+        self._reported = (0, 0)
+        self._report_due = 0.0
+        self._collapsed = [False, False]
+        self._fenced = 0
+
+    # --- connections -------------------------------------------------------------------------
+
+    def connected(self, side: Side, now: float) -> None:
+        """Begin a new connection."""
+        bus = self._buses[side]
+        bus.reset()
+        bus.stage = Stage.GREETING
+        questions = [controls.ECHO_OFF, controls.BUNDLE_ON, controls.BYE_ON, controls.RECEIPTS_ON]
+        questions += [controls.LINK_PATH, controls.INTEREST_PATTERNS]
+        questions.append(controls.CHAIN_ON if side is Side.ABOVE else controls.CHAIN_OFF)
+        self._wire.send(side, [build(CMSG, key) for key in questions])
+        if side is Side.ABOVE:
+            self._ask(None)
+
+    def disconnected(self, side: Side, now: float) -> None:
+        """Note the end of a connection. Without the bus below, the one above is left, too."""
+        if self._buses[side].stage is Stage.CLOSED:
+            return
+        was_up, self.is_up = self.is_up, False
+        self._buses[side].reset()
+        if side is Side.BELOW:
+            if self._above.stage is not Stage.CLOSED:
+                self._above.reset()
+                self._wire.disconnect(Side.ABOVE, "the bus below has gone", None)
+        elif self._below.stage is not Stage.CLOSED:
+            if was_up:
+                self._tell_below(controls.LINK_DOWN)
+            self._tell_below(controls.LINK_PATH, b"")
+        if was_up:
+            self._wire.is_up(False, self._master)
+
+    def _refuse(self, side: Side, now: float, reason: str, retry: float | None = None) -> None:
+        self.disconnected(side, now)
+        self._wire.disconnect(side, reason, retry)
+
+    # --- time --------------------------------------------------------------------------------
+
+    def due(self, now: float) -> float | None:
+        """Return the time at which `tick` has something to do; None for never."""
+        times = []
+        if self.is_up:
+            times += [due for bus in self._buses if (due := bus.interest.due(now)) is not None]
+            if tuple(self.lost) != self._reported:
+                times.append(self._report_due)
+        return min(times, default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due: changes of interest, and reports."""
+        if not self.is_up:
+            return
+        for side in Side:
+            self._follow(side, now)
+        self._fence(now)
+        if tuple(self.lost) != self._reported and now >= self._report_due:
+            self._reported = (self.lost[0], self.lost[1])
+            self._report_due = now + _REPORT_INTERVAL
+            self._tell_below(controls.LINK_LOST, b"%d %d" % self._reported)
+
+    def _follow(self, side: Side, now: float) -> None:
+        """Subscribe and unsubscribe at one bus, as its interest says."""
+        interest = self._buses[side].interest
+        changes = interest.changes(now)
+        if changes:
+            self._wire.send(side, _packets(changes))
+        if interest.is_collapsed is not self._collapsed[side]:
+            self._collapsed[side] = interest.is_collapsed
+            where = "at the master" if side is Side.ABOVE else "at the bus below"
+            if interest.is_collapsed:
+                self._wire.log(f"too many patterns are wanted {where}: subscribing to the listed ones whole")
+            else:
+                self._wire.log(f"subscribing {where} to what is wanted again, and no more to the listed patterns whole")
+
+    def _fence(self, now: float) -> None:
+        """Have the master confirm what has been asked for, unless a question is under way."""
+        above = self._above
+        if not above.fences and above.interest.settled > self._fenced:
+            self._fenced = above.interest.settled
+            self._ask(self._fenced)
+
+    def _ask(self, number: int | None) -> None:
+        """Ask the master ``whoami``; the reply confirms the changes of interest up to this number."""
+        self._above.fences.append(number)
+        self._wire.send(Side.ABOVE, [build(CMSG, controls.WHOAMI)])
+
+    def _tell_below(self, key: bytes, payload: bytes | None = None) -> None:
+        self._wire.send(Side.BELOW, [build(CMSG, key, payload)])
+
+    # --- packets -----------------------------------------------------------------------------
+
+    def received(self, side: Side, packets: list[bytes], now: float) -> None:
+        """Take a batch that a bus has sent."""
+        bus = self._buses[side]
+        total = len(packets)
+        at = 0
+        while at < total and bus.stage is not Stage.CLOSED:
+            found, until = next_run(packets, at, total, bus.known)
+            if found is None:
+                packet, until = packets[at], at + 1
+                if packet[:4] == MAGIC:  # read together with the answer that agrees to bundles
+                    parts = unbundle([packet])
+                    if parts[0] is not packet:
+                        packets[at:until] = parts
+                        total = len(packets)
+                        continue
+                if not self._handle(side, bus, packet, now):
+                    at = until
+                    continue
+            self._carry(side, packets if until - at == total else packets[at:until])
+            at = until
+        self.tick(now)
+
+    def _carry(self, side: Side, messages: list[bytes]) -> None:
+        if self.is_up:
+            self.carried[side] += len(messages)
+            self._wire.send(side.other, messages)
+        else:
+            self.lost[side] += len(messages)
+
+    def lose(self, side: Side, count: int) -> None:
+        """Count messages from one bus that could not be sent to the other."""
+        self.lost[side] += count
+
+    def _handle(self, side: Side, bus: _Bus, packet: bytes, now: float) -> bool:
+        """Handle a packet that is not part of a known run; return whether to carry it."""
+        try:
+            verb, key, payload = parse(packet)
+        except Violation:
+            self.lost[side] += 1  # longer than the longest packet of this end
+            return False
+        if verb == MSG:
+            return self._may_cross(side, bus, key, now)
+        if verb == CMSG:
+            self._control(side, bus, key, payload, now)
+        return False
+
+    def _may_cross(self, side: Side, bus: _Bus, key: bytes, now: float) -> bool:
+        if not key.startswith(b"!/"):
+            if len(bus.known) >= _MAX_KEYS:
+                bus.known.clear()
+            bus.known[key] = _CARRY
+            return True
+        if side is Side.BELOW:
+            return self._secrets
+        if bus.stage is Stage.GREETING and key == bus.name + _PROBE:
+            self._refuse(
+                side, now, "it does not know echo/off, so every message would come back: link only a newer master"
+            )
+            return False
+        if bus.name and key.startswith(bus.name + _CREDENTIALS):
+            return True
+        self.refused += 1
+        return False
+
+    def _control(self, side: Side, bus: _Bus, key: bytes, payload: bytes, now: float) -> None:
+        if key == controls.WHOAMI:
+            if side is Side.ABOVE:
+                self._answered(payload, now)
+        elif key == controls.CHAIN_OFF:
+            if side is Side.BELOW and bus.stage is Stage.GREETING:
+                self._greeted_below(now)
+        elif key == controls.INTEREST_PATTERN:
+            self._wanted(side, bus, payload, now)
+        elif key == controls.INTEREST_PATTERNS:
+            self._list_complete(side, bus, now)
+        elif key == controls.LINK_PATH:
+            self._path(side, bus, payload, now)
+        elif key == controls.CHAIN:
+            self._renamed(bus, payload)
+        elif key == controls.BUNDLE_ON:
+            if payload.isdigit() and len(payload) < 10:
+                self._wire.bundle(side, min(int(payload), MAX_BUNDLE))
+        elif key == LOST:
+            self._lost(side, bus, payload)
+        elif key == BYE:
+            if payload.startswith(_LIMITS):
+                bus.interest.lower_limit()
+            self._wire.log(f"disconnected by {self._name(side)}: {payload.partition(b' ')[2].decode(errors='replace')}")
+
+    def _lost(self, side: Side, bus: _Bus, payload: bytes) -> None:
+        """Count what a bus has dropped for the link: the difference of the totals in its receipts."""
+        words = payload.split(b" ")
+        if len(words) >= 3 and words[2].isdigit():
+            total = int(words[2])
+            self.lost[side] += max(0, total - bus.receipts)
+            bus.receipts = total
+
+    # --- interest ----------------------------------------------------------------------------
+
+    def _wanted(self, side: Side, bus: _Bus, payload: bytes, now: float) -> None:
+        words = payload.split(b" ", 2)
+        if len(words) < 3 or not words[1].isdigit():
+            return
+        sign, number, pattern = words[0], int(words[1]), words[2]
+        bus.grants = True
+        if not bus.is_listed:
+            bus.number = number
+            if sign == b"+":
+                bus.patterns[pattern] = None
+            else:
+                bus.patterns.pop(pattern, None)
+            return
+        interest = self._buses[side.other].interest
+        if sign == b"+":
+            interest.add(pattern, number)
+        else:
+            interest.remove(pattern, now, number)
+
+    def _list_complete(self, side: Side, bus: _Bus, now: float) -> None:
+        bus.grants = bus.is_listed = True
+        self._buses[side.other].interest.replace(bus.patterns, now, bus.number)
+        bus.patterns = {}
+        self._maybe_join(now)
+
+    # --- coming up ---------------------------------------------------------------------------
+
+    def _answered(self, name: bytes, now: float) -> None:
+        above = self._above
+        number = above.fences.pop(0) if above.fences else None
+        if above.stage is Stage.GREETING:
+            self._greeted_above(name, now)
+        elif above.stage is Stage.KNOWN:
+            self._open(now)
+        elif number is not None and self.is_up:
+            self._tell_below(controls.LINK_FENCE, b"%d" % number)
+            self._fence(now)
+
+    def _greeted_below(self, now: float) -> None:
+        if not self._below.grants:
+            reason = "it does not tell this link what is wanted: run the link as root or as the bus's user"
+            self._refuse(Side.BELOW, now, reason)
+            return
+        self._below.stage = Stage.KNOWN
+        self._maybe_join(now)
+
+    def _greeted_above(self, name: bytes, now: float) -> None:
+        above = self._above
+        if not above.name:
+            above.name = name
+            if explain_name(name) is None:
+                # Does it honour echo/off? The reply to the second question comes behind the message, or alone.
+                own = name + _PROBE
+                self._wire.send(Side.ABOVE, [build(SUB, own), build(MSG, own, b""), build(UNSUB, own)])
+                self._ask(None)
+                return
+        if not above.grants:
+            self._below.interest.replace(self._below.listed, now)
+        above.stage = Stage.KNOWN
+        self._maybe_join(now)
+
+    def _maybe_join(self, now: float) -> None:
+        """When both buses are known: check the path, announce it, and subscribe above."""
+        below, above = self._below, self._above
+        if below.stage is not Stage.KNOWN and below.stage is not Stage.OPEN:
+            return
+        if above.stage is not Stage.KNOWN or above.fences or not below.is_listed:
+            return
+        if above.grants and not above.is_listed:
+            return
+        self._master = above.path[0][1].decode(errors="replace") if above.path else "a master without a name"
+        if not self._check_path(now):
+            return
+        self._tell_below(controls.LINK_PATH, _lines(above.path))
+        packets = []
+        unproven = explain_name(above.name)
+        if unproven is None:
+            packets.append(build(SUB, above.name + b"/"))
+        else:
+            self._wire.log(f"no secret message comes through this link: {unproven}")
+        packets += _packets(above.interest.restart(now))
+        self._fenced = above.interest.settled
+        packets.append(build(CMSG, controls.LINK_PATH))
+        self._wire.send(Side.ABOVE, packets)
+        self._ask(self._fenced)
+
+    def _open(self, now: float) -> None:
+        """The master has confirmed the subscriptions: carry messages from now on."""
+        below, above = self._below, self._above
+        if not self._check_path(now):
+            return
+        proven = explain_name(above.name) is None
+        above.stage = Stage.OPEN
+        self._tell_below(controls.LINK_UP, above.name if proven else b"")
+        self._tell_below(controls.LINK_FENCE, b"%d" % self._fenced)
+        self.is_up = True
+        if below.stage is Stage.KNOWN:
+            below.stage = Stage.OPEN
+            changes = below.interest.restart(now)
+        else:
+            changes = below.interest.changes(now)
+        if changes:
+            self._wire.send(Side.BELOW, _packets(changes))
+        self._wire.is_up(True, self._master)
+
+    def _renamed(self, bus: _Bus, name: bytes) -> None:
+        """The link has a new name at the master, because the master has one; its subscription to it still counts."""
+        if bus.stage is not Stage.GREETING and explain_name(name) is None:
+            bus.name = name
+            if self.is_up:
+                self._tell_below(controls.LINK_UP, name)
+
+    # --- the path ----------------------------------------------------------------------------
+
+    def _path(self, side: Side, bus: _Bus, payload: bytes, now: float) -> None:
+        path = [(line[:32], line[33:]) for line in payload.split(b"\n") if line]
+        if path == bus.path:
+            return
+        bus.path = path
+        if side is Side.ABOVE and self.is_up and self._check_path(now):
+            self._tell_below(controls.LINK_PATH, _lines(path))
+
+    def _check_path(self, now: float) -> bool:
+        """Return whether the bus below is not in the path above; if it is, end the connection and say so."""
+        if not self._below.path:
+            return True
+        own, name = self._below.path[0]
+        if all(identity != own for identity, _ in self._above.path):
+            return True
+        master = self._above.path[0][1].decode(errors="replace")
+        self._refuse(
+            Side.ABOVE,
+            now,
+            f"the bus {name.decode(errors='replace')!r} cannot have {master!r} as its master: that would close a loop, "
+            f"as its messages come there already; give each bus one master, as in a tree",
+            LOOP_RETRY,
+        )
+        return False
+
+    def _name(self, side: Side) -> str:
+        path = self._buses[side].path
+        return path[0][1].decode(errors="replace") if path else ("the master" if side is Side.ABOVE else "the bus")
+
+
+def _packets(changes: list[Change]) -> list[bytes]:
+    return [build(SUB if change.is_new else UNSUB, change.pattern) for change in changes]
+
+
+def _lines(path: list[tuple[bytes, bytes]]) -> bytes:
+    return b"\n".join(b"%b %b" % each for each in path)

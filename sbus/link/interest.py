@@ -1,0 +1,319 @@
+"""What one side of a link asks the other side for: subscriptions for the patterns that are wanted here.
+
+.. rubric:: Theory of operation
+
+One side of a link knows the patterns that its clients *want*, and the operator has *listed* the patterns that may
+cross. For each pair of them the link asks the other side for their intersection, which is one pattern or none. The
+intersections *needed* are counted. Those that another one covers are left out: one copy of a message is enough.
+
+`Interest` decides which subscriptions to make and to end (`Change`), and when. It does no I/O and has no clock: the
+caller passes the time, in seconds, and does what `changes` returns, in that order. `due` says when to call it next.
+
+Invariants, at every moment, each change taken as done:
+
+* Every key that a needed pattern matches is matched by a pattern that is asked for, from the call of `changes` after
+  the pattern was added (or as soon as the rate allows) until it is removed: *new before old*. When a wide pattern ends,
+  the narrow ones that it covered are asked for first.
+* A pattern that is needed no longer is given up `delay` seconds later, so that a client which reconnects costs nothing.
+  A pattern that comes back meanwhile stays.
+* When nothing has changed for a while, no pattern that is asked for covers another.
+* At most `rate` changes a second. `restart` is exempt: the other side has forgotten everything.
+* At most about `limit` patterns, or `max_bytes` of them, are asked for. Past that the interest *collapses*: the listed
+  patterns are asked for whole. It expands again when half of the limit is enough.
+
+Changes are decided when they are done, not when they are requested. A pattern that came and went within the wait for
+the rate costs nothing, and the agenda holds each pattern once.
+
+*Fences.* The source may number its changes, upwards. `settled` is the last number up to which all added patterns have
+been asked for: what `changes` has returned by then has to be confirmed by the other side before anybody here may be
+told that these subscriptions hold.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from sbus.errors import UsageError
+from sbus.link.covering import CoverIndex
+from sbus.protocol.patterns import Shape, intersect, pattern_cost, shape
+
+__all__ = ["DELAY", "LIMIT", "MAX_BYTES", "RATE", "Change", "Interest"]
+
+DELAY = 2.0
+"""Seconds after which a pattern that is needed no longer is given up."""
+RATE = 1000
+"""Changes a second at most."""
+LIMIT = 8192
+"""Patterns to ask for at most: half of what a server allows a client by default."""
+MAX_BYTES = 1 << 19
+"""Bytes of these patterns: half of what a server allows a client by default."""
+
+_BURST = 10
+"""The part of a second's changes that may come at once is one in this many."""
+
+
+class Change(NamedTuple):
+    """One thing to do at the other side.
+
+    :ivar is_new: whether to subscribe; else to unsubscribe.
+    """
+
+    is_new: bool
+    pattern: bytes
+
+
+class Interest:
+    """The patterns to ask the other side for.
+
+    :param listed: the patterns that may cross; patterns that match no key, and secret ones, are refused.
+    :param limit: patterns to ask for at most.
+    :param max_bytes: bytes of these at most, as a server counts them (`sbus.protocol.patterns.pattern_cost`).
+    :param delay: seconds after which a pattern is given up.
+    :param rate: changes a second at most.
+    :ivar is_collapsed: whether the listed patterns are asked for whole, because there were too many.
+    :raises UsageError: if a listed pattern cannot be used, or the listed ones alone exceed a limit.
+    """
+
+    def __init__(
+        self,
+        listed: Iterable[bytes],
+        *,
+        limit: int = LIMIT,
+        max_bytes: int = MAX_BYTES,
+        delay: float = DELAY,
+        rate: float = RATE,
+        separator: bytes = b"/",
+    ) -> None:
+        self._separator = separator
+        self._listed = self._widest(listed)
+        if len(self._listed) > limit or sum(map(self._cost, self._listed)) > max_bytes:
+            raise UsageError(f"too many patterns are listed: the limits are {limit:,} patterns and {max_bytes:,} bytes")
+        self._limit = limit
+        self._max_bytes = max_bytes
+        self._delay = delay
+        self._rate = rate * (1 - 1 / _BURST)
+        self._burst = max(1.0, rate / _BURST)
+        self._tokens = self._burst
+        self._filled_at = 0.0
+        self.is_collapsed = False
+        self._wanted: Counter[bytes] = Counter()
+        self._counts: Counter[Shape] = Counter()
+        self._needed = CoverIndex()
+        self._asked = CoverIndex()
+        self._bytes = 0
+        self._dooms: dict[Shape, float] = {}
+        self._leaving: dict[Shape, None] = {}
+        self._new: dict[Shape, int] = {}
+        self._again: dict[Shape, None] = {}
+        self._number = 0
+
+    # --- what is wanted ----------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> Iterable[bytes]:
+        """The patterns that are wanted, each once."""
+        return self._wanted.keys()
+
+    def add(self, pattern: bytes, number: int = 0) -> None:
+        """Count an open pattern that is wanted once more.
+
+        :param number: the number of the change, if the source numbers them.
+        """
+        self._number = max(self._number, number)
+        self._wanted[pattern] += 1
+        if self._wanted[pattern] == 1:
+            for needed in self._crossing(pattern):
+                self._count(needed)
+                self._new.setdefault(needed, self._number)
+
+    def remove(self, pattern: bytes, now: float, number: int = 0) -> None:
+        """Count a pattern once less; one that is not wanted is ignored."""
+        self._number = max(self._number, number)
+        if pattern not in self._wanted:
+            return
+        self._wanted[pattern] -= 1
+        if not self._wanted[pattern]:
+            del self._wanted[pattern]
+            for needed in self._crossing(pattern):
+                self._uncount(needed, now)
+            self._maybe_expand(now)
+
+    def replace(self, patterns: Iterable[bytes], now: float, number: int = 0) -> None:
+        """Take a new list in place of all that was wanted, such as the list of a source that has restarted.
+
+        Patterns that are on both lists are not touched. `settled` begins again at the numbers of the new source.
+        """
+        self._number = number
+        self._new = dict.fromkeys(self._new, number)
+        wanted = Counter(patterns)
+        for pattern, count in wanted.items():
+            if pattern not in self._wanted:
+                self.add(pattern, number)
+            self._wanted[pattern] = count
+        for pattern in self._wanted.keys() - wanted.keys():
+            self._wanted[pattern] = 1
+            self.remove(pattern, now, number)
+
+    # --- what is asked for -------------------------------------------------------------------
+
+    @property
+    def asked(self) -> list[bytes]:
+        """The patterns that the other side is subscribed to, if it has followed all changes."""
+        return [each.pattern(self._separator) for each in (*self._asked, *self._leaving)]
+
+    @property
+    def settled(self) -> int:
+        """The number up to which each added pattern is covered by what has been asked for."""
+        return next(iter(self._new.values())) - 1 if self._new else self._number
+
+    def restart(self, now: float) -> list[Change]:
+        """Return all subscriptions to make at another side that knows none."""
+        self._asked = CoverIndex()
+        self._bytes = 0
+        self._dooms.clear()
+        self._leaving.clear()
+        self._new.clear()
+        self._again.clear()
+        changes: list[Change] = []
+        for needed in sorted(self._needed, key=_widest_first):
+            self._consider(needed, now, changes)
+        return changes
+
+    def lower_limit(self) -> None:
+        """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for."""
+        self._limit = max(len(self._listed), min(self._limit, len(self._asked)) // 2)
+
+    def due(self, now: float) -> float | None:
+        """Return the time at which `changes` has something to return; None for never."""
+        if self._new or self._again or self._leaving:
+            first = now
+        elif self._dooms:
+            first = next(iter(self._dooms.values()))
+        else:
+            return None
+        self._refill(now)
+        return max(first, now + max(0.0, 1 - self._tokens) / self._rate)
+
+    def changes(self, now: float) -> list[Change]:
+        """Return what to do now, in order."""
+        self._refill(now)
+        changes: list[Change] = []
+        while self._tokens >= 1:
+            done = len(changes)
+            if self._new:
+                needed = next(iter(self._new))
+                del self._new[needed]
+                self._consider(needed, now, changes)
+            elif self._again:
+                needed = next(iter(self._again))
+                del self._again[needed]
+                self._consider(needed, now, changes)
+            elif self._leaving:
+                asked = next(iter(self._leaving))
+                del self._leaving[asked]
+                self._bytes -= self._cost(asked)
+                changes.append(Change(False, asked.pattern(self._separator)))
+            elif not self._expire(now):
+                break
+            self._tokens -= len(changes) - done
+        return changes
+
+    def _consider(self, needed: Shape, now: float, changes: list[Change]) -> None:
+        """Ask for a pattern, unless it is needed no longer, is asked for, or is covered."""
+        if needed not in self._needed:
+            return
+        if needed in self._asked:
+            if needed in self._dooms and self._asked.cover_of(needed, self._dooms) is None:
+                del self._dooms[needed]
+        elif self._asked.cover_of(needed) is None:
+            self._ask(needed, now, changes)
+
+    def _ask(self, needed: Shape, now: float, changes: list[Change]) -> None:
+        if needed in self._leaving:
+            del self._leaving[needed]  # it is still asked for
+        else:
+            cost = self._cost(needed)
+            is_full = len(self._asked) + len(self._leaving) >= self._limit or self._bytes + cost > self._max_bytes
+            if is_full and not self.is_collapsed:
+                self._collapse(now, changes)
+                return
+            self._bytes += cost
+            changes.append(Change(True, needed.pattern(self._separator)))
+        self._asked.add(needed)
+        for covered in self._asked.covered_by(needed):
+            self._dooms.setdefault(covered, now + self._delay)
+
+    def _expire(self, now: float) -> bool:
+        """Begin to give up the first pattern whose time has come; return whether there was one."""
+        for asked, when in self._dooms.items():
+            if when > now:
+                break
+            del self._dooms[asked]
+            self._asked.discard(asked)
+            self._leaving[asked] = None
+            if asked in self._needed:
+                self._again[asked] = None
+            self._again.update(dict.fromkeys(sorted(self._needed.covered_by(asked), key=_widest_first)))
+            return True
+        return False
+
+    def _collapse(self, now: float, changes: list[Change]) -> None:
+        self.is_collapsed = True
+        for each in self._listed:
+            self._count(each)
+        for each in self._listed:
+            self._consider(each, now, changes)
+
+    def _maybe_expand(self, now: float) -> None:
+        if self.is_collapsed and len(self._needed) <= self._limit // 2 + len(self._listed):
+            self.is_collapsed = False
+            for each in self._listed:
+                self._uncount(each, now)
+
+    # --- counting ----------------------------------------------------------------------------
+
+    def _crossing(self, pattern: bytes) -> Iterator[Shape]:
+        """Yield the intersections of a pattern with the listed ones."""
+        wanted = shape(pattern, self._separator)
+        if wanted is not None:
+            for listed in self._listed:
+                both = intersect(wanted, listed)
+                if both is not None:
+                    yield both
+
+    def _count(self, needed: Shape) -> None:
+        self._counts[needed] += 1
+        self._needed.add(needed)
+
+    def _uncount(self, needed: Shape, now: float) -> None:
+        self._counts[needed] -= 1
+        if not self._counts[needed]:
+            del self._counts[needed]
+            self._needed.discard(needed)
+            if needed in self._asked:
+                self._dooms.setdefault(needed, now + self._delay)
+
+    def _refill(self, now: float) -> None:
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled_at) * self._rate)
+        self._filled_at = now
+
+    def _cost(self, needed: Shape) -> int:
+        return pattern_cost(needed.pattern(self._separator), self._separator)
+
+    def _widest(self, patterns: Iterable[bytes]) -> list[Shape]:
+        """Return the shapes of the listed patterns, without those that others cover."""
+        index = CoverIndex()
+        for pattern in patterns:
+            if pattern.startswith(b"!" + self._separator) or (listed := shape(pattern, self._separator)) is None:
+                raise UsageError(f"no open key matches the listed pattern {pattern!r}: see 'sbus match'")
+            index.add(listed)
+        return sorted((each for each in index if index.cover_of(each) is None), key=_widest_first)
+
+
+def _widest_first(each: Shape) -> tuple[int, bool, int, int, Shape]:
+    """Sort a pattern before all that it covers."""
+    size = sum(map(len, each.parts))
+    stars = sum(part.endswith(b"*") for part in each.parts)
+    return len(each.parts), not each.is_below, size - stars, -stars, each

@@ -1,0 +1,454 @@
+"""The bridge: one bus and NATS, joined for as long as both are wanted.
+
+.. rubric:: Theory of operation
+
+The bridge is a client of the bus and a client of NATS. What the operator lists with ``--out`` goes from the bus to NATS
+(`sbus.link.nats.outgoing`); of what is listed with ``--in``, only what clients of the bus want is subscribed to on NATS
+(`sbus.link.interest`, fed by ``interest/patterns``) and published on the bus (`sbus.link.nats.incoming`).
+
+Nothing comes back the way it went: echo is off on both sides, and messages of this bus's own origin are dropped. That
+is enough as long as there is one bridge to a bus (`sbus.link.nats.state`) and no other way round. So a bus with a
+master is refused (``link/path``): packets have no headers, and would go round for ever. The bridge then takes the one
+place that the bus has for a link, so that the bus refuses a link to a master for as long as the bridge runs.
+
+Both connections come and go independently, each with attempts for ever. While NATS is away, messages wait in the queue
+as far as there is room. While the bus is away, the subscriptions on NATS stay: a bus that restarts gets its clients
+back. When a connection to NATS is made, it subscribes first, and a fence returns before it carries anything.
+
+Everything runs in one thread on the asyncio reactor, because nats-py is an asyncio library. A thread for it would cost
+two hand-overs a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.errors import Error as NatsError
+from twisted.logger import Logger
+
+from sbus.client.aio import Bus, Subscription, connect
+from sbus.client.connecting import Backoff
+from sbus.client.losses import Lost
+from sbus.errors import CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
+from sbus.link.interest import Interest
+from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
+from sbus.link.nats.counters import LOSSES, Counters
+from sbus.link.nats.incoming import Incoming
+from sbus.link.nats.outgoing import Outgoing
+from sbus.link.nats.sequence import Numbering
+from sbus.link.nats.settings import Settings
+from sbus.link.nats.state import State
+from sbus.link.subjects import pattern_subject
+from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS
+from sbus.protocol.packets import CMSG, UNSUB, build
+
+__all__ = ["Bridge", "BusHasMaster"]
+
+LINK_PATH = b"link/path"
+
+_ANSWER_TIME = 10.0
+"""Seconds that the bus may take to answer."""
+_LIST_TIME = 5.0
+"""Seconds until the bus sends the first pattern, or the bridge concludes that it sends none."""
+_REPORT_INTERVAL = 10.0
+"""Seconds between two lines about losses."""
+_REPEAT_INTERVAL = 60.0
+"""Seconds between two lines with the same reason why NATS cannot be reached."""
+_DRAIN_TIME = 5.0
+"""Seconds that the queues may take to drain when the bridge stops."""
+_MIN_LIFETIME = 1.0
+"""Seconds that a connection must have lasted for the next attempt to be made without a pause."""
+_POLL = 0.02
+
+
+class BusHasMaster(SbusError):
+    """The bus has a master, so it must not have a bridge."""
+
+
+class Bridge:
+    """A bridge between the bus at `address` and NATS.
+
+    :param state: the locked state file.
+    :raises sbus.errors.UsageError: if the login cannot be used.
+    :ivar counters: what it has carried and lost.
+    """
+
+    _log = Logger(namespace="sbus.nats")
+
+    def __init__(self, address: str, settings: Settings, state: State) -> None:
+        self.counters = Counters()
+        self._address = address
+        self._settings = settings
+        self._state = state
+        self._options = connect_options(settings.nats, settings.login)
+        self._interest = Interest(settings.listed_in)
+        self._interest_changed = asyncio.Event()
+        self._listing: dict[bytes, None] | None = {}  # patterns of a list that is not complete
+        self._has_list = asyncio.Event()
+        if settings.all_in:
+            self._interest.add(b"")
+        self._path: list[tuple[str, str]] = []
+        self._bus: Bus | None = None
+        self._connection: Connection | None = None
+        self._subscriptions: dict[str, NatsSubscription] = {}
+        self._outgoing: Outgoing | None = None
+        self._incoming: Incoming | None = None
+        self._local: Subscription | None = None
+        self._failure: asyncio.Future[None] | None = None
+        self._last_report: tuple[str, float] = ("", 0.0)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    # --- running -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Carry messages until `stop`.
+
+        :raises BusHasMaster: if the bus has a master, or gets one.
+        :raises Exception: if there is a bug.
+        """
+        settings = self._settings
+        self._failure = asyncio.get_running_loop().create_future()
+        self._say_what_was_lost()
+        bus = self._bus = await connect(
+            self._address,
+            reconnect=True,
+            timeout=None,
+            max_packet=settings.max_packet,
+            on_control=self._control_received,
+            on_lost=self._loss_received,
+            on_gap=self._bus_replaced,
+        )
+        try:
+            await self._introduce(bus)
+            own_id = self._own_id()
+            self._incoming = Incoming(
+                settings.realm, own_id, settings.queue_bytes, settings.max_packet, self.counters, self._note
+            )
+            self._outgoing = Outgoing(
+                settings.realm,
+                f"{own_id.decode()} {settings.name}",
+                settings.prefix,
+                Numbering(time.time_ns()),
+                settings.queue_bytes,
+                settings.confirm_time,
+                self.counters,
+                self._note,
+            )
+            self._log.info(
+                "bus {name} ({address}, {id}) joins realm {realm}",
+                name=settings.name,
+                address=self._address,
+                id=own_id.decode(),
+                realm=settings.realm,
+            )
+            for work in (
+                self._incoming.run(bus),
+                self._stay_connected(self._outgoing),
+                self._follow_interest(self._incoming),
+                self._report_losses(),
+                *([self._take(bus, self._outgoing)] if settings.listed_out else []),
+            ):
+                self._start(work)
+            await self._failure
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._connection is not None:
+                await self._connection.close()
+            bus.close_now()
+            await bus.close()
+
+    def _start(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._stopping:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def stop(self) -> None:
+        """Send what waits, for 5 seconds at most, and end `run`."""
+        self._stopping = True
+        await self._take_no_more()
+        outgoing, incoming = self._outgoing, self._incoming
+        deadline = time.monotonic() + _DRAIN_TIME
+        if outgoing is not None and incoming is not None:
+            while time.monotonic() < deadline and self._bus is not None and self._bus.is_connected():
+                is_sent = not (outgoing.waiting or outgoing.in_flight) or self._connection is None
+                if is_sent and not (incoming.waiting or incoming.unhandled):
+                    break
+                await asyncio.sleep(_POLL)
+            left = outgoing.waiting + outgoing.in_flight + incoming.waiting + incoming.unhandled
+            if left:
+                self._log.warn("{left} messages are lost, because the bridge stops", left=left)
+        self._log.info("the bridge stops: {counters}", counters=self.counters.nonzero())
+        self._state.note(0, 0, 0, 0)
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(None)
+
+    async def _take_no_more(self) -> None:
+        """End the subscriptions on the bus, and receive what it has queued for them."""
+        bus = self._bus
+        if bus is None or self._local is None:
+            return
+        try:
+            bus.send([build(UNSUB, pattern) for pattern in self._settings.listed_out])
+            await bus.fence(_DRAIN_TIME)
+        except (Disconnected, TimedOut):
+            pass
+        await asyncio.sleep(0)  # `_take` gets the rest
+
+    def log_counters(self) -> None:
+        """Log what has been carried and lost, and what waits."""
+        outgoing, incoming, connection = self._outgoing, self._incoming, self._connection
+        self._log.info(
+            "{counters}; waiting: {out} for NATS, {come} for the bus; NATS: {server}; subscriptions: {subscriptions}",
+            counters=self.counters.nonzero(),
+            out=outgoing.waiting if outgoing else 0,
+            come=incoming.waiting if incoming else 0,
+            server=connection.server if connection else "not connected",
+            subscriptions=len(self._subscriptions),
+        )
+
+    # --- the bus -----------------------------------------------------------------------------
+
+    async def _introduce(self, bus: Bus) -> None:
+        """Choose the settings, and ask for the path and the patterns."""
+        self._listing = {}
+        self._has_list.clear()
+        bus.control("echo/off")
+        bus.flood_control(soft="queue", hard="discard")
+        if self._settings.listed_out and self._local is None:
+            first, *more = self._settings.listed_out
+            self._local = bus.subscribe(first)
+            for pattern in more:
+                bus.send(bus.core.subscribe(pattern, self._local))
+        bus.send([build(CMSG, LINK_PATH)])
+        if self._settings.listed_in and not self._settings.all_in:
+            bus.send([build(CMSG, INTEREST_PATTERNS)])
+        await bus.fence(_ANSWER_TIME)
+        self._check_path()
+        # Take the one place that the bus has for a link, so that nobody links it to a master meanwhile.
+        bus.send([build(CMSG, LINK_PATH, b"")])
+        await bus.fence(_ANSWER_TIME)
+
+    def _own_id(self) -> bytes:
+        """Return the identity of this bus: its own, or, if it has none, that of the state file."""
+        return self._path[0][0].encode() if self._path else self._state.bridge_id
+
+    def _check_path(self) -> None:
+        if len(self._path) > 1:
+            (_, own), (_, master) = self._path[:2]
+            raise BusHasMaster(
+                f"the bus {own} has a master, {master}: messages would go round for ever; join {master} to NATS instead"
+            )
+
+    def _control_received(self, key: bytes, payload: bytes) -> None:
+        if key == LINK_PATH:
+            lines = (line.partition(b" ") for line in payload.splitlines())
+            self._path = [
+                (bus_id.decode("ascii", "replace"), name.decode("utf-8", "replace")) for bus_id, _, name in lines
+            ]
+            if self._incoming is not None:
+                try:
+                    self._check_path()
+                except BusHasMaster as error:
+                    self._fail(error)
+        elif key == INTEREST_PATTERN:
+            self._pattern_received(payload)
+        elif key == INTEREST_PATTERNS and self._listing is not None:
+            self._interest.replace([*self._listing, *([b""] if self._settings.all_in else [])], time.monotonic())
+            self._listing = None
+            self._interest_changed.set()
+            self._has_list.set()
+
+    def _pattern_received(self, payload: bytes) -> None:
+        sign, _, pattern = payload.split(b" ", 2)
+        if self._listing is not None:
+            if sign == b"+":
+                self._listing[pattern] = None
+            else:
+                self._listing.pop(pattern, None)
+            return
+        if sign == b"+":
+            self._interest.add(pattern)
+        else:
+            self._interest.remove(pattern, time.monotonic())
+        self._interest_changed.set()
+
+    def _loss_received(self, lost: Lost) -> None:
+        self.counters.bus_lost += lost.messages or 0
+
+    def _bus_replaced(self, reason: Exception) -> None:
+        """The connection to the bus was lost, and made again."""
+        self._log.warn("the bus was away: {reason}; messages on it may have been missed", reason=reason)
+        if isinstance(reason, ConnectionLost) and reason.reason is CloseReason.NOT_ALLOWED:
+            self._fail(reason)  # somebody else has the place
+        if self._incoming is not None:
+            self._incoming.bus_lost()
+        if self._bus is not None and not self._stopping:
+            self._start(self._introduce_again(self._bus))
+
+    async def _introduce_again(self, bus: Bus) -> None:
+        try:
+            await self._introduce(bus)
+        except TimedOut as error:
+            self._log.warn("the bus does not answer: {error}", error=error)
+        except Disconnected:
+            pass  # it comes back, and is asked again
+
+    async def _take(self, bus: Bus, outgoing: Outgoing) -> None:
+        assert self._local is not None
+        while True:
+            try:
+                outgoing.offer(await self._local.get_many())
+            except Disconnected:
+                return
+
+    # --- what is wanted from NATS ------------------------------------------------------------
+
+    async def _follow_interest(self, incoming: Incoming) -> None:
+        if not self._settings.listed_in:
+            return
+        if not self._settings.all_in:
+            await self._wait_for_list()
+        interest = self._interest
+        while True:
+            for is_new, pattern in interest.changes(time.monotonic()):
+                if is_new:
+                    incoming.asked_for(pattern)
+                else:
+                    incoming.gave_up(pattern)
+            if self._connection is not None:
+                await self._subscribe(self._connection)
+            self._interest_changed.clear()
+            due = interest.due(time.monotonic())
+            try:
+                async with asyncio.timeout(None if due is None else max(0.001, due - time.monotonic())):
+                    await self._interest_changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _wait_for_list(self) -> None:
+        deadline = time.monotonic() + _LIST_TIME
+        while not self._has_list.is_set() and (self._listing or time.monotonic() < deadline):
+            await asyncio.sleep(_POLL)
+        if not self._has_list.is_set():
+            self._log.warn(
+                "the bus does not say what its clients want: everything that --in lists is subscribed to "
+                "(run the bridge as root or as the server's user)"
+            )
+            self._interest.add(b"")
+
+    async def _subscribe(self, connection: Connection) -> None:
+        """Make the subscriptions of a connection those that are asked for; new before old."""
+        realm = self._settings.realm
+        wanted = dict.fromkeys(
+            name for pattern in self._interest.asked if (name := pattern_subject(realm, pattern)) is not None
+        )
+        try:
+            for name in wanted:
+                if name not in self._subscriptions:
+                    self._subscriptions[name] = await connection.subscribe(name)
+            for name in [name for name in self._subscriptions if name not in wanted]:
+                await self._subscriptions.pop(name).unsubscribe()
+        except NatsError:
+            pass  # it is lost; the next connection subscribes again
+
+    # --- NATS --------------------------------------------------------------------------------
+
+    async def _stay_connected(self, outgoing: Outgoing) -> None:
+        urls = list(self._settings.nats)
+        delays = Backoff(first=0.1, longest=5.0).delays()
+        while True:
+            await asyncio.sleep(next(delays))
+            try:
+                connection = await self._connect(urls)
+            except ConnectionFailed as error:
+                self._report(f"NATS cannot be reached: {error}")
+                continue
+            urls = list(dict.fromkeys([*self._settings.nats, *connection.peers]))
+            since = time.monotonic()
+            before = self.counters.unconfirmed
+            await outgoing.run(connection)
+            self._connection = None
+            self._subscriptions = {}
+            await asyncio.wait([connection.lost], timeout=1.0)  # publishing may have failed first
+            why = connection.lost.result() if connection.lost.done() else "publishing failed"
+            connection.abort(why)
+            left = self.counters.unconfirmed - before
+            self._report(f"NATS is lost: {why}; {left:,} messages were not confirmed, and may be lost")
+            if time.monotonic() - since >= _MIN_LIFETIME:
+                delays = Backoff(first=0.1, longest=5.0).delays()
+
+    async def _connect(self, urls: list[str]) -> Connection:
+        assert self._incoming is not None
+        connection = await Connection.open(
+            urls, self._options, f"sbus {self._settings.name}", self._incoming.receive, self._report
+        )
+        try:
+            self._subscriptions = {}
+            await self._subscribe(connection)
+            if not await connection.fence(self._settings.confirm_time):
+                raise ConnectionFailed(connection.lost.result() if connection.lost.done() else "it does not answer")
+            self._connection = connection
+            await self._subscribe(connection)  # what has changed meanwhile
+        except BaseException:
+            connection.abort("not used")
+            raise
+        self._last_report = ("", 0.0)
+        self._log.info("joined NATS at {server}", server=connection.server)
+        return connection
+
+    # --- reporting ---------------------------------------------------------------------------
+
+    def _report(self, text: str) -> None:
+        """Log trouble with NATS; the same text again only after a while."""
+        now = time.monotonic()
+        if text != self._last_report[0] or now - self._last_report[1] >= _REPEAT_INTERVAL:
+            self._last_report = text, now
+            self._log.warn("{text}", text=text)
+
+    async def _report_losses(self) -> None:
+        """Log the first loss within a second, later ones in sums."""
+        before = dict.fromkeys(LOSSES, 0)
+        while True:
+            await asyncio.sleep(1.0)
+            now = {name: getattr(self.counters, name) for name in LOSSES}
+            lost = ", ".join(f"{name} {now[name] - before[name]:,}" for name in LOSSES if now[name] > before[name])
+            if lost:
+                self._log.warn("messages were lost: {lost}", lost=lost)
+                before = now
+                await asyncio.sleep(_REPORT_INTERVAL)
+
+    def _say_what_was_lost(self) -> None:
+        out, come = self._state.lost
+        if out or come:
+            self._log.warn(
+                "the bridge before this one was killed: up to {out} messages to NATS and {come} to the bus were lost",
+                out=out,
+                come=come,
+            )
+        self._state.note(0, 0, 0, 0)
+
+    def _note(self) -> None:
+        """Write the counts for the next bridge."""
+        outgoing, incoming, counters = self._outgoing, self._incoming, self.counters
+        if outgoing is None or incoming is None:
+            return
+        self._state.note(
+            counters.taken,
+            counters.taken - outgoing.waiting - outgoing.in_flight,
+            counters.received,
+            counters.received - incoming.waiting - incoming.unhandled,
+        )

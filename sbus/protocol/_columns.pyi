@@ -1,0 +1,3 @@
+from sbus.protocol.columns import collect
+
+__all__ = ["collect"]

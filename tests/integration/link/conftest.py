@@ -1,0 +1,43 @@
+"""Buses with links between them, as processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.harness import Bus
+
+StartBus = Callable[..., Bus]
+
+
+@pytest.fixture
+def tree(spawn: Callable[..., Any], directory: Path) -> StartBus:
+    """Start a bus below another one, with everything listed: ``tree('leaf', master)``; wait until the link is up."""
+
+    def start(
+        name: str,
+        master: Bus | Path | None = None,
+        *options: str,
+        lists: tuple[str, ...] = ("--upstream-out=", "--upstream-in="),
+        wait: bool = True,
+        **kwargs: Any,
+    ) -> Bus:
+        address = master.address if isinstance(master, Bus) else master
+        upstream = [] if address is None else [f"--upstream={address}", *lists]
+        bus: Bus = spawn(
+            Bus, directory, f"--name={name}", *upstream, *options, address=directory / name, **kwargs
+        ).wait_started()
+        if upstream and wait:
+            bus.wait_log("link: linked to")
+        return bus
+
+    return start
+
+
+def link_pid(bus: Bus) -> int:
+    """The PID of a bus's newest link."""
+    return int(re.findall(r"link (\d+) was started", bus.log)[-1])

@@ -1,0 +1,212 @@
+"""Servers behind servers, as real processes: what crosses, under which names, and what a link cannot be used for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.integration.link.conftest import StartBus, link_pid
+from tests.support.harness import WHOAMI, Client
+from tests.support.original import OriginalServer
+
+
+def name_of(client: Client) -> bytes:
+    """The client's credentials, as its bus says them."""
+    client.send(WHOAMI)
+    return client.recv().partition(b"\0")[2]
+
+
+def test_three_levels(tree: StartBus) -> None:
+    """A message crosses two links in either direction, from leaf to leaf, once, and only where it is wanted."""
+    root = tree("root")
+    middle = tree("middle", root)
+    leaf, other = tree("leaf", middle), tree("other", root)
+    top, one, two = root.client(b"a/"), leaf.client(b"a/*"), other.client(b"a/1")
+    sent = [one.msg(b"a/1", b"from the leaf"), top.msg(b"a/1", b"from the root"), top.msg(b"a/2")]
+    assert sorted(one.receive(3)) == sorted(sent)
+    assert sorted(top.receive(3)) == sorted(sent)
+    assert sorted(two.receive(2)) == sorted(sent[:2])
+    assert not any(client.sync() for client in (one, two, top))
+    assert middle.client().sync() == []
+
+
+def test_names_are_chains_and_secrets_find_them(tree: StartBus) -> None:
+    """Names grow by a link at each level; a secret goes from a leaf to another branch's leaf and back, unseen."""
+    root = tree("root")
+    middle = tree("middle", root, "--upstream-secrets")
+    leaf, other = tree("leaf", middle, "--upstream-secrets"), tree("other", root, "--upstream-secrets")
+    alice, bob, spies = leaf.client(), other.client(), [bus.client(b"") for bus in (root, middle, leaf, other)]
+    own = b"!/cred/%d/%d/" % (os.getegid(), os.geteuid())
+    a, b = name_of(alice), name_of(bob)
+    assert a == b"/".join(own + b"%d" % pid for pid in (link_pid(middle), link_pid(leaf), os.getpid()))
+    assert b == b"/".join(own + b"%d" % pid for pid in (link_pid(other), os.getpid()))
+    alice.sub(a + b"/in/*")
+    bob.sub(b + b"/in/*")
+    alice.sync()
+    bob.sync()
+    assert bob.receive(0) == []
+    sent = alice.msg(b + b"/in/1", b"who are you?")
+    assert bob.recv() == sent
+    answer = bob.msg(a + b"/in/2", b"the one you wrote to")
+    assert alice.recv() == answer
+    assert [spy.sync() for spy in spies] == [[]] * 4
+
+
+def test_subscription_is_in_force_when_whoami_is_answered(tree: StartBus) -> None:
+    """Behind a whoami that was answered two links below, the root's messages arrive: the fence holds through a tree."""
+    root = tree("root")
+    leaf = tree("leaf", tree("middle", root))
+    client, publisher = leaf.client(), root.client()
+    for number in range(20):
+        key = b"fence/%d" % number
+        client.sub(key)
+        assert client.sync() == []
+        sent = publisher.msg(key)
+        assert client.recv() == sent
+
+
+def test_loop_of_two_buses_is_refused_with_both_names(tree: StartBus, directory: Path) -> None:
+    """Two buses that name each other as master: one line of a log names both, and messages do not go round."""
+    one = tree("one", directory / "two", wait=False)
+    two = tree("two", one, wait=False)
+    while "close a loop" not in one.log + two.log:
+        time.sleep(0.01)
+    (line, *_) = [line for line in (one.log + two.log).splitlines() if "close a loop" in line]
+    assert "'one'" in line
+    assert "'two'" in line
+    client = one.client(b"x")
+    sent = client.msg(b"x")
+    assert client.recv() == sent
+    assert client.sync() == []
+
+
+def test_loop_of_three_buses_is_refused(tree: StartBus, directory: Path) -> None:
+    """The link that would close a loop of three is refused with two names, and the other two links work."""
+    one = tree("one", directory / "three", wait=False)
+    three = tree("three", tree("two", one))
+    (line,) = one.wait_log(".*close a loop.*")
+    assert "'one'" in line[0]
+    assert "'three'" in line[0]
+    client = three.client(b"x")
+    sent = one.client().msg(b"x")
+    assert client.recv() == sent
+
+
+def test_bus_starts_without_its_master(tree: StartBus, directory: Path) -> None:
+    """A bus serves while its master is not there, and is linked soon after the master has come."""
+    leaf = tree("leaf", directory / "root", wait=False)
+    client = leaf.client(b"x")
+    leaf.wait_log("link: no link: no bus at ")
+    root = tree("root")
+    leaf.wait_log("link: linked to root")
+    sent = root.client().msg(b"x")
+    assert client.recv() == sent
+
+
+def test_master_of_the_original_kind(tree: StartBus, directory: Path) -> None:
+    """Below a server that knows no extension, everything listed is carried, names are chains, and secrets arrive."""
+    server = OriginalServer(directory / "root")
+    try:
+        leaf = tree("leaf", server.address, "--upstream-secrets", lists=("--upstream-out=up/", "--upstream-in="))
+        below = leaf.client(b"")
+        with Client(server.address) as above:
+            above.sub(b"up/x")
+            assert above.sync() == []
+            sent = [below.msg(b"up/x"), below.msg(b"up/y"), below.msg(b"other")]
+            assert above.recv() == sent[0]
+            assert below.receive(3) == sent
+            down = above.msg(b"up/x", b"down")
+            assert below.recv() == down
+            name = name_of(below)
+            below.sub(name + b"/secret")
+            below.sync()
+            sent = [above.msg(name + b"/secret")]
+            assert below.recv() == sent[0]
+    finally:
+        server.close()
+
+
+def test_master_without_echo_off_is_refused(tree: StartBus, directory: Path) -> None:
+    """A server that sends every message back to its publisher cannot be a master, and the log says so."""
+    server = OriginalServer(directory / "root", knows_echo=False)
+    try:
+        leaf = tree("leaf", server.address, wait=False)
+        leaf.wait_log("it does not know echo/off")
+        assert "linked to" not in leaf.log
+    finally:
+        server.close()
+
+
+def test_slow_leaf_harms_nobody(tree: StartBus) -> None:
+    """A link that stands still loses messages for itself alone, and counts each; the others get every message."""
+    root = tree("root", None, "--queue-messages=1000")
+    leaf, other = tree("leaf", root), tree("other", root)
+    far, near, there = leaf.client(b"x"), root.client(b"x"), other.client(b"x")
+    publisher = root.client()
+    os.kill(link_pid(leaf), signal.SIGSTOP)
+    sent = [b"MSG x\0%d" % number for number in range(5000)]
+    for packet in sent:
+        publisher.send(packet)
+        assert near.recv() == packet
+        assert there.recv() == packet
+    os.kill(link_pid(leaf), signal.SIGCONT)
+    last = publisher.msg(b"x", b"last")
+    got = []
+    while last not in got:
+        got.append(far.recv())
+    assert got == [packet for packet in (*sent, last) if packet in set(got)]
+    assert len(got) < len(sent)
+    root.stop()
+    (found,) = leaf.wait_log(r"is down; lost so far: (\d+) messages up, (\d+) down")
+    assert int(found[1]) == 0
+    assert int(found[2]) == len(sent) + 1 - len(got)
+
+
+def test_outage_is_counted_to_the_message(tree: StartBus) -> None:
+    """What was wanted above and comes while the master is away is dropped, counted and told; later ones cross."""
+    root = tree("root")
+    leaf = tree("leaf", root)
+    above, below = root.client(b"x"), leaf.client()
+    sent = below.msg(b"x")
+    assert above.recv() == sent
+    root.stop()
+    leaf.wait_log("is down")
+    for _ in range(100):
+        below.msg(b"x")
+    below.sync()
+    leaf.mark()
+    root = tree("root")
+    leaf.wait_log("lost so far: 100 messages up, 0 down")
+    above = root.client(b"x")
+    while not above.has_input():
+        sent = below.msg(b"x", b"again")
+        below.sync()
+    assert above.recv() == sent
+
+
+def test_killed_links_double_nothing(tree: StartBus) -> None:
+    """A link that is killed under load is started again; each message arrives once or not at all, and in order."""
+    root = tree("root")
+    leaf = tree("leaf", root)
+    below, above = leaf.client(b"down"), root.client(b"up")
+    one, two = leaf.client(), root.client()
+    number, killed_at = 0, -1
+    last = {b"up": -1, b"down": -1}
+    for kills in range(5):
+        while min(last.values()) <= killed_at:
+            for _ in range(50):
+                one.msg(b"up", b"%d" % number)
+                two.msg(b"down", b"%d" % number)
+                number += 1
+            for client in (above, below):
+                while client.has_input():
+                    key, _, text = client.recv()[4:].partition(b"\0")
+                    assert int(text) > last[key], "doubled, or out of order"
+                    last[key] = int(text)
+        if kills < 4:
+            os.kill(link_pid(leaf), signal.SIGKILL)
+            killed_at = number
+            leaf.wait_log(r"link \d+ was started", kills + 2)
+    assert one.sync() == two.sync() == []

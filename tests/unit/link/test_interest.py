@@ -1,0 +1,269 @@
+"""The patterns that a link asks for: exactly the wanted ones that may cross, new before old, few and not too often."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbus.errors import UsageError
+from sbus.link.interest import Change, Interest
+from sbus.protocol.keys import matches_open
+from sbus.protocol.patterns import covers, shape
+
+PATTERN = st.text("ab*/", max_size=5).map(str.encode)
+LISTS = st.lists(PATTERN.filter(shape), max_size=3)
+KEYS = ["/".join(each).encode() for n in (1, 2, 3) for each in itertools.product(("", "a", "b", "ab"), repeat=n)]
+
+
+class OtherSide:
+    """The other side of a link: it follows the changes, and knows which keys are asked for."""
+
+    def __init__(self) -> None:
+        self.patterns: set[bytes] = set()
+        self.count = 0
+
+    def follow(self, changes: list[Change], must_have: frozenset[bytes] = frozenset()) -> None:
+        """Follow changes one by one; at no moment may a key that must be asked for be missing."""
+        for change in changes:
+            self.count += 1
+            if change.is_new:
+                assert change.pattern not in self.patterns
+                self.patterns.add(change.pattern)
+            else:
+                self.patterns.remove(change.pattern)
+            assert must_have <= self.keys()
+
+    def keys(self) -> frozenset[bytes]:
+        return keys_of(self.patterns)
+
+
+def keys_of(patterns) -> frozenset[bytes]:
+    return frozenset(key for key in KEYS if any(matches_open(pattern, key) for pattern in patterns))
+
+
+def settle(interest: Interest, other: OtherSide, now: float, must_have: frozenset[bytes] = frozenset()) -> float:
+    """Let time pass until nothing is due."""
+    while (due := interest.due(now)) is not None:
+        now = max(now, due) + 1e-6
+        other.follow(interest.changes(now), must_have)
+    return now
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), PATTERN),
+        st.tuples(st.just("remove"), st.integers(0, 20)),
+        st.tuples(st.just("wait"), st.sampled_from([0.0, 0.001, 0.3, 1.0, 5.0])),
+        st.tuples(st.just("replace"), st.lists(PATTERN, max_size=4)),
+        st.tuples(st.just("restart"), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=400)
+@given(LISTS, STEPS, st.sampled_from([2, 4, 1000]), st.sampled_from([5.0, 1000.0]))
+def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate):
+    """Whatever comes and goes: nothing wanted is ever missing once it is settled, and in the end nothing else is there.
+
+    The patterns asked for are then few (none covers another), unless they were too many: then the listed ones are asked
+    for whole.
+    """
+    try:
+        interest = Interest(listed, limit=limit, delay=2.0, rate=rate)
+    except UsageError:
+        assert len(set(listed)) > limit
+        return
+    other = OtherSide()
+    wanted: list[bytes] = []
+    held: frozenset[bytes] = frozenset()
+    allowed = keys_of(listed)
+    now, number = 0.0, 0
+    for step, value in steps:
+        if step == "add":
+            number += 1
+            wanted.append(value)
+            interest.add(value, number)
+        elif step == "remove" and wanted:
+            number += 1
+            gone = wanted.pop(value % len(wanted))
+            interest.remove(gone, now, number)
+        elif step == "replace":
+            wanted = list(value)
+            number = 0
+            interest.replace(wanted, now)
+        elif step == "restart":
+            other.patterns.clear()
+            other.follow(interest.restart(now))
+        elif step == "wait":
+            now += value
+        held &= keys_of(wanted)
+        other.follow(interest.changes(now), held & allowed)
+        if interest.settled >= number:
+            held = keys_of(wanted)
+            assert held & allowed <= other.keys()
+        assert sorted(interest.asked) == sorted(other.patterns)
+    now = settle(interest, other, now, held & allowed)
+    assert interest.settled == number
+    if interest.is_collapsed:
+        assert other.keys() == allowed
+    else:
+        assert other.keys() == keys_of(wanted) & allowed
+    for one, two in itertools.permutations(filter(None, map(shape, other.patterns)), 2):
+        assert not covers(one, two)
+    for pattern in wanted:
+        interest.remove(pattern, now)
+    settle(interest, other, now)
+    assert not other.patterns
+    assert not interest._counts
+    assert not interest._bytes
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"a", b"b", b"a/", b"*", b"c"]), st.floats(0, 0.01)), max_size=200))
+def test_rate_is_bounded(toggles):
+    """In no second are there more changes than the rate."""
+    interest = Interest([b""], rate=20, delay=0.001)
+    other = OtherSide()
+    on: set[bytes] = set()
+    now, times = 0.0, []
+    for pattern, wait in toggles:
+        now += wait
+        if pattern in on:
+            interest.remove(pattern, now)
+        else:
+            interest.add(pattern)
+        on ^= {pattern}
+        changes = interest.changes(now)
+        other.follow(changes)
+        times += [now] * len(changes)
+    for at, when in enumerate(times):
+        assert sum(when <= other_time <= when + 1 for other_time in times[at:]) <= 20
+
+
+def test_pattern_that_returns_stays():
+    """A subscriber that comes back within the delay costs the other side nothing."""
+    interest = Interest([b"a/"])
+    interest.add(b"a/b")
+    assert interest.changes(0.0) == [(True, b"a/b")]
+    interest.remove(b"a/b", 1.0)
+    assert interest.changes(1.0) == []
+    assert interest.due(1.0) == 3.0
+    interest.add(b"a/b")
+    assert interest.changes(2.0) == []
+    assert interest.due(2.0) is None
+    interest.remove(b"a/b", 5.0)
+    assert interest.changes(7.5) == [(False, b"a/b")]
+
+
+def test_new_before_old():
+    """When a wide pattern ends, the narrow ones that it covered are asked for before it is given up."""
+    interest = Interest([b""])
+    interest.add(b"a/")
+    interest.add(b"a/b")
+    interest.add(b"a/c/*")
+    interest.add(b"a/c/d")
+    assert interest.changes(0.0) == [(True, b"a/")]
+    interest.remove(b"a/", 1.0)
+    assert interest.changes(3.0) == [(True, b"a/b"), (True, b"a/c/*"), (False, b"a/")]
+
+
+def test_covered_patterns_are_left_out():
+    """A wide pattern takes the place of narrow ones, which are given up after the delay."""
+    interest = Interest([b""])
+    interest.add(b"a/b")
+    interest.add(b"x")
+    assert interest.changes(0.0) == [(True, b"a/b"), (True, b"x")]
+    interest.add(b"a/")
+    assert interest.changes(1.0) == [(True, b"a/")]
+    assert interest.changes(3.0) == [(False, b"a/b")]
+
+
+def test_wanted_meets_listed():
+    """The intersection of a wanted pattern with each listed one is asked for, and nothing else."""
+    interest = Interest([b"a/*/c", b"d/"])
+    interest.add(b"*/b/")
+    interest.add(b"elsewhere")
+    assert {change.pattern for change in interest.changes(0.0)} == {b"a/b/c", b"d/b/"}
+
+
+def test_too_many_patterns_collapse_to_the_listed_ones():
+    """Past the limit the listed patterns are asked for whole, until half of the limit is enough."""
+    interest = Interest([b"a/"], limit=4)
+    for number in range(5):
+        interest.add(b"a/%d" % number)
+    changes = interest.changes(0.0)
+    assert changes[-1] == (True, b"a/")
+    assert interest.is_collapsed
+    assert {change.pattern for change in interest.changes(2.0)} == {b"a/%d" % number for number in range(4)}
+    assert interest.asked == [b"a/"]
+    for number in range(3):
+        interest.remove(b"a/%d" % number, 3.0)
+    assert not interest.is_collapsed
+    assert interest.changes(5.0) == [(True, b"a/3"), (True, b"a/4"), (False, b"a/")]
+
+
+def test_bytes_are_limited_too():
+    """Long patterns, and those of many segments, collapse as many do; the cost is the server's."""
+    interest = Interest([b"a/"], max_bytes=1000)
+    interest.add(b"a/" + b"x" * 600)
+    interest.add(b"a/" + b"y" * 600)
+    assert [change.pattern for change in interest.changes(0.0)][1:] == [b"a/"]
+    interest = Interest([b"a/"], max_bytes=1000)
+    interest.add(b"a/" + b"/" * 30)
+    assert interest.changes(0.0) == [(True, b"a/")]
+
+
+def test_restart_says_everything_at_once():
+    """At another side that knows nothing, all subscriptions are made at once, the covered ones left out."""
+    interest = Interest([b""], rate=10)
+    for number in range(500):
+        interest.add(b"a/%d" % number)
+    interest.add(b"b/c")
+    interest.add(b"b/")
+    assert len(interest.changes(0.0)) == 1
+    changes = interest.restart(1.0)
+    assert len(changes) == 501
+    assert (True, b"b/c") not in changes
+    assert interest.changes(2.0) == []
+
+
+def test_settled_waits_for_the_rate():
+    """A number is settled when the patterns up to it have been asked for."""
+    interest = Interest([b""], rate=10)
+    interest.add(b"a", 7)
+    interest.add(b"b", 8)
+    assert interest.settled == 6
+    assert interest.changes(0.0) == [(True, b"a")]
+    assert interest.settled == 7
+    assert interest.changes(0.05) == []
+    due = interest.due(0.05)
+    assert due is not None
+    assert interest.changes(due) == [(True, b"b")]
+    assert interest.settled == 8
+
+
+@pytest.mark.parametrize("listed", [[b"a/*b"], [b"!/cred/1/2/3/x"], [b"a", b"b", b"c"]])
+def test_bad_lists_are_refused(listed):
+    """A listed pattern that matches no open key is an error, and so are more of them than the limit."""
+    with pytest.raises(UsageError):
+        Interest(listed, limit=2)
+
+
+def test_many_patterns_stay_fast():
+    """A thousand changes among eight thousand patterns take far less than a second."""
+    interest = Interest([b"x/", b"sensors/"], limit=10_000, rate=1e9)
+    for number in range(8000):
+        interest.add(b"sensors/%d/*" % number)
+    assert len(interest.changes(0.0)) == 8000
+    began = time.process_time()
+    for number in range(1000):
+        interest.add(b"sensors/%d/now" % number)
+        assert interest.changes(1.0) == []
+        interest.remove(b"sensors/%d/*" % number, 1.0)
+        assert interest.changes(1.0) == []
+    assert len(interest.changes(3.5)) == 2000
+    assert time.process_time() - began < 1.0

@@ -1,0 +1,273 @@
+"""The parts of the bridge to NATS that need no NATS: numbers, headers, the state file, options."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
+
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+
+from sbus.errors import UsageError
+from sbus.link.nats import sequence
+from sbus.link.nats.client import connect_options
+from sbus.link.nats.incoming import parse_headers
+from sbus.link.nats.sequence import Ledger, Numbering
+from sbus.link.nats.settings import Login, Settings
+from sbus.link.nats.state import State, has_bridge, state_path
+from sbus.link.nats.twistd import Options
+
+_ORIGIN = b"0123456789abcdef0123456789abcdef"
+
+
+def test_the_library_is_as_the_bridge_expects() -> None:
+    """nats-py has the overridden and the private names that `sbus.link.nats.client` uses."""
+    assert [*inspect.signature(Client._process_msg).parameters] == [
+        "self",
+        "sid",
+        "subject",
+        "reply",
+        "data",
+        "headers",
+    ]
+    client = Client()
+    for name in ("_transport", "_reading_task", "_ping_interval_task", "_flusher_task"):
+        assert getattr(client, name) is None
+    assert TcpTransport()._io_writer is None
+    assert "skip_subject_validation" in inspect.signature(Client.connect).parameters
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def _enter(ledger: Ledger, key: bytes, value: str) -> int:
+    run, number = map(int, value.split("."))
+    return ledger.enter(_ORIGIN, key, run, number)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.sampled_from(["arrives", "is lost", "doubles", "restarts"])),
+        max_size=60,
+    )
+)
+def test_arrived_and_missed_are_what_was_sent(steps: list[tuple[bytes, str]]) -> None:
+    """Of each key, from the first arrival to the last: sent = entered + missed, whatever is lost or doubled."""
+    numbering, ledger = Numbering(1), Ledger()
+    sent: dict[bytes, int] = {}
+    counted: dict[bytes, int] = {}
+    for key, step in steps:
+        if step == "restarts":
+            # What the old count has lost at its end cannot be known: begin again.
+            numbering = Numbering(numbering.run + 1)
+            for each in sent:
+                missed = _enter(ledger, each, numbering.next(each))
+                assert missed == 0
+                counted[each] = sent[each] = 1
+            continue
+        value = numbering.next(key)
+        if key in counted or step != "is lost":
+            sent[key] = sent.get(key, 0) + 1
+        if step != "is lost":
+            missed = _enter(ledger, key, value)
+            assert missed >= 0
+            counted[key] = counted.get(key, 0) + missed + 1
+            assert counted[key] == sent[key]
+        if step == "doubles":
+            assert _enter(ledger, key, value) == -1
+
+
+def test_a_message_that_was_overtaken_is_dropped_and_stays_missed() -> None:
+    """What comes after newer ones was counted as missed, and is not delivered: the order of a key holds."""
+    ledger = Ledger()
+    assert [ledger.enter(_ORIGIN, b"k", 1, number) for number in (1, 4, 2, 3, 4, 5)] == [0, 2, -1, -1, -1, 0]
+
+
+def test_a_new_run_begins_at_one() -> None:
+    """After an origin has begun a new count, what is missing at its beginning is missed; older runs are late."""
+    ledger = Ledger()
+    assert ledger.enter(_ORIGIN, b"k", 5, 10) == 0
+    assert ledger.enter(_ORIGIN, b"k", 6, 3) == 2
+    assert ledger.enter(_ORIGIN, b"k", 5, 11) == -1
+
+
+def test_a_pattern_that_was_given_up_is_no_loss() -> None:
+    """A gap of a key that was not subscribed to meanwhile counts nothing; that of other keys does."""
+    ledger = Ledger()
+    for key in (b"a/x", b"b/x"):
+        ledger.enter(_ORIGIN, key, 1, 1)
+    ledger.gave_up(b"a/")
+    assert ledger.enter(_ORIGIN, b"a/x", 1, 9) == 0
+    assert ledger.enter(_ORIGIN, b"b/x", 1, 9) == 7
+    assert ledger.enter(_ORIGIN, b"a/x", 1, 11) == 1
+    for _ in range(10_000):
+        ledger.gave_up(b"other")
+    assert ledger.enter(_ORIGIN, b"b/x", 1, 11) == 0  # too long ago to know
+
+
+def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more keys than it remembers, an origin begins a new run, and a receiver forgets."""
+    monkeypatch.setattr(sequence, "MAX_KEYS", 3)
+    monkeypatch.setattr(sequence, "MAX_ENTRIES", 3)
+    numbering, ledger = Numbering(1), Ledger()
+    values = [numbering.next(b"%d" % number) for number in (1, 2, 3, 1, 4, 1)]
+    assert values == ["1.1", "1.1", "1.1", "1.2", "2.1", "2.1"]
+    for number in range(100):
+        ledger.enter(_ORIGIN, b"%d" % number, 1, 1)
+        assert len(ledger._last) <= 3
+
+
+def test_a_number_can_be_taken_back() -> None:
+    """A message that could not be sent leaves no gap."""
+    numbering = Numbering(7)
+    assert numbering.next(b"k") == "7.1"
+    numbering.take_back(b"k")
+    assert numbering.next(b"k") == "7.1"
+
+
+# --- headers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"NATS/1.0\r\nSbus-Origin: %b a\r\nSbus-Seq: 7.8\r\n\r\n",
+        b"NATS/1.0\r\nSbus-Seq: 7.8\r\nSbus-Origin: %b a\r\n\r\n",
+        b"NATS/1.0\r\nX: y\r\nSbus-Origin:%b a\r\nZ: \xff\r\nSbus-Seq:\t7.8 \r\n\r\n",
+    ],
+)
+def test_headers_are_found_in_any_order(headers: bytes) -> None:
+    """Origin, run and number are read from the headers, whoever else adds some."""
+    assert parse_headers(headers % _ORIGIN) == (_ORIGIN, 7, 8)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_parser(headers: bytes) -> None:
+    """Whatever the headers are, parsing them raises nothing."""
+    parse_headers(headers)
+    parse_headers(b"NATS/1.0\r\nSbus-Origin: %b %b\r\nSbus-Seq: 7.8\r\n" % (_ORIGIN, headers))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"",
+        b"NATS/1.0\r\n\r\n",
+        b"NATS/1.0\r\nSbus-Origin: %b a\r\n\r\n" % _ORIGIN,
+        b"NATS/1.0\r\nSbus-Origin: %b a\r\nSbus-Seq: x.1\r\n\r\n" % _ORIGIN,
+        b"NATS/1.0\r\nSbus-Origin: %b a\r\nSbus-Seq: 1\r\n\r\n" % _ORIGIN,
+        b"NATS/1.0\r\nSbus-Origin: short a\r\nSbus-Seq: 1.1\r\n\r\n",
+        b"NATS/1.0\r\nSbus-Origin: %b a\r\nSbus-Seq: 1.%b\r\n\r\n" % (_ORIGIN, b"9" * 1000),
+    ],
+)
+def test_bad_headers_are_refused(headers: bytes) -> None:
+    """Without both headers, in their form, a message is not believed."""
+    assert parse_headers(headers) is None
+
+
+# --- the state -----------------------------------------------------------------------------------
+
+
+def test_the_state_survives_and_locks(tmp_path: Path) -> None:
+    """The next holder of the file gets the identity and what was left; two at once are refused."""
+    address = str(tmp_path / "bus")
+    assert not has_bridge(address)
+    state = State(state_path(address))
+    assert has_bridge(address)
+    assert state.lost == (0, 0)
+    state.note(100, 70, 50, 49)
+    with pytest.raises(UsageError, match="another bridge to NATS serves this bus"):
+        State(state_path(address))
+    state.close()
+    assert not has_bridge(address)
+    after = State(state_path(address))
+    assert (after.bridge_id, after.lost) == (state.bridge_id, (30, 1))
+    after.note(0, 0, 0, 0)
+    after.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"y" * 128, b"z" * 1000, random.Random(1).randbytes(128)])
+def test_any_file_will_do(tmp_path: Path, content: bytes) -> None:
+    """A file with other content is written anew; nothing is claimed to be lost."""
+    path = tmp_path / "bus.nats"
+    path.write_bytes(content)
+    state = State(str(path))
+    assert state.lost == (0, 0)
+    assert path.stat().st_size == 128
+    state.close()
+
+
+def test_a_link_or_a_directory_is_refused(tmp_path: Path) -> None:
+    """The state is never written through a symbolic link."""
+    (tmp_path / "target").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for path in ("link", ".", "missing/file"):
+        with pytest.raises(UsageError, match="--state=FILE"):
+            State(str(tmp_path / path))
+
+
+# --- options -------------------------------------------------------------------------------------
+
+_ENOUGH = ["--nats=nats://localhost", "--out=t/"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "no NATS"),
+        (["--nats=localhost"], "give a URL"),
+        (["--nats=nats://localhost"], "nothing may cross"),
+        ([*_ENOUGH, "--out=!/cred/1/2/3/x"], "no open key matches"),
+        ([*_ENOUGH, "--in=a*b"], "no open key matches"),
+        ([*_ENOUGH, "--realm=a b"], "is no realm"),
+        ([*_ENOUGH, "--name=a b"], "--name=a b"),
+        ([*_ENOUGH, "--prefix=!/x"], "no key may begin so"),
+        ([*_ENOUGH, "--user=me"], "belong together"),
+        ([*_ENOUGH, "--token-file=a", "--nkey-file=b"], "exclude each other"),
+        ([*_ENOUGH, "--tls-key=k"], "without --tls-cert"),
+        ([*_ENOUGH, "--queue=1K"], "at least one packet must fit"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: list[str], why: str) -> None:
+    """Each wrong option gets one line that names it."""
+    with pytest.raises(SystemExit, match=why):
+        Options().parseOptions(arguments)
+
+
+def test_options_become_settings(tmp_path: Path) -> None:
+    """The command line makes the settings."""
+    options = Options()
+    options.parseOptions([*_ENOUGH, "--in=a", "--in=b/", "--name=x", f"--socket={tmp_path}/bus", "--confirm-time=1s"])
+    assert options.settings == Settings(
+        nats=("nats://localhost",),
+        name="x",
+        listed_out=(b"t/",),
+        listed_in=(b"a", b"b/"),
+        confirm_time=1.0,
+    )
+    assert options["state"] == f"{tmp_path}/bus.nats"
+
+
+def test_secrets_come_from_files(tmp_path: Path) -> None:
+    """Passwords, tokens and seeds are read from files; a missing or empty one is an error."""
+    path = tmp_path / "secret"
+    path.write_text("s3cret\n")
+    name, urls = str(path), ("nats://localhost",)
+    assert connect_options(urls, Login(user="me", password_file=name)) == {"user": "me", "password": "s3cret"}
+    assert connect_options(urls, Login(token_file=name)) == {"token": "s3cret"}
+    assert connect_options(("nats://me:pw@localhost",), Login()) == {"user": "me", "password": "pw"}
+    assert connect_options(("nats://tok@localhost",), Login()) == {"token": "tok"}
+    assert connect_options(urls, Login(creds=name)) == {"user_credentials": name}
+    for bad in (os.devnull, str(tmp_path / "missing")):
+        with pytest.raises(UsageError, match=bad):
+            connect_options(urls, Login(token_file=bad))
+    with pytest.raises(UsageError, match="TLS"):
+        connect_options(urls, Login(tls_ca=name))

@@ -1,0 +1,131 @@
+"""Messages as columns: the plain function and its compiled twin."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.protocol import columns
+from sbus.protocol.bundles import unbundle
+
+compiled: Any
+try:
+    compiled = importlib.import_module("sbus.protocol._columns")
+except ImportError:
+    compiled = None
+
+needs_compiled = pytest.mark.skipif(compiled is None, reason="the compiled part was not built")
+TWINS = [
+    pytest.param(columns._collect, id="plain"),
+    pytest.param(compiled and compiled.collect, marks=needs_compiled, id="compiled"),
+]
+Row = tuple[bytes, bytes]
+
+
+def bundle(*packets: bytes) -> bytes:
+    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
+
+
+def rows(found: columns.Columns) -> list[Row]:
+    keys = struct.unpack(f"={len(found.key_ends) // 4}i", found.key_ends)
+    payloads = struct.unpack(f"={len(found.payload_ends) // 4}i", found.payload_ends)
+    assert len(keys) == len(payloads) == found.rows + 1
+    assert (keys[-1], payloads[-1]) == (len(found.keys), len(found.payloads))
+    return [
+        (bytes(found.keys[keys[i] : keys[i + 1]]), bytes(found.payloads[payloads[i] : payloads[i + 1]]))
+        for i in range(found.rows)
+    ]
+
+
+def collected(
+    collect: Callable[..., Any], packets: list[bytes], max_rows: int = 1 << 30, max_bytes: int = 1 << 30
+) -> list[list[Row] | bytes]:
+    """Return the rows of each call, and each packet that is no message, in order."""
+    found: list[list[Row] | bytes] = []
+    at = offset = 0
+    while at < len(packets):
+        part = columns.Columns()
+        before = at, offset
+        at, offset, other = collect(
+            packets, at, offset, part.keys, part.key_ends, part.payloads, part.payload_ends, max_rows, max_bytes
+        )
+        assert (at, offset) > before
+        found += [rows(part)] if part.rows else []
+        found += [other] if other is not None else []
+    return found
+
+
+@pytest.mark.parametrize("collect", TWINS)
+def test_messages_and_others_in_their_places(collect: Callable[..., Any]) -> None:
+    """The rows before a packet that is no message come before it, also within a bundle."""
+    packets = [
+        b"MSG a\0x",
+        bundle(b"MSG \0", b"CMSG lost\x001 2 3 share", b"MSG b\0y\0z", b"CMSG c"),
+        b"",
+        bundle(b"MSG d\0", b"MSG e\0"),
+        b"MSG f",
+        b"BNDL",
+    ]
+    assert collected(collect, packets) == [
+        [(b"a", b"x"), (b"", b"")],
+        b"CMSG lost\x001 2 3 share",
+        [(b"b", b"y\0z")],
+        b"CMSG c",
+        b"",
+        [(b"d", b""), (b"e", b"")],
+        b"MSG f",
+        b"BNDL",
+    ]
+
+
+@pytest.mark.parametrize("collect", TWINS)
+def test_full_columns(collect: Callable[..., Any]) -> None:
+    """At a limit the next call goes on within the bundle; the message that reaches the limit is whole."""
+    packets = [bundle(*[b"MSG k\0%d" % i for i in range(5)]), b"MSG k\x005"]
+    assert [len(part) for part in collected(collect, packets, max_rows=2)] == [2, 2, 2]
+    assert [len(part) for part in collected(collect, packets, max_bytes=5)] == [3, 3]
+
+
+part = st.one_of(
+    st.tuples(st.binary(max_size=5), st.binary(max_size=9)).map(
+        lambda m: b"MSG %b\0%b" % (m[0].replace(b"\0", b""), m[1])
+    ),
+    st.sampled_from([b"CMSG x\0y", b"MSG ", b"MSG", b"M", b"SUB a", b"MSG no nul"]),
+)
+packet = st.one_of(
+    part,
+    st.lists(part, min_size=1, max_size=5).map(lambda parts: bundle(*parts)),
+    st.lists(part, min_size=1, max_size=3).map(lambda parts: bundle(*parts)[:-1]),
+    st.binary(max_size=12).map(lambda data: b"BNDL" + data),
+    st.just(b""),
+)
+
+
+@given(st.lists(packet, max_size=8), st.integers(1, 6), st.integers(1, 40))
+def test_columns_hold_what_unbundling_gives(packets: list[bytes], max_rows: int, max_bytes: int) -> None:
+    """For any packets and limits: the same messages and other packets, in the same order, from both twins."""
+    expected: list[Row | bytes] = []
+    for one in unbundle(packets):
+        key, nul, payload = one[4:].partition(b"\0")
+        expected.append((key, payload) if one[:4] == b"MSG " and nul else one)
+    for twin in (columns._collect, *([compiled.collect] if compiled else [])):
+        found = collected(twin, packets, max_rows, max_bytes)
+        flat: list[Row | bytes] = []
+        for item in found:
+            flat += [item] if isinstance(item, bytes) else item
+        assert flat == expected
+        assert all(len(item) <= max_rows for item in found if isinstance(item, list))
+
+
+@needs_compiled
+def test_wrong_types() -> None:
+    """What is no packet is refused by the compiled twin too."""
+    part = columns.Columns()
+    with pytest.raises(TypeError, match="a packet is bytes, not str"):
+        compiled.collect(["MSG a"], 0, 0, part.keys, part.key_ends, part.payloads, part.payload_ends, 1, 1)

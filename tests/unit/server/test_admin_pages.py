@@ -1,0 +1,240 @@
+"""What the pages of the admin socket answer about a bus."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from zope.interface import implementer
+
+from sbus.admin.pages import Asked, Problem
+from sbus.server.admin_pages import pages
+from sbus.server.credentials import AccessSettings, KernelCredentials
+from sbus.server.interfaces import ICredentials
+from sbus.server.last_values import LastValueRule
+from sbus.server.limits import Limits
+from tests.support.buses import Bus
+
+
+def got(bus: Bus, path: str, *, is_owner: bool = True, **parameters: str) -> Any:
+    """Return what a page answers."""
+    page, _ = pages(bus.registry)["GET", path]
+    return json.loads("".join(piece or "" for piece in page(Asked(parameters, is_owner))))
+
+
+def test_patterns():
+    """Each pattern is there once, with the number of its subscribers; secret ones are cut."""
+    bus = Bus()
+    for patterns in ((b"a/*", b"b"), (b"a/*", b"c")):
+        bus.connect().send(*(b"SUB " + pattern for pattern in patterns))
+    secret = bus.connect(pid=7)
+    secret.send(b"SUB !/cred/100/1000/7/hidden")
+    found = got(bus, "/v1/patterns")
+    assert {row["pattern"]: row["subscribers"] for row in found["patterns"]} == {
+        "a/*": 2,
+        "b": 1,
+        "c": 1,
+        "!/cred/100/1000/7/": 1,
+    }
+    assert found["patterns"][0]["pattern"] == "a/*"
+    assert got(bus, "/v1/patterns", limit="1")["total"] == 4
+    assert [row["pattern"] for row in got(bus, "/v1/patterns", client="2")["patterns"]] == ["a/*", "c"]
+    assert [row["pattern"] for row in got(bus, "/v1/patterns", prefix="b")["patterns"]] == ["b"]
+    with pytest.raises(Problem, match="no client 9"):
+        got(bus, "/v1/patterns", client="9")
+
+
+def test_last_values():
+    """Kept messages come with their values for root and the server's user alone."""
+    bus = Bus(last_values=(LastValueRule(b"a/*"),))
+    bus.connect(uid=1001).send(b"MSG a/1\0one", b"MSG a/2\0two", b"MSG b\0no")
+    found = got(bus, "/v1/last", head="2")
+    assert [(row["key"], row["size"], base64.b64decode(row["head"])) for row in found["last"]] == [
+        ("a/2", 3, b"tw"),
+        ("a/1", 3, b"on"),
+    ]
+    assert (found["total"], found["last"][0]["uid"]) == (2, 1001)
+    assert [row["key"] for row in got(bus, "/v1/last", pattern="a/1")["last"]] == ["a/1"]
+    assert [row["head"] for row in got(bus, "/v1/last", is_owner=False)["last"]] == [None, None]
+    with pytest.raises(Problem, match="--last-value"):
+        got(Bus(), "/v1/last")
+
+
+def test_explain_changes_nothing():
+    """Asking who would get a message puts no key into the route cache, and charges nobody."""
+    bus = Bus()
+    bus.connect().send(b"SUB a/*")
+    bus.registry.routing_work()
+    found = got(bus, "/v1/explain", key="a/b")
+    assert [(row["client"], row["pattern"]) for row in found["receivers"]] == [(1, "a/*")]
+    assert not bus.registry.routes
+    assert bus.registry.routing_work() == 0
+
+
+def test_explain_finds_each_kind_of_pattern():
+    """Every pattern that matches is found, as the router finds it."""
+    bus = Bus()
+    for pattern in (b"", b"a/", b"a/b", b"*/b", b"a/b*", b"*/", b"a", b"a/c", b"b/"):
+        bus.connect().send(b"SUB " + pattern)
+    found = got(bus, "/v1/explain", key="a/b")
+    assert {row["client"] for row in found["receivers"]} == {1, 2, 3, 4, 5, 6}
+    assert {row["pattern"] for row in found["receivers"]} == {"", "a/", "a/b", "*/b", "a/b*", "*/"}
+
+
+def test_explain_who_loses_it():
+    """A receiver whose socket is full and that then discards would not get it; one that queues would."""
+    bus = Bus()
+    lossy, patient, publisher = bus.connect(capacity=0), bus.connect(capacity=0), bus.connect()
+    lossy.send(b"SUB k", b"CMSG blocking/soft/discard", b"CMSG whoami")
+    patient.send(b"SUB k")
+    lossy.protocol.reply(b"x", b"")
+    bus.registry.flush()
+    publisher.send(b"MSG k\0")
+    found = got(bus, "/v1/explain", key="k")
+    assert [(row["client"], row["is_congested"]) for row in found["receivers"]] == [(2, True)]
+    assert [(row["client"], row["reason"]) for row in found["others"]] == [(1, "congested")]
+
+
+def test_explain_echo():
+    """A publisher that has chosen echo/off would not get its own message."""
+    bus = Bus()
+    bus.connect().send(b"SUB k", b"CMSG echo/off")
+    assert got(bus, "/v1/explain", key="k")["total"] == 1
+    found = got(bus, "/v1/explain", key="k", publisher="1")
+    assert (found["total"], found["others"][0]["reason"]) == (0, "echo")
+
+
+def test_explain_secrets():
+    """Open patterns and other credentials do not get a secret message, and its rest is not shown."""
+    bus = Bus()
+    bus.connect(pid=7).send(b"SUB !/cred/100/1000/7/hidden")
+    bus.connect().send(b"SUB ")
+    bus.connect(pid=8).send(b"SUB !/cred/100/1000/8/hidden")
+    found = got(bus, "/v1/explain", key="!/cred/100/1000/7/hidden")
+    assert "hidden" not in json.dumps(found)
+    assert [row["client"] for row in found["receivers"]] == [1]
+    assert {row["client"]: row["reason"] for row in found["others"]} == {2: "secret", 3: "credentials"}
+
+
+def test_explain_a_client():
+    """For a client that would get nothing, the answer says where its patterns and the key part."""
+    bus = Bus()
+    bus.connect().send(b"SUB a/b/c", b"SUB z")
+    bus.connect()
+    found = got(bus, "/v1/explain", key="a/b", receiver="1")
+    assert found["others"][0]["reason"] == "no-match"
+    assert found["compared"][0]["pattern"] == "a/b/c"
+    assert "the key ends here" in found["compared"][0]["why"]
+    assert got(bus, "/v1/explain", key="a/b", receiver="2")["others"][0]["text"] == "it has no subscriptions"
+
+
+@implementer(ICredentials)
+class NoPublishing(KernelCredentials):
+    """Allows no user to publish keys that begin with x."""
+
+    restrictsPublishing = True
+
+    def mayPublish(self, peer: Any, key: bytes) -> bool:
+        return not key.startswith(b"x")
+
+
+def test_explain_the_policy():
+    """If the credentials policy does not let the publisher publish, nobody would get the message."""
+    bus = Bus(credentials=NoPublishing(AccessSettings(), None))
+    bus.connect().send(b"SUB ")
+    found = got(bus, "/v1/explain", key="x", publisher="1")
+    assert (found["is_refused"], found["total"], found["others"][0]["reason"]) == (True, 0, "policy")
+    assert got(bus, "/v1/explain", key="y", publisher="1")["total"] == 1
+
+
+def test_clients_show_who_blocks_them():
+    """A publisher that is blocked names its receivers; the status counts it."""
+    bus = Bus()
+    slow, publisher = bus.connect(capacity=1), bus.connect()
+    slow.send(b"SUB k", b"CMSG blocking/soft/block")
+    publisher.send(*[b"MSG k\0"] * 4)
+    clients = {row["client"]: row for row in got(bus, "/v1/clients")["clients"]}
+    assert list(clients) == [2, 1]
+    assert (clients[2]["blocked_by"], clients[2]["is_paused"], clients[1]["soft_strategy"]) == ([1], True, "block")
+    bus.clock.advance(2)
+    status = got(bus, "/v1/status")
+    assert (status["held_publishers"], status["held_seconds"], status["queues"]) == (1, 2.0, 1)
+    assert (status["queue_messages"], status["queue_largest_bytes"]) == (3, 18)
+    slow.drain()
+    status = got(bus, "/v1/status")
+    assert (status["held_publishers"], status["held_seconds"], status["queues"], status["queue_messages"]) == (
+        0,
+        2,
+        0,
+        0,
+    )
+
+
+def figures(bus: Bus) -> dict[str, float]:
+    """Return the samples of the metrics, by name and labels."""
+    page, _ = pages(bus.registry)["GET", "/metrics"]
+    text = "".join(piece or "" for piece in page(Asked({})))
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_totals():
+    """The metrics count what happens: messages and bytes in and out, what nobody wanted, and the ends by reason."""
+    bus = Bus()
+    reader, lossy, publisher = bus.connect(), bus.connect(capacity=1), bus.connect()
+    reader.send(b"SUB k")
+    lossy.send(b"SUB k", b"CMSG blocking/soft/discard")
+    publisher.send(b"MSG k\0abc", b"MSG k\0abc", b"MSG other\0")
+    publisher.send(b"nonsense")
+    found = figures(bus)
+    assert found["sbus_published_messages_total"] == 3
+    assert found["sbus_published_bytes_total"] == 9 + 9 + 10
+    assert found["sbus_unrouted_messages_total"] == 1
+    assert (found["sbus_routed_messages_total"], found["sbus_delivered_messages_total"]) == (4, 3)
+    assert (found["sbus_routed_bytes_total"], found["sbus_delivered_bytes_total"]) == (36, 27)
+    assert (found["sbus_dropped_messages_total discard"], found["sbus_dropped_bytes_total"]) == (1, 9)
+    assert found["sbus_violations_total unknown-verb"] == 1
+    assert found["sbus_clients_disconnected_total violation"] == 1
+    assert found["sbus_route_cache_misses_total"] == 2
+    assert found["sbus_route_cache_hits_total"] == 1
+    assert (found["sbus_patterns"], found["sbus_clients"], found["sbus_clients_connected_total"]) == (2, 2, 3)
+
+
+def test_queues_and_limits():
+    """Lagging receivers, held publishers and users at a limit show while they last."""
+    bus = Bus(limits=Limits(user_patterns=2, block_timeout=30.0))
+    slow, publisher = bus.connect(capacity=1), bus.connect()
+    slow.send(b"SUB k", b"SUB l", b"CMSG blocking/soft/block")
+    publisher.send(*[b"MSG k\0"] * 4)
+    bus.clock.advance(1)
+    found = figures(bus)
+    assert (found["sbus_clients_lagging"], found["sbus_queue_messages"], found["sbus_queue_largest_bytes"]) == (
+        1,
+        3,
+        18,
+    )
+    assert (found["sbus_publishers_held"], found["sbus_publishers_held_seconds_total"]) == (1, 1)
+    assert found["sbus_users_at_limit patterns"] == 1
+    assert found["sbus_delivered_messages_total"] == 1
+    slow.drain()
+    found = figures(bus)
+    assert (found["sbus_clients_lagging"], found["sbus_queue_messages"], found["sbus_publishers_held"]) == (0, 0, 0)
+    assert found["sbus_delivered_messages_total"] == 4
+
+
+def test_a_recorder_that_is_gone():
+    """A recorder that the bus should have, and that is not connected, shows as 0; without one there is no figure."""
+    bus = Bus()
+    assert not any(name.startswith("sbus_attached_up") for name in figures(bus))
+    bus.registry.attached["recorder"] = lambda: bus.registry.is_attached(bus.registry.sidecar)
+    assert figures(bus)["sbus_attached_up recorder"] == 0
+    assert got(bus, "/v1/status")["has_recorder"] is False
+    bus.registry.sidecar = 77
+    bus.connect(pid=77)
+    assert figures(bus)["sbus_attached_up recorder"] == 1

@@ -1,0 +1,281 @@
+"""What a bus knows of the link to its master: names, secrets, fences and the path, and who may speak of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sbus.server.upstream import FORMER, PATIENCE
+from tests.support.buses import Bus, Peer
+
+P = b"!/cred/1/2/3"
+WHOAMI = b"CMSG !/cred/whoami"
+OWN = b"!/cred/100/1000/7"
+
+
+def link_to(bus: Bus, prefix: bytes = P, uid: int = 0) -> Peer:
+    """A link that has come up."""
+    link = bus.connect(uid=uid, pid=99)
+    link.send(b"CMSG echo/off", b"CMSG interest/patterns")
+    link.send(b"CMSG link/path\0" + b"f" * 32 + b" above", b"CMSG link/up\0" + prefix)
+    link.take()
+    return link
+
+
+def whoami(peer: Peer) -> bytes:
+    peer.send(WHOAMI)
+    (reply,) = peer.take()
+    return reply.partition(b"\0")[2]
+
+
+def number_of(link: Peer, pattern: bytes) -> bytes:
+    """The number by which a link has learnt of a pattern."""
+    (number,) = [p.split(b" ")[2] for p in link.take() if p.endswith(b" " + pattern)]
+    return number
+
+
+def test_names_are_chained():
+    """Below a master a client's name is P, then its own credentials; without one it is these alone."""
+    bus = Bus()
+    client = bus.connect(pid=7)
+    assert whoami(client) == OWN
+    link_to(bus)
+    assert whoami(client) == P + b"/" + OWN
+
+
+def test_what_begins_with_p_is_local():
+    """A key or a pattern that begins with P means the rest on this bus; the packet stays as it is."""
+    bus = Bus()
+    link, client, other = link_to(bus), bus.connect(pid=7), bus.connect(pid=8)
+    client.send(b"SUB " + P + b"/" + OWN + b"/inbox")
+    packet = b"MSG " + P + b"/" + OWN + b"/inbox\0hello"
+    for sender in (link, other):
+        sender.send(packet)
+        assert client.take() == [packet]
+    other.send(b"MSG " + OWN + b"/inbox\0plain")
+    assert client.take() == [b"MSG " + OWN + b"/inbox\0plain"]
+    client.send(b"UNSUB " + OWN + b"/inbox")
+    link.send(packet)
+    assert client.take() == []
+    assert bus.registry.counters.unknown_unsubscriptions == 0
+
+
+@pytest.mark.parametrize("pattern", [b"!/cred/1/2/4/" + OWN + b"/x", P + b"/!/cred/100/1000/8/x", P + b"/x", P + b"/"])
+def test_foreign_first_links_are_violations(pattern):
+    """A pattern whose first link is neither P nor one's own, or behind P somebody else's, is a violation."""
+    bus = Bus()
+    link_to(bus)
+    client = bus.connect(pid=7)
+    client.send(b"SUB " + pattern)
+    assert not client.is_connected
+
+
+def test_open_keys_are_not_reached_through_p():
+    """P in front of an open key does not lead to its subscribers."""
+    bus = Bus()
+    link = link_to(bus)
+    client = bus.connect()
+    client.send(b"SUB ", b"SUB x")
+    link.send(b"MSG " + P + b"/x\0")
+    assert client.take() == []
+
+
+def test_former_names_keep_their_meaning():
+    """After P has changed, its last values mean P on this bus, for as long as the server runs."""
+    bus = Bus()
+    link, client = link_to(bus), bus.connect(pid=7)
+    client.send(b"SUB " + P + b"/" + OWN + b"/x")
+    for number in range(FORMER):
+        link.send(b"CMSG link/up\0!/cred/1/2/%d" % (10 + number))
+    link.send(b"MSG " + P + b"/" + OWN + b"/x\0old")
+    assert client.take() == [b"MSG " + P + b"/" + OWN + b"/x\0old"]
+    assert whoami(client) == b"!/cred/1/2/%d/" % (9 + FORMER) + OWN
+    link.send(b"CMSG link/up\0!/cred/1/2/99")
+    link.send(b"MSG " + P + b"/" + OWN + b"/x\0too old")
+    assert client.take() == []
+
+
+def test_secrets_have_one_destination():
+    """If secrets go up, a key without P is for the link alone, and dropped while there is none."""
+    bus = Bus(secrets_go_up=True)
+    client, other = bus.connect(pid=7), bus.connect(pid=8)
+    client.send(b"SUB " + OWN + b"/x")
+    other.send(b"MSG " + OWN + b"/x\0nowhere")
+    assert client.take() == []
+    assert bus.registry.upstream.dropped_secrets == 1
+    link = link_to(bus)
+    up = b"MSG " + OWN + b"/x\0up"
+    other.send(up)
+    assert (client.take(), link.take()) == ([], [up])
+    local = b"MSG " + P + b"/" + OWN + b"/x\0here"
+    other.send(local)
+    assert (client.take(), link.take()) == ([local], [])
+    link.send(up)
+    assert (client.take(), link.take()) == ([], [])
+    other.send(b"MSG " + P + b"/x\0to the link")
+    assert link.take() == []
+    link.send(b"CMSG link/down")
+    other.send(up)
+    assert link.take() == []
+    assert bus.registry.upstream.dropped_secrets == 2
+
+
+def test_cached_routes_are_forgotten_with_p():
+    """A route that was cached before P was known is not used afterwards."""
+    bus = Bus()
+    odd, client = bus.connect(uid=2, gid=1, pid=3), bus.connect(pid=7)
+    odd.send(b"SUB " + P + b"/")
+    client.send(b"SUB " + OWN + b"/x")
+    packet = b"MSG " + P + b"/" + OWN + b"/x\0"
+    client.send(packet)
+    assert odd.take() == [packet]
+    link_to(bus)
+    client.send(packet)
+    assert (odd.take(), client.take()) == ([], [packet])
+
+
+def test_whoami_waits_for_p_if_secrets_go_up():
+    """Until P is known a name would be worth nothing, so whoami and what is asked behind it wait; messages do not."""
+    bus = Bus(secrets_go_up=True)
+    client, other = bus.connect(pid=7), bus.connect()
+    client.send(b"SUB a", WHOAMI, b"CMSG probe\0a", WHOAMI)
+    other.send(b"MSG a\0")
+    assert client.take() == [b"MSG a\0"]
+    bus.clock.advance(100)
+    assert client.take() == []
+    link_to(bus)
+    name = WHOAMI + b"\0" + P + b"/" + OWN
+    assert client.take() == [name, b"CMSG probe\0001 a", name]
+
+
+def test_waiting_replies_are_bounded():
+    """A client whose replies wait is not read from when they are many."""
+    bus = Bus(secrets_go_up=True)
+    client, other = bus.connect(pid=7), bus.connect()
+    other.send(b"SUB a")
+    client.send(*[WHOAMI] * 70, b"MSG a\0")
+    assert other.take() == []
+    assert client.protocol.is_paused
+    link_to(bus)
+    assert len(client.take()) == 70
+    assert other.take() == [b"MSG a\0"]
+
+
+def test_whoami_is_a_fence_through_the_tree():
+    """The reply waits for the link's word about the client's own subscriptions; other clients' replies do not wait."""
+    bus = Bus()
+    link, client, other = link_to(bus), bus.connect(), bus.connect()
+    client.send(b"SUB a/b", WHOAMI)
+    assert client.take() == []
+    other.send(WHOAMI)
+    assert len(other.take()) == 1
+    number = number_of(link, b"a/b")
+    link.send(b"CMSG link/fence\0%d" % (int(number) - 1))
+    assert client.take() == []
+    link.send(b"CMSG link/fence\0" + number)
+    assert len(client.take()) == 1
+    other.send(b"SUB a/b", WHOAMI)
+    assert len(other.take()) == 1
+
+
+def test_fence_ends_after_a_second_or_with_the_link():
+    """A master that does not answer delays a reply by a second; a link that goes releases it."""
+    bus = Bus()
+    link, client = link_to(bus), bus.connect()
+    client.send(b"SUB a", WHOAMI)
+    bus.clock.advance(PATIENCE - 0.01)
+    assert client.take() == []
+    bus.clock.advance(0.02)
+    assert len(client.take()) == 1
+    client.send(b"SUB b", WHOAMI)
+    assert client.take() == []
+    link.send(b"CMSG link/down")
+    assert len(client.take()) == 1
+    link.send(b"CMSG link/up\0" + P)
+    client.send(b"SUB c", WHOAMI)
+    link.transport.hang_up()
+    bus.settle()
+    assert len(client.take()) == 1
+
+
+def test_subscription_taken_back_needs_no_fence():
+    """A pattern that the client has unsubscribed from holds no reply back."""
+    bus = Bus()
+    link_to(bus)
+    client = bus.connect()
+    client.send(b"SUB a", b"UNSUB a", WHOAMI)
+    assert len(client.take()) == 1
+    assert not bus.registry.upstream._fresh
+
+
+@pytest.mark.parametrize(
+    "packet", [b"CMSG link/up\0" + P, b"CMSG link/down", b"CMSG link/fence\0" + b"9" * 5, b"CMSG link/lost\0001 2"]
+)
+def test_ordinary_clients_are_no_links(packet):
+    """From other users than root and the server's, and from a client that is not the link, they are unknown."""
+    bus = Bus()
+    client = bus.connect(uid=12345)
+    client.send(packet)
+    assert bus.registry.counters.unknown_controls == 1
+    assert bus.registry.upstream.link is None
+    link_to(bus)
+    client.send(packet)
+    assert bus.registry.counters.unknown_controls == 2
+    assert client.is_connected
+    assert whoami(client).startswith(P)
+
+
+def test_there_is_one_link():
+    """A second link is disconnected; when the first has gone, another one may come."""
+    bus = Bus()
+    link = link_to(bus)
+    second = bus.connect(uid=0)
+    second.send(b"CMSG bye/on", b"CMSG link/up\0!/cred/1/1/1")
+    assert not second.is_connected
+    assert b"not-allowed" in second.take()[-1]
+    assert whoami(bus.connect()).startswith(P)
+    link.transport.hang_up()
+    bus.settle()
+    assert not bus.registry.upstream.is_up
+    link_to(bus, b"!/cred/1/1/1")
+    assert whoami(bus.connect()).startswith(b"!/cred/1/1/1/")
+
+
+def test_path_is_told_and_told_again():
+    """Anybody learns the buses up to the root, a line for each, and learns of every change."""
+    bus = Bus(name="leaf")
+    own = f"{bus.registry.upstream.identity} leaf".encode()
+    client = bus.connect(uid=12345)
+    client.send(b"CMSG link/path\0forged")
+    assert client.take() == [b"CMSG link/path\0" + own]
+    link = link_to(bus)
+    assert client.take() == [b"CMSG link/path\0" + own + b"\n" + b"f" * 32 + b" above"]
+    link.transport.hang_up()
+    bus.settle()
+    assert client.take() == [b"CMSG link/path\0" + own]
+
+
+def test_chain_tells_a_new_name():
+    """After chain/on a client is told its new name when P changes, and nobody else is told anything."""
+    bus = Bus()
+    client, silent = bus.connect(pid=7), bus.connect()
+    client.send(b"CMSG chain/on")
+    assert client.take() == [b"CMSG chain/on\0"]
+    link = link_to(bus)
+    assert client.take() == [b"CMSG chain\0" + P + b"/" + OWN]
+    link.send(b"CMSG link/up\0" + P)
+    assert client.take() == []
+    client.send(b"CMSG chain/off")
+    link.send(b"CMSG link/up\0!/cred/9/9/9")
+    assert client.take() == [b"CMSG chain/off\0"]
+    assert silent.take() == []
+
+
+def test_link_without_a_name_leaves_secrets_here():
+    """A link whose credentials prove nothing at the master reports no P: names are plain, and secrets stay here."""
+    bus = Bus(secrets_go_up=True)
+    client = bus.connect(pid=7)
+    client.send(b"SUB " + OWN + b"/x", WHOAMI)
+    link = link_to(bus, b"")
+    assert client.take() == [WHOAMI + b"\0" + OWN]
+    client.send(b"MSG " + OWN + b"/x\0")
+    assert (client.take(), link.take()) == ([b"MSG " + OWN + b"/x\0"], [])
