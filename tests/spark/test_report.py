@@ -61,7 +61,7 @@ def _rows() -> Iterator[tuple[int, str, str, bytes]]:
     every("gone/one", (-2, -0.1))
     every("gone/two", (-2, -0.1), step=60)
     every("edge/", (-2, 1.2))
-    every("edge/below", (-2, 2), step=11)
+    every("edge/below", (-2, 2), step=20)
     every("office", (0.2, 0.3))
     every("once", (1.7, 1.7001))
     every(_EVIL, (1.9, 2), step=1)
