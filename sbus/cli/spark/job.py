@@ -91,7 +91,7 @@ class Job:
             try:
                 yield session
             finally:
-                with contextlib.suppress(Py4JError):  # the JVM has gone, and the session with it
+                with contextlib.suppress(Py4JError, OSError):  # the JVM has gone, and the session with it
                     session.stop()
 
 
