@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from sbus.lake.plain import PlainTable
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.report import measure
@@ -13,6 +15,7 @@ from tests.support.lakes import archive, row
 HOURS = 14 * 24
 
 
+@pytest.mark.slow
 def test_counts_give_the_same_report(spark, tmp_path):
     """Totals, traffic, top keys, silences, gaps and changes are equal; the current hour is read from its rows."""
     table = PlainTable(tmp_path / "lake")

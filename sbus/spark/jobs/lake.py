@@ -176,9 +176,9 @@ class Lake:
             first = max(hours).start - 2.1 * last
             hours = {hour: files for hour, files in hours.items() if hour.start >= first}
         closed = {hour: files for hour, files in hours.items() if is_closed(files, time.time())}
-        settled = self.table.state.settled()
-        closed = {h: files for h, files in closed.items() if all((file.batch or 0) <= settled for file in files)}
         try:
+            settled = self.table.state.settled()
+            closed = {h: files for h, files in closed.items() if all((file.batch or 0) <= settled for file in files)}
             made = update(self.table, closed)
             names = self.table.pin([file for hour, files in hours.items() if hour not in made for file in files])
         except OSError:
