@@ -7,6 +7,8 @@
 # make bench-clients   measure the clients beside redis-py, nats-py and pyzmq, about five minutes
 # make bench-micro   time single steps, and report which have become slower
 # make bench-attacks   attack the bus as one user and measure another user's clients, about 15 minutes, as root
+# make web     build the page of `sbus web` into sbus/web/static (needs the npm registry)
+# make test-web   test the page in Chromium, against a real bus, about a minute
 # make docs    build the documentation into docs/_build/html
 # make dist    build wheels, the source archive and a Debian package into dist/, and try them
 # make setup   only create .venv and install sbus into it
@@ -27,7 +29,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test coverage lint format bench bench-clients bench-micro bench-attacks docs dist setup clean
+.PHONY: help run test web test-web coverage lint format bench bench-clients bench-micro bench-attacks docs dist setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -52,6 +54,18 @@ run: $(ready)
 
 test: $(ready)-test
 	.venv/bin/python -m pytest --numprocesses=auto $(ARGS)
+
+# The page of `sbus web`. The licences are written last.
+page := sbus/web/static/THIRD-PARTY.txt
+
+$(page): $(ready)-web tools/build-web $(wildcard web/*.json web/*.mjs web/src/*)
+	tools/build-web
+	@touch $@
+
+web: $(page)
+
+test-web: $(page) $(ready)-browser
+	.venv/bin/python -m pytest web/tests $(ARGS)
 
 # Coverage does not see compiled code, so it measures the plain twins. Each gate is what the tests reach today.
 gates := protocol=99 routing=99 flood=99
@@ -100,7 +114,7 @@ bench-attacks: $(ready)-bench
 docs: $(ready)-test $(ready)-docs
 	.venv/bin/sphinx-build -W --keep-going -n -b html docs docs/_build/html
 
-dist: $(ready)-test $(ready)-docs $(ready)-dist
+dist: $(ready)-test $(ready)-docs $(ready)-dist $(page)
 	rm -rf build/man
 	.venv/bin/sphinx-build -W --keep-going -q -b man -t man docs build/man
 	.venv/bin/python -m pytest -q -p no:cacheprovider tests/integration/docs/test_man.py
@@ -108,7 +122,7 @@ dist: $(ready)-test $(ready)-docs $(ready)-dist
 	tools/try-dist
 
 clean:
-	rm -rf .venv .run build dist docs/_build *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage*
+	rm -rf .venv .run build dist docs/_build sbus/web/static web/node_modules *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage*
 	rm -f twisted/plugins/dropin.cache
 	find sbus \( -name '*.so' -o -name '*.c' \) -delete
 	find sbus twisted tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -51,6 +51,7 @@ _OWN_SPARK = {
     "tests/spark/test_archive_killed.py",
     "tests/spark/test_cluster.py",
     "tests/spark/test_demo.py",
+    "tests/spark/test_hosts.py",
     "tests/spark/test_tutorial.py",
 }
 """Files whose tests start Spark in processes of their own, so they need Java without the fixture ``spark``."""

@@ -38,6 +38,7 @@ _MODULES = {
     "disconnect": "sbus.cli.admin.disconnect",
     "top": "sbus.cli.admin.top",
     "monitor": "sbus.cli.admin.monitor",
+    "web": "sbus.cli.web",
     "journal": "sbus.cli.journal",
     "lake": "sbus.cli.lake",
     "spark": "sbus.cli.spark",

@@ -72,6 +72,7 @@ class Counters:
         the recorder failed.
     :ivar lag: the seconds from the arrival of the first message of the last batch until the batch was in the journal.
     :ivar longest_lag: the greatest `lag` so far.
+    :ivar synced_at: when the journal was last synced to the disk, in seconds since the epoch; 0 before the first sync.
     """
 
     rows: int = 0
@@ -81,6 +82,7 @@ class Counters:
     lost: int = 0
     lag: float = 0.0
     longest_lag: float = 0.0
+    synced_at: float = 0.0
 
 
 class Recording:
@@ -304,6 +306,7 @@ class Recording:
         """Implement `sbus.recorder.writer_thread.ThreadListener`."""
         counters = self.counters
         if job is _SYNC:
+            counters.synced_at = clock.to_seconds(clock.now())
             self._is_syncing = False
             if self._has_unsynced and not self._stopping:
                 self._sync_soon()

@@ -99,6 +99,13 @@ class Options(CommandLine):
             choice("order", *_ORDER),
         ],
         [
+            "metrics-file",
+            None,
+            None,
+            "File for Prometheus's textfile collector, written every 10 s: rows, gaps, losses, lag, last sync "
+            "[default: none]",
+        ],
+        [
             "batch-rows",
             None,
             _DEFAULTS.batch_rows,
@@ -208,6 +215,10 @@ class Options(CommandLine):
         """
         if not self["journal"]:
             raise UsageError("no journal: give its directory with --journal=DIRECTORY")
+        if self["metrics-file"] is not None:
+            from sbus.metrics_file import MetricsFile
+
+            self["metrics-file"] = MetricsFile(self["metrics-file"]).path
         self["socket"] = find_address(self["socket"])
         if not parse(self["socket"]).name:
             raise UsageError(
@@ -261,6 +272,10 @@ def makeService(options: Options) -> IService:
     if options["supervised"]:
         StdinWatcher(reactor, process.stop).setServiceParent(services)
     recorder.setServiceParent(services)
+    if options["metrics-file"] is not None:
+        from sbus.recorder.metrics import RecorderMetrics  # imports prometheus_client
+
+        RecorderMetrics(reactor, recorder, options["metrics-file"]).setServiceParent(services)
     return services
 
 

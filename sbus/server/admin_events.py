@@ -99,8 +99,8 @@ class _Stream:
             yield _BEGIN
             due = 0.0
             while True:
+                tap.settle()
                 if self._messages is not None:
-                    tap.settle()
                     yield from self._charged(self._message_events(self._messages))
                 if time.monotonic() >= due:
                     due = time.monotonic() + _INTERVAL

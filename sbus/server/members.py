@@ -41,10 +41,9 @@ class Members:
         """The number of clients, sidecars aside."""
         return len(self.clients) - len(self._sidecars)
 
-    @property
-    def has_sidecar(self) -> bool:
-        """Whether a sidecar is connected."""
-        return bool(self._sidecars)
+    def is_attached(self, pid: int | None) -> bool:
+        """Return whether the sidecar with this PID is connected."""
+        return any(self.clients[number].peer.pid == pid for number in self._sidecars)
 
     def has_room(self, pid: int, listener: Listener = MAIN) -> bool:
         """Return whether one more client may come at this socket, if it is of this process."""

@@ -257,7 +257,7 @@ class Metrics:
         if registry.attached:
             yield gauge(
                 "sbus_attached_up",
-                "Whether a program that belongs to the bus, such as its recorder, is connected. 0: the log says why.",
+                "Whether a program that belongs to the bus (its recorder, its link) is connected. 0: the log says why.",
                 {name: float(is_up()) for name, is_up in sorted(registry.attached.items())},
                 "name",
             )

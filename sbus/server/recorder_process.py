@@ -104,7 +104,7 @@ class RecordedBus(MultiService):
         self._restart: IDelayedCall | None = None
         bus.setServiceParent(self)
         registry = bus.registry
-        registry.attached["recorder"] = lambda: registry.has_sidecar
+        registry.attached["recorder"] = lambda: registry.is_attached(registry.sidecar)
 
     def startService(self) -> None:
         """Listen, and start the recorder."""

@@ -228,10 +228,9 @@ class SubscriptionRegistry(Service):
     def sidecar(self, pid: int | None) -> None:
         self._members.sidecar = pid
 
-    @property
-    def has_sidecar(self) -> bool:
-        """Whether that process is connected."""
-        return self._members.has_sidecar
+    def is_attached(self, pid: int | None) -> bool:
+        """Return whether a process that serves the bus is connected."""
+        return self._members.is_attached(pid)
 
     @property
     def link_sidecar(self) -> int | None:

@@ -167,12 +167,14 @@ class Tap:
         done = deliver(packets, receivers, publisher, at_once)
         first = self.seen
         self.seen += done
-        for loss in self._losses[reported:]:
-            loss.end = self.seen
+        if len(self._losses) > reported:
+            for loss in self._losses[reported:]:
+                loss.end = self.seen
         now = self._clock()
-        self._left = min(BURST, self._left + (now - self._filled_at) * SHARE)
+        left = self._left + (now - self._filled_at) * SHARE
+        self._left = left if left < BURST else BURST
         self._filled_at = now
-        if self._left <= 0 or len(self._spans) >= MOST_RUNS:
+        if left <= 0 or len(self._spans) >= MOST_RUNS:
             self.missed += done
         elif done:
             self._spans.append(_Span(first, self.seen, receivers))

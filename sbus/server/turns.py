@@ -97,8 +97,10 @@ SUBSCRIPTION = 15
 """The price of a subscription that comes or goes, before its segments and the routes that it changes."""
 _WILDCARD = 20
 """The price of the count of the steps that a pattern with a wildcard can add to a look-up."""
-_COUNTED_SEGMENTS = 16
-"""Segments that cost more in a pattern with a wildcard: whatever is behind them, its steps seldom change."""
+_WILDCARD_SEGMENT = 3
+"""The price of each segment of such a pattern: a step is counted for each."""
+_FREE_SEGMENTS = 16
+"""Segments of other patterns, of which each further one has a price of 1."""
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
 REORDERED = 2
@@ -119,9 +121,9 @@ _RESUMED = 16
 def subscription_work(pattern: bytes, separator: bytes) -> int:
     """Return the price of a subscription to a pattern that comes or goes, before the routes that it changes."""
     segments = pattern.count(separator)
-    work = SUBSCRIPTION + segments // 4
+    work = SUBSCRIPTION + segments // 4 + max(0, segments - _FREE_SEGMENTS)
     if b"*" in pattern:
-        work += _WILDCARD + 3 * min(segments, _COUNTED_SEGMENTS)
+        work += _WILDCARD + _WILDCARD_SEGMENT * segments
     return work
 
 

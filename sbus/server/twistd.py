@@ -329,14 +329,22 @@ class Options(CommandLine):
             raise UsageError("--record-options is for the recorder: give --record=DIRECTORY too")
         if self["record"]:
             require_recorder()
-        self._check_upstream()
         self["admin"] = self._admin()
+        self._check_upstream()
         for option in ("admin-group", "metrics-group"):
             if self[option] is not None:
                 if self["admin"] is None:
                     raise UsageError(f"--{option} is for the admin socket: give --admin=PATH too")
                 self[option] = parse_group(self[option], f"--{option}")
         self.access = Access(self["admin-group"], self["metrics-group"])
+
+    def _admin(self) -> str | None:
+        """Return the address of the admin socket, or None."""
+        given: str | None = self["admin"]
+        passed = passed_admin(passed_names(), self["listen"])
+        if given is None or given == "auto":
+            return passed or (admin_path(self["socket"]) if given is not None else None)
+        return given or None
 
     def _check_upstream(self) -> None:
         """Check the options of the link.
@@ -358,14 +366,6 @@ class Options(CommandLine):
             raise UsageError(
                 f"--upstream={self['upstream']}: a client cannot connect to this address: give a path or @NAME"
             )
-
-    def _admin(self) -> str | None:
-        """Return the address of the admin socket, or None."""
-        given: str | None = self["admin"]
-        passed = passed_admin(passed_names(), self["listen"])
-        if given is None or given == "auto":
-            return passed or (admin_path(self["socket"]) if given is not None else None)
-        return given or None
 
 
 def _check_users(listen: list[ListenOption], allowed: list[int]) -> None:

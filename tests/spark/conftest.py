@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 _QUICK = {
     # Most of the time goes into code that runs once. The second compiler and a collector with threads only delay it.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "1",
 }
 """Settings that make queries on a few rows quicker, and leave the results as they are."""
 

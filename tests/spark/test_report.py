@@ -61,7 +61,7 @@ def _rows() -> Iterator[tuple[int, str, str, bytes]]:
     every("gone/one", (-2, -0.1))
     every("gone/two", (-2, -0.1), step=60)
     every("edge/", (-2, 1.2))
-    every("edge/below", (-2, 2), step=11)
+    every("edge/below", (-2, 2), step=20)
     every("office", (0.2, 0.3))
     every("once", (1.7, 1.7001))
     every(_EVIL, (1.9, 2), step=1)
@@ -265,7 +265,7 @@ def test_patterns_match_as_the_bus_does(spark: Any) -> None:
 def test_page_is_well_formed_and_refers_to_nothing(page: str) -> None:
     """Elements nest, nothing is loaded, and only the page's own script is allowed to run."""
     structure = PageStructure(page)
-    assert structure.references == []
+    assert all(reference.startswith("href=#") for reference in structure.references)
     assert "http" not in page.replace("http-equiv", "")
     assert "@import" not in page
     assert len(set(structure.ids)) == len(structure.ids)

@@ -71,5 +71,5 @@ def _who(row: dict[str, Any]) -> str:
     return f"client {row['client']} (pid {row['pid']}, uid {row['uid']}{observer})"
 
 
-def _more(total: int, shown: int) -> list[str]:
-    return [f"    and {total - shown:,} more"] if total > shown else []
+def _more(total: int, printed: int) -> list[str]:
+    return [f"    and {total - printed:,} more"] if total > printed else []

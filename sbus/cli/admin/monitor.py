@@ -59,40 +59,40 @@ def monitor(
     if unrouted:
         _show_unrouted(bus, count, as_json)
         return
-    shown = 0
+    printed = 0
     for name, data in bus.events(monitor=pattern, head=head):
         if name != "messages":
             continue
         for message in data["messages"]:
             click.echo(json.dumps(message) if as_json else _line(message))
-            shown += 1
-            if shown == count:
+            printed += 1
+            if printed == count:
                 return
         _report_missed(data["missed"])
 
 
 def _show_unrouted(bus: Admin, count: int | None, as_json: bool) -> None:
-    shown = 0
+    printed = 0
     for name, data in bus.events(unrouted=1):
         if name != "unrouted":
             continue
-        shown += 1
+        printed += 1
         for row in data["keys"]:
             if as_json:
                 click.echo(json.dumps(row))
             else:
                 click.echo(printable_text(f"{row['messages']:>8,}  {row['key']}"))
         if data["others"]:
-            click.echo(f"sbus: {pluralize(data['others'], 'message')} of more keys not shown", err=True)
+            click.echo(f"sbus: {pluralize(data['others'], 'message')} of more keys not printed", err=True)
         _report_missed({"budget": data["missed"]})
-        if shown == count:
+        if printed == count:
             return
 
 
 def _report_missed(missed: dict[str, int]) -> None:
     for why, number in missed.items():
         if number:
-            click.echo(f"sbus: {pluralize(number, 'message')} not shown: {_ALL_MISSED[why]}", err=True)
+            click.echo(f"sbus: {pluralize(number, 'message')} not printed: {_ALL_MISSED[why]}", err=True)
 
 
 def _line(message: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ _SIDES = ">>><<>>>>>><"
 
 
 class View:
-    """What is shown: the last answers, and what the user has chosen.
+    """What is printed: the last answers, and what the user has chosen.
 
     :ivar sort: what clients are sorted by.
     :ivar filter: text that a row must contain.
@@ -119,8 +119,8 @@ class View:
     def _help(self) -> str:
         if self.typed is not None:
             return f"filter: {self.typed}_   (Return: apply, Esc: leave)"
-        shown = f" ({self.filter}; Esc: all)" if self.filter else ""
-        return f"q quit   space pause   s sort ({self.sort})   / filter{shown}"
+        printed = f" ({self.filter}; Esc: all)" if self.filter else ""
+        return f"q quit   space pause   s sort ({self.sort})   / filter{printed}"
 
     def _row(self, row: dict[str, Any]) -> tuple[str, ...]:
         state = "behind" if row["is_congested"] else ""

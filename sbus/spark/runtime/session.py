@@ -9,13 +9,13 @@ caller. `register` makes the data source known to any session, and sends this pa
 The defaults, and why:
 
 * Java is checked first, because Spark's own error for a missing or wrong Java names no remedy.
-* ``PYSPARK_PYTHON`` is this interpreter, because another one may lack PyArrow.
+* ``PYSPARK_PYTHON`` is this interpreter, because another one may lack PyArrow. On one machine, a program stands in for
+  it that lets a stream survive a worker that takes long to start (`sbus.spark.runtime.early_worker`).
 * The time zone is UTC, like the times in journals: hours and dates mean the same wherever a job runs.
 * On one machine, a shuffle has as many partitions as there are cores, and at least two; Spark's default of 200 costs
   more than the work. The driver binds to 127.0.0.1: no other machine takes part, and the host name need not resolve.
 * A stream without new rows looks again after 100 ms; each look lists directories. Spark's default is 10 ms.
-* A Python worker has two minutes to start. Spark's default is 15 seconds, and a worker that imports pyspark on a busy
-  machine can need more; then a stream would fail.
+* A Python worker has two minutes to answer; Spark's default is 15 seconds.
 * Spark logs errors only, and not those that the caller gets as an exception (``log4j2.properties``).
 
 With Spark Connect (a master such as ``sc://host:15002``) the session is on the server, which has settings of its own.
@@ -24,15 +24,20 @@ Nothing of Java runs here, and the package goes to the server as an artifact of 
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from pyspark.sql import SparkSession
 
 from sbus.errors import UsageError
 from sbus.spark.datasource.source import SbusDataSource
+from sbus.spark.runtime.early_worker import launcher
 from sbus.spark.runtime.java import find_java
 from sbus.spark.runtime.shipping import is_local, is_remote, ship, ship_to_server
 
@@ -90,13 +95,22 @@ def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[s
             builder = builder.config(key, value)
         return register(builder.getOrCreate())
     find_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = _early_python() if is_local(master) else sys.executable
     if SparkSession.getActiveSession() is None:
         builder = builder.master(master)
         settings = with_defaults(master, settings)
     for key, value in settings.items():
         builder = builder.config(key, value)
     return register(builder.getOrCreate())
+
+
+@cache
+def _early_python() -> str:
+    """Return the program that stands in for this interpreter, until this process ends."""
+    directory = tempfile.mkdtemp(prefix="sbus-python-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return launcher(directory)
 
 
 def with_defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -96,16 +97,23 @@ class Events:
         assert self.response.status == 200, self.response.read()
         assert self.response.headers["Content-Type"] == "text/event-stream"
 
-    def next(self, wanted: str) -> Any:
-        """Return the data of the next event of this name."""
+    def any(self) -> tuple[str, Any]:
+        """Return the name and the data of the next event."""
         name = b""
         while line := self.response.readline():
             field, _, value = line.rstrip().partition(b": ")
             if field == b"event":
                 name = value
-            elif field == b"data" and name == wanted.encode():
-                return json.loads(value)
+            elif field == b"data":
+                return name.decode(), json.loads(value)
         raise AssertionError("the stream has ended")
+
+    def next(self, wanted: str) -> Any:
+        """Return the data of the next event of this name."""
+        while True:
+            name, data = self.any()
+            if name == wanted:
+                return data
 
     def close(self) -> None:
         self._connection.close()
@@ -122,10 +130,17 @@ def test_events(tmp_path: Path) -> None:
         publisher.publish("c", b"x")
         (message,) = stream.next("messages")["messages"]
         assert (message["key"], message["receivers"], message["publisher"]["pid"]) == ("a/b", 1, os.getpid())
-        assert stream.next("status")["time"] - first["time"] > 0.9
-        flows = stream.next("talk")["flows"]
-        assert [(flow["prefix"], flow["receivers_total"]) for flow in flows] == [("a/", 1), ("c", 0)]
-        assert [row["key"] for row in stream.next("unrouted")["keys"]] == ["c"]
+        flows: dict[str, int] = {}
+        unrouted: set[str] = set()
+        while not (len(flows) == 2 and unrouted):
+            name, data = stream.any()
+            if name == "status":
+                assert data["time"] - first["time"] > 0.9
+                first = data
+            flows.update({flow["prefix"]: flow["receivers_total"] for flow in data.get("flows", ())})
+            unrouted.update(row["key"] for row in data.get("keys", ()))
+        assert flows == {"a/": 1, "c": 0}
+        assert unrouted == {"c"}
         stream.close()
 
 
@@ -219,6 +234,61 @@ def test_large_bodies_are_refused(shared_admin: str) -> None:
     connection.endheaders()
     assert connection.getresponse().status == 413
     connection.close()
+
+
+def test_huge_heads_are_refused(shared_admin: str) -> None:
+    """A head of more than 8 KiB, and one of very many fields, is refused; the next request is answered."""
+    for head in (b"X: " + b"x" * 10_000, b"\r\n".join(b"X%d: x" % n for n in range(100))):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(shared_admin)
+            sock.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert b" 200 " not in sock.makefile("rb").readline()
+    assert ask(shared_admin, "/v1/status")[0] == 200
+
+
+def test_half_a_request(shared_admin: str) -> None:
+    """Connections that send half a request, or nothing, keep nobody out."""
+    halves = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+    for at, sock in enumerate(halves):
+        sock.connect(shared_admin)
+        if at % 2:
+            sock.sendall(b"GET /v1/sta")
+    assert ask(shared_admin, "/v1/status")[0] == 200
+    for sock in halves:
+        sock.close()
+
+
+def test_the_connection_beyond_the_last(shared_admin: str) -> None:
+    """The 65th connection is closed without an answer; when one goes, the next is answered."""
+    others = [socket.socket(socket.AF_UNIX) for _ in range(64)]
+    for sock in others:
+        sock.connect(shared_admin)
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)):
+        ask(shared_admin, "/v1/status")
+    for sock in others:
+        sock.close()
+    for _ in range(100):
+        with contextlib.suppress(http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            assert ask(shared_admin, "/v1/status")[0] == 200
+            return
+    raise AssertionError("no connection is accepted any more")
+
+
+def test_a_client_that_is_leaving(tmp_path: Path) -> None:
+    """A client that is disconnected twice, or while it leaves, is gone once; the bus goes on."""
+    with admin(tmp_path) as (bus, path):
+        for _ in range(20):
+            with bus.connect() as client:
+                client.fence()
+                number = got(path, "/v1/clients?limit=1")["clients"][0]["client"]
+                client.close()
+                status, _body = ask(path, f"/v1/disconnect?client={number}", "POST")
+                assert status in (200, 404)
+        found = got(path, "/v1/closed")["closed"]
+        assert len({row["client"] for row in found}) == len(found)
+        assert {row["reason"] for row in found} <= {"operator", "peer-closed", "peer-reset"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user: run as root")

@@ -34,7 +34,6 @@ from sbus.flood.budget import MINIMUM
 from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.support.costs import calls
-from tests.support.examples import examples
 
 BATCH = 64
 SOFT = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in SOFT_STRATEGIES}
@@ -360,15 +359,15 @@ def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
     """A run of 1,024 messages of which a part fits is not judged message by message."""
     connection = Connection(messages=700)
     connection.stall(A)
-    asked = []
+    asked: list[tuple[int, int]] = []
     lacks_room = SendQueue._lacks_room
 
-    def look(*args):
-        asked.append(args)
-        return lacks_room(*args)
+    def counted(queue: SendQueue, messages: int, size: int) -> Any:
+        asked.append((messages, size))
+        return lacks_room(queue, messages, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SendQueue, "_lacks_room", look)
+        patch.setattr(SendQueue, "_lacks_room", counted)
         connection.publish(*[A] * 1_024)
     assert connection.queue.messages == 700
     assert len(asked) < 50
@@ -1525,4 +1524,4 @@ class FloodMachine(RuleBasedStateMachine):
 
 
 TestFlood = FloodMachine.TestCase
-TestFlood.settings = settings(max_examples=examples(150), stateful_step_count=40)
+TestFlood.settings = settings(max_examples=150, stateful_step_count=40)

@@ -232,7 +232,7 @@ def test_a_recorder_that_is_gone():
     """A recorder that the bus should have, and that is not connected, shows as 0; without one there is no figure."""
     bus = Bus()
     assert not any(name.startswith("sbus_attached_up") for name in figures(bus))
-    bus.registry.attached["recorder"] = lambda: bus.registry.has_sidecar
+    bus.registry.attached["recorder"] = lambda: bus.registry.is_attached(bus.registry.sidecar)
     assert figures(bus)["sbus_attached_up recorder"] == 0
     assert got(bus, "/v1/status")["has_recorder"] is False
     bus.registry.sidecar = 77

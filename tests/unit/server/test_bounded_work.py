@@ -307,3 +307,10 @@ def test_a_message_that_has_to_be_ranked_is_work(order, work):
     assert reader.protocol.queue.is_late
     bus.registry.delivery.catch_up(reader.protocol)
     assert work <= -reader.protocol.queue.copies.work_left < work + 40
+
+
+def test_segments_of_a_subscription_are_work():
+    """A pattern of a thousand wildcards, whose subscription takes 3 ms, is no cheaper than a turn; a short one is."""
+    assert subscription_work(b"/".join([b"*"] * 1_000), b"/") > 3_000
+    assert subscription_work(b"/".join([b"a"] * 1_000), b"/") > 1_000
+    assert subscription_work(b"/".join([b"a"] * 10), b"/") < 20

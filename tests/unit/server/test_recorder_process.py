@@ -196,8 +196,8 @@ class FakeBus(MultiService):
     def __init__(self) -> None:
         super().__init__()
         self.registry = self
+        self.attached: dict[str, Any] = {}
         self.sidecar: int | None = None
-        self.attached: dict[str, Callable[[], bool]] = {}
         self.calls: list[Any] = []
 
     async def stopListening(self) -> None:

@@ -1,0 +1,130 @@
+"""The process of ``sbus web``: listens, prints the link, and runs until a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from twisted.internet import defer, error
+from twisted.logger import (
+    FilteringLogObserver,
+    LogLevel,
+    LogLevelFilterPredicate,
+    globalLogBeginner,
+    textFileLogObserver,
+)
+
+from sbus.errors import ListenError
+from sbus.syscalls.addresses import parse
+from sbus.syscalls.listening import listen
+from sbus.web.admin import Admin
+from sbus.web.door import Door
+from sbus.web.files import load
+from sbus.web.service import WebService, new_token
+from sbus.web.taps import BusAddress
+
+__all__ = ["Settings", "run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to serve, and where.
+
+    :ivar address: the bus.
+    :ivar dialect: the dialect's name.
+    :ivar max_packet: bytes in the longest packet.
+    :ivar admin: path of the admin socket, or None.
+    :ivar port: port of 127.0.0.1; 0: one that is free.
+    :ivar unix: path of a Unix socket to listen on instead, or None.
+    """
+
+    address: str
+    dialect: str
+    max_packet: int
+    admin: str | None
+    port: int = 0
+    unix: str | None = None
+
+
+def run(settings: Settings, echo: Callable[[str], object]) -> None:
+    """Serve the page until SIGINT or SIGTERM.
+
+    :param echo: prints a line.
+    :raises sbus.errors.SbusError: if there is no page, no bus, or nothing to listen on.
+    """
+    from twisted.internet import reactor
+
+    files = load()
+    _log_to_standard_error()
+    token = new_token()
+    service = WebService(
+        reactor,
+        BusAddress(settings.address, settings.dialect, settings.max_packet),
+        Admin(reactor, settings.admin),
+        files,
+        token,
+        os.geteuid(),
+    )
+    failed: list[BaseException] = []
+    doors: list[Door] = []
+    loop: Any = reactor
+
+    async def begin() -> None:
+        await service.connect()
+        if settings.unix is not None:
+            doors.append(_listen_on_path(loop, settings.unix, service))
+            echo(f"On this machine or another one:  ssh -L 8080:{os.path.abspath(settings.unix)} HOST")
+            echo(f"Then open  http://localhost:8080/#{quote(token)}")
+        else:
+            port = _listen_on_port(loop, settings.port, service)
+            echo(f"Open  http://127.0.0.1:{port}/#{quote(token)}")
+        service.startService()
+        echo(f"It shows {settings.address} to whoever has this link. Ctrl-C ends it.")
+
+    def close_doors() -> None:
+        for door in doors:
+            door.close()
+
+    def give_up(failure: Any) -> None:
+        failed.append(failure.value)
+        if loop.running:
+            loop.stop()
+
+    loop.callWhenRunning(lambda: defer.Deferred.fromCoroutine(begin()).addErrback(give_up))
+    loop.addSystemEventTrigger("before", "shutdown", service.stopService)
+    loop.addSystemEventTrigger("before", "shutdown", close_doors)
+    loop.run()
+    if failed:
+        raise failed[0]
+    number = getattr(loop, "_exitSignal", None)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+
+
+def _listen_on_port(reactor: Any, port: int, service: WebService) -> int:
+    try:
+        listening = reactor.listenTCP(port, service.site, interface="127.0.0.1")
+    except error.CannotListenError as problem:
+        raise ListenError(
+            f"cannot listen on port {port} of 127.0.0.1: {problem.socketError}: choose another --port"
+        ) from None
+    number: int = listening.getHost().port
+    return number
+
+
+def _listen_on_path(reactor: Any, path: str, service: WebService) -> Door:
+    door = Door(reactor, listen(parse(os.path.abspath(path)), mode=0o600, reuse=True, stream=True), service.site)
+    door.open()
+    return door
+
+
+def _log_to_standard_error() -> None:
+    observer = FilteringLogObserver(
+        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
+    )
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)

@@ -1,0 +1,68 @@
+"""The metrics of a recorder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet.task import Clock
+
+from sbus.recorder.metrics import INTERVAL, RecorderMetrics
+from sbus.recorder.pipeline import Counters
+from sbus.recorder.service import RecorderService
+from sbus.recorder.twistd import Options
+
+
+class FakeRecorder:
+    """The part of a recorder that its metrics use."""
+
+    def __init__(self) -> None:
+        self.counters = Counters(rows=3, bytes=30, gaps=1, lag=0.25, synced_at=1000.0)
+
+
+def read(path: str) -> dict[str, float]:
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(Path(path).read_text())
+        for sample in family.samples
+    }
+
+
+def test_the_file(tmp_path: Path) -> None:
+    """The file is there at once, is replaced every ten seconds, and says at the end that the recorder is down."""
+    clock, recorder, path = Clock(), FakeRecorder(), str(tmp_path / "recorder.prom")
+    metrics = RecorderMetrics(cast(Any, clock), cast(RecorderService, recorder), path)
+    metrics.startService()
+    found = read(path)
+    assert (found["sbus_recorder_up"], found["sbus_recorder_rows_total"]) == (1, 3)
+    assert (found["sbus_recorder_lag_seconds"], found["sbus_recorder_last_sync_timestamp_seconds"]) == (0.25, 1000)
+    recorder.counters.rows = 4
+    clock.advance(INTERVAL)
+    assert read(path)["sbus_recorder_rows_total"] == 4
+    metrics.stopService()
+    assert read(path)["sbus_recorder_up"] == 0
+    assert not clock.getDelayedCalls()
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """A directory that goes away does not end the recorder; the file is back when the directory is."""
+    clock, path = Clock(), str(tmp_path / "there" / "recorder.prom")
+    os.mkdir(tmp_path / "there")
+    metrics = RecorderMetrics(cast(Any, clock), cast(RecorderService, FakeRecorder()), path)
+    metrics.startService()
+    os.unlink(path)
+    os.rmdir(tmp_path / "there")
+    clock.advance(INTERVAL)
+    os.mkdir(tmp_path / "there")
+    clock.advance(INTERVAL)
+    assert read(path)["sbus_recorder_up"] == 1
+    metrics.stopService()
+
+
+def test_a_bad_option() -> None:
+    """A file in a directory that does not exist is refused before the recorder starts."""
+    with pytest.raises(SystemExit, match="make it first"):
+        Options().parseOptions(["--journal=/tmp/j", "--metrics-file=/no/such/dir/file"])
