@@ -41,7 +41,7 @@ def launcher(directory: str) -> str:
 
 def main(arguments: list[str]) -> None:
     """Connect if these arguments start a worker, and become the interpreter."""
-    command = [sys.executable, *arguments]
+    command = [sys.executable, "-P", *arguments]
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         try:
             connection = _connect()
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
         if connection is not None:
             os.set_inheritable(connection.fileno(), True)
             os.environ[_FD] = str(connection.fileno())
-            command = [sys.executable, os.path.abspath(__file__), *arguments]
+            command = [sys.executable, "-P", os.path.abspath(__file__), *arguments]
     os.execv(sys.executable, command)
 
 
