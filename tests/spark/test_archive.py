@@ -43,7 +43,10 @@ def put_away(spark, journals, lake: Path, **how) -> Archive:
 
 
 def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_path):
-    """Messages and gaps are archived; the last microsecond of a day is in another hour than the next one."""
+    """Messages and gaps are archived; the last microsecond of a day is in another hour than the next one.
+
+    Numbers and times are stored as differences.
+    """
     clock = Clock(MIDNIGHT - HOUR)
     journal = new_journal(clock=clock)
     journal.append_gap(Kind.START, {"patterns": [""]})
@@ -58,6 +61,11 @@ def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_p
         "date=2026-01-31/hour=00",
     ]
     assert (done.rows, done.batches) == (1003, 1)
+    group = pq.ParquetFile(files(tmp_path / "lake")[0]).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    for name in ("seq", "time"):
+        assert "DELTA_BINARY_PACKED" in columns[name].encodings
+        assert not columns[name].has_dictionary_page
 
 
 @pytest.mark.slow

@@ -65,11 +65,11 @@ def forgotten() -> Iterator[Message]:
 
 
 PUBLISHERS: dict[str, tuple[Callable[[], Iterator[Message]], float]] = {
-    "thermod": (temperatures, 320),
-    "hygrod": (humidity, 120),
-    "plc": (speeds, 260),
-    "shop": (orders, 90),
-    "camera": (frames, 40),
+    "thermod": (temperatures, 160),
+    "hygrod": (humidity, 60),
+    "plc": (speeds, 130),
+    "shop": (orders, 45),
+    "camera": (frames, 20),
     "legacy": (forgotten, 14),
 }
 """What each publishes, and its messages a second."""
@@ -79,7 +79,7 @@ RECEIVERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], float]] = {
     "alarms": (("sensors/*/temperature/", "plant/line1/"), (), 0),
     "viewer": (("camera/",), (), 0),
     "billing": (("orders/paid",), (), 0),
-    "archive": (("sensors/",), (), 0.03),
+    "archive": (("sensors/",), (), 0.05),
     "slowview": (("camera/",), ("blocking/soft/discard",), 0.15),
 }
 """The patterns of each, its choices, and how long it takes over a message, in seconds."""

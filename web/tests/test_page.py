@@ -94,8 +94,8 @@ def test_nothing_comes_from_elsewhere(web: Web, browser: Browser) -> None:
 def test_the_status_line(web: Web, open_page: OpenPage) -> None:
     """The line on top has the rates of the load, the receivers that lag, and the queues against their limit."""
     page = open_page(web.link)
-    wait_for_figure(page, "published", lambda value: value > 400)
-    wait_for_figure(page, "delivered", lambda value: value > 800)
+    wait_for_figure(page, "published", lambda value: value > 200)
+    wait_for_figure(page, "delivered", lambda value: value > 400)
     wait_for_figure(page, "unrouted", lambda value: value > 3)
     wait_for_figure(page, "lagging", lambda value: value >= 1)
     assert figure(page, "held") == 0
@@ -117,7 +117,7 @@ def test_rates(web: Web, open_page: OpenPage) -> None:
     page.locator(".rates summary").click()
     cells = page.locator("#rates-table tbody tr").first.locator("td")
     expect(cells).to_have_count(6)
-    assert number(cells.nth(1).text_content()) > 100
+    assert number(cells.nth(1).text_content()) > 50
     button = page.get_by_role("button", name="Delivered")
     button.click()
     expect(button).to_have_attribute("aria-pressed", "false")
@@ -139,7 +139,7 @@ def test_who_talks_to_whom(web: Web, open_page: OpenPage) -> None:
     row = page.locator("#talk-table tr", has_text="plc").filter(has_text="plant/line2/")
     expect(row).to_have_count(1)
     page.wait_for_timeout(2000)
-    assert 50 < number(row.locator("td").last.text_content()) < 130
+    assert 25 < number(row.locator("td").last.text_content()) < 65
     page.locator("#depth").fill("1")
     expect(page.locator(".column-1 .label", has_text=re.compile("^plant/$"))).to_be_visible()
     expect(page.locator(".column-1 .label", has_text="plant/line1/")).to_have_count(0)
@@ -294,6 +294,7 @@ def test_a_refused_user_sees_the_messages(loaded: RunningBus, open_page: OpenPag
         page.get_by_label("Key", exact=True).fill("form/other")
         page.get_by_role("button", name="Publish").click()
         expect(page.locator("#publish-result")).to_contain_text("Published.")
+        page.context.close()  # before its server stops
 
 
 # --- other sites -------------------------------------------------------------------------------
@@ -524,7 +525,7 @@ def test_screenshot(web: Web, open_page: OpenPage, tmp_path: Path) -> None:
     """The picture of the documentation: SBUS_SCREENSHOT=docs/web.png makes it anew."""
     page = open_page(web.link)
     expect(page.locator(".column-2 .label").first).to_be_visible()
-    wait_for_figure(page, "published", lambda value: value > 400)
+    wait_for_figure(page, "published", lambda value: value > 200)
     path = Path(os.environ.get("SBUS_SCREENSHOT") or tmp_path / "web.png")
     page.screenshot(path=path, full_page=True)
     assert path.stat().st_size < 200_000

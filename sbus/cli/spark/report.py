@@ -17,6 +17,9 @@ from sbus.errors import UsageError
 
 __all__ = ["report"]
 
+_HOURLY_FROM = timedelta(days=6)
+"""The length of a period from which on its windows can be whole hours, so that counts by the hour are enough."""
+
 
 @click.command(
     short_help="Write a period's traffic to one HTML page.",
@@ -91,12 +94,17 @@ def report(
             "the preceding period of the same length would begin before the year 1: report on a shorter period"
         ) from None
     with job.session("report") as spark:
+        from sbus.spark.jobs.lake import Lake
         from sbus.spark.jobs.tables import key_matches, load_rows
         from sbus.spark.report import measure, render
 
         start = time.monotonic()
         rows = load_rows(spark, journals=job.journal, lake=job.lake, state=job.state, since=first, until=until)
         progress = Progress()
+        hourly = None
+        if job.lake is not None and last_of(since, until, length) >= _HOURLY_FROM:
+            progress.show("counting: hours that are not counted yet")
+            hourly = Lake(job.lake, state=job.state).hourly(spark, first, until, length)
         figures = measure(
             rows,
             start=since,
@@ -107,6 +115,7 @@ def report(
             depth=depth,
             top=top,
             progress=lambda step: progress.show(f"measuring: {step}"),
+            hourly=hourly,
         )
         progress.clear()
         source = job.lake if job.lake is not None else ", ".join(job.journal)
@@ -118,6 +127,13 @@ def report(
         err=True,
     )
     run_alerts(alerts, figures)
+
+
+def last_of(since: datetime | None, until: datetime | None, length: timedelta) -> timedelta:
+    """Return about how long the period will be."""
+    if since is None:
+        return length
+    return (until or datetime.now(UTC)) - since
 
 
 def write(path: str, page: str) -> None:
