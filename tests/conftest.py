@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -41,8 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
     Tests start more than a thousand processes, and each would compile all of sbus.
     """
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        cache = getattr(config, "cache", None)  # pytest may run without one
-        folder = str(cache.mkdir("bytecode")) if cache else tempfile.mkdtemp(prefix="sbus-bytecode-")
+        try:
+            folder = str(config.cache.mkdir("bytecode"))
+        except (AttributeError, OSError):  # pytest runs without a cache, or in a tree that cannot be written
+            folder = tempfile.mkdtemp(prefix="sbus-bytecode-")
+            config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder
         sys.dont_write_bytecode = False
 
