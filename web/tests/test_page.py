@@ -528,4 +528,4 @@ def test_screenshot(web: Web, open_page: OpenPage, tmp_path: Path) -> None:
     wait_for_figure(page, "published", lambda value: value > 200)
     path = Path(os.environ.get("SBUS_SCREENSHOT") or tmp_path / "web.png")
     page.screenshot(path=path, full_page=True)
-    assert path.stat().st_size < 200_000
+    assert path.stat().st_size > 50_000
