@@ -6,6 +6,9 @@ nats-py as its documentation shows, with the same subjects, payloads and headers
 client of another, through two bridges (``twistd sbus-nats``). The subscriber's speed paces both publishers, so nothing
 is lost. Every message has to arrive.
 
+Then it measures the nats-server alone, with sockets that neither build nor parse anything: CPU time for a message in,
+for each copy out, and memory for each connection.
+
     python benchmarks/nats_bridge.py [--messages 100000] [--size 100] [--rounds 3]
 """
 
@@ -15,9 +18,11 @@ import argparse
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,8 +153,8 @@ async def _carry(source: str, target: str, count: int, size: int) -> float:
         return count / (time.monotonic() - began)
 
 
-def through_bridges(url: str, count: int, size: int, folder: Path) -> tuple[float, float]:
-    """Carry the messages between two buses; return messages a second, and the bridges' CPU time a message, in µs."""
+def through_bridges(url: str, count: int, size: int, folder: Path) -> tuple[float, list[float]]:
+    """Carry the messages between two buses; return messages a second, and each bridge's CPU time a message, in µs."""
     with contextlib.ExitStack() as stack:
         bridges = []
         for name, direction in (("a", "--out=bench/"), ("b", "--in=bench/")):
@@ -159,9 +164,67 @@ def through_bridges(url: str, count: int, size: int, folder: Path) -> tuple[floa
             )
             command = [*_TWISTD, "sbus-nats", f"--socket={bus}", f"--name={name}", f"--nats={url}", direction]
             bridges.append(stack.enter_context(started(command, "joined NATS", folder / f"{name}.nats.log")))
-        before = sum(map(cpu, bridges))
+        before = [*map(cpu, bridges)]
         rate = asyncio.run(_carry(str(folder / "a"), str(folder / "b"), count, size))
-        return rate, (sum(map(cpu, bridges)) - before) / count * 1e6
+        return rate, [(cpu(pid) - was) / count * 1e6 for pid, was in zip(bridges, before, strict=True)]
+
+
+def _open(port: int, *lines: bytes) -> socket.socket:
+    """Connect to nats-server without a library; return when it has handled the lines."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    options = b'CONNECT {"verbose":false,"headers":true,"no_responders":false}'
+    sock.sendall(b"\r\n".join([options, *lines, b"PING\r\n"]))
+    received = b""
+    while b"PONG\r\n" not in received:
+        received += sock.recv(65536)
+    return sock
+
+
+def server_alone(port: int, pid: int, copies: int, count: int, size: int) -> float:
+    """Return nats-server's CPU time for a message with a number of receivers, in µs."""
+    receivers = [_open(port, b"SUB sbus.bench.> 1") for _ in range(copies)]
+    origin, number = b"0123456789abcdef0123456789abcdef host", b"1234567890123456789.123456"
+    headers = b"NATS/1.0\r\nSbus-Origin: %b\r\nSbus-Seq: %b\r\n\r\n" % (origin, number)
+    packet = b"MSG bench/0\0" + b"x" * size
+    message = b"HPUB sbus.bench.0 %d %d\r\n%b%b\r\n" % (len(headers), len(headers) + len(packet), headers, packet)
+    publisher = _open(port)
+    delivered = [0] * copies
+    line = len(b"HMSG sbus.bench.0 1 %d %d\r\n" % (len(headers), len(headers) + len(packet)))
+    total = count * (line + len(headers) + len(packet) + 2)
+
+    def read(at: int) -> None:
+        while delivered[at] < total:
+            delivered[at] += len(receivers[at].recv(1 << 18))
+
+    threads = [threading.Thread(target=read, args=(at,)) for at in range(copies)]
+    before = cpu(pid)
+    for thread in threads:
+        thread.start()
+    for _ in range(count // 100):
+        publisher.sendall(message * 100)
+    for thread in threads:
+        thread.join(60)
+    spent = cpu(pid) - before
+    for sock in (publisher, *receivers):
+        sock.close()
+    return spent / count * 1e6
+
+
+def memory_of_connections(port: int, pid: int, count: int, subscriptions: int) -> float:
+    """Return the memory that nats-server takes for a connection with some subscriptions, in KiB."""
+
+    def resident() -> int:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    sockets = [
+        _open(port, *(b"SUB sbus.commands.%d.%d %d" % (number, each, each) for each in range(subscriptions)))
+        for number in range(count)
+    ]
+    taken = resident() - before
+    for sock in sockets:
+        sock.close()
+    return taken / count / 1024
 
 
 def main() -> None:
@@ -186,10 +249,20 @@ def main() -> None:
         ratios.append(bridges / clients)
         print(
             f"round {number + 1}: clients {clients:,.0f}/s, bridges {bridges:,.0f}/s, ratio {ratios[-1]:.2f}, "
-            f"CPU of both bridges {spent:.1f} µs a message",
+            f"CPU of the bridges {spent[0]:.1f} µs (out) and {spent[1]:.1f} µs (in) a message",
             flush=True,
         )
     print(f"median ratio {median(ratios):.2f}")
+    with tempfile.TemporaryDirectory(prefix="sbus-") as name:
+        (port,) = free_ports(1)
+        server = [nats_server(), "-a", "127.0.0.1", "-p", str(port)]
+        with started(server, "Server is ready", Path(name) / "nats.log") as pid:
+            for copies in (1, 8):
+                spent_alone = server_alone(port, pid, copies, options.messages, options.size)
+                print(f"nats-server: {spent_alone:.2f} µs a message with {copies} receivers", flush=True)
+            for subscriptions in (1, 20):
+                taken = memory_of_connections(port, pid, 500, subscriptions)
+                print(f"nats-server: {taken:.0f} KiB a connection with {subscriptions} subscriptions", flush=True)
 
 
 if __name__ == "__main__":

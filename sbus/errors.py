@@ -82,7 +82,11 @@ class ViolationReason(enum.Enum):
     @property
     def is_user_limit(self) -> bool:
         """Whether the limit is on all clients of a user together, so that others may have used it up."""
-        return self in (ViolationReason.TOO_MANY_USER_PATTERNS, ViolationReason.USER_MEMORY)
+        return self in (
+            ViolationReason.TOO_MANY_MATCH_STEPS,
+            ViolationReason.TOO_MANY_USER_PATTERNS,
+            ViolationReason.USER_MEMORY,
+        )
 
 
 class CloseReason(enum.Enum):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import tempfile
 from collections.abc import Iterable
 
 import pytest
@@ -15,7 +18,8 @@ from sbus.errors import UsageError
 pytest_plugins = ["tests.support.servers", "tests.support.journals"]
 
 # Other load on the machine must not fail a property test.
-settings.register_profile("sbus", deadline=None)
+settings.register_profile("sbus", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("sbus")
 
 # A shell starts background jobs with SIGINT ignored. The processes that tests start would inherit that, and tests
@@ -31,10 +35,23 @@ def _hangups() -> None:
         signal.signal(signal.SIGHUP, lambda *_: None)  # exec(2) resets a handler, but not SIG_IGN
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled Python files where the environment forbids to keep them beside the sources.
+
+    Tests start more than a thousand processes, and each would compile all of sbus.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        cache = getattr(config, "cache", None)  # pytest may run without one
+        folder = str(cache.mkdir("bytecode")) if cache else tempfile.mkdtemp(prefix="sbus-bytecode-")
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = folder
+        sys.dont_write_bytecode = False
+
+
 _OWN_SPARK = {
     "tests/spark/test_archive_killed.py",
     "tests/spark/test_cluster.py",
     "tests/spark/test_demo.py",
+    "tests/spark/test_hosts.py",
     "tests/spark/test_tutorial.py",
 }
 """Files whose tests start Spark in processes of their own, so they need Java without the fixture ``spark``."""

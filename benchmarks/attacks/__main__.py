@@ -66,20 +66,27 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     options = _arguments(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    records: list[measure.Record] = []
     if options.source is not None:
         records = [json.loads(line) for line in options.source.read_text().splitlines()]
+        _write_tables(records, options.out)
     else:
-        records = []
         for record in _measure(options):
             records.append(record)
             if options.json is not None:
                 options.json.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records))
-    options.out.mkdir(parents=True, exist_ok=True)
+            _write_tables(records, options.out)  # a run that is interrupted leaves the tables so far
     for table in tables.tables(records):
         print(table.markdown())
-        (options.out / f"{table.name}.inc").write_text(table.rst())
     _say(f"tables are in {options.out}")
     return 0
+
+
+def _write_tables(records: Sequence[measure.Record], folder: Path) -> None:
+    for table in tables.tables(records):
+        (folder / f"{table.name}.inc").write_text(table.rst())
+    (folder / f"conditions{tables.suffix(records)}.inc").write_text(tables.conditions(records))
 
 
 def _installations(options: argparse.Namespace) -> list[measure.Installation]:
@@ -117,6 +124,7 @@ def _measure(options: argparse.Namespace) -> Iterator[measure.Record]:
             for installation in turns:
                 for record in _rows(installation, name, plan):
                     record["round"] = number
+                    record["load"] = os.getloadavg()[0]
                     _say(tables.describe(record))
                     yield record
 

@@ -11,7 +11,7 @@ from benchmarks.attacks.catalogue import ALL, ATTACKS
 from benchmarks.attacks.measure import PHASES, Record
 from benchmarks.report import Table, thousands
 
-__all__ = ["describe", "medians", "missed", "tables"]
+__all__ = ["conditions", "describe", "medians", "missed", "suffix", "tables"]
 
 _NONE = "–"
 _TRIP_MS = 20.0
@@ -25,14 +25,45 @@ _MEMORY = 2.0
 """The factor between what the server counts and what its RSS shows."""
 
 
+def _about(records: Sequence[Record]) -> Record:
+    """Return the record of the machine; an empty one if there is none."""
+    return next((record for record in records if "machine" in record), {})
+
+
+def suffix(records: Sequence[Record]) -> str:
+    """Return the end of the names of files with these records: plain Python has files of its own."""
+    return "-pure" if _about(records).get("pure") else ""
+
+
+def conditions(records: Sequence[Record]) -> str:
+    """Return a note in reStructuredText about the machine and the measurement."""
+    about = _about(records)
+    machine = about["machine"]
+    loads = [record["load"] for record in records if "load" in record]
+    rounds = 1 + max((record.get("round", 0) for record in records), default=0)
+    build = "plain Python" if about["pure"] else "compiled"
+    kernel = ".".join(machine["kernel"].split(".")[:2])
+    return (
+        ".. note::\n"
+        f"   Measured on {about['date']}, {build}, Linux {kernel}, {machine['CPUs']} CPUs, "
+        f"{rounds} round{'s' * (rounds > 1)} with\n"
+        f"   ``--secs {about['secs']:g}``. The load average was {machine['load']:.1f} before, and up to "
+        f"{max(loads, default=machine['load']):.1f} during the measurement, which\n"
+        "   takes part in it. On a machine that runs other programs too, a single row is accurate to a factor of about "
+        "three.\n"
+    )
+
+
 def tables(records: Sequence[Record]) -> Iterator[Table]:
     """Return the tables that have records; figures are medians over the rounds."""
+    end = suffix(records)
     records = medians(records)
     attacks = [record for record in records if "attack" in record]
     if attacks:
         several = len({record["server"] for record in attacks}) > 1
         rows = [_attack_row(record, several) for record in attacks]
-        yield Table("attacks", "A bystander's clients beside an attack", _ATTACK_HEADER, rows)
+        build = ", plain Python" if end else ""
+        yield Table(f"attacks{end}", f"A bystander's clients beside an attack{build}", _ATTACK_HEADER, rows)
         titles = [
             [name, ATTACKS[name].title.replace("*", "\\*"), str(len(ATTACKS[name].parts))] for name in _names(attacks)
         ]
@@ -40,8 +71,8 @@ def tables(records: Sequence[Record]) -> Iterator[Table]:
     if kinds := [record for record in records if "memory" in record]:
         several = len({record["server"] for record in kinds}) > 1
         yield Table(
-            "attacks-memory",
-            "Memory by kind of state, bytes each",
+            f"attacks-memory{end}",
+            f"Memory by kind of state, bytes each{', plain Python' if end else ''}",
             ["", "items", "resident", "counted", "resident / counted", "in the kernel"],
             [_memory_row(record, several) for record in kinds],
         )

@@ -208,6 +208,7 @@ def schema() -> pa.Schema:
         ("time", pa.timestamp("us", tz="UTC")), ("prefix", pa.utf8()), ("messages", pa.int64()), ("bytes", pa.int64()),
         ("rate", pa.float64()), ("keys", pa.int64()), ("p50", pa.int64()), ("p95", pa.int64()), ("p99", pa.int64()),
         ("gaps", pa.int64()),
+        ("lost", pa.int64()),
     ])  # fmt: skip
 
 

@@ -130,7 +130,7 @@ class LogLimiter:
     def __call__(self, event: LogEvent) -> None:
         """Pass an event on, or count it (`ILogObserver`).
 
-        Its fields ``uid``, ``kind`` and ``times`` say what it counts as; all are optional.
+        Its fields ``owner`` (a UID; else ``uid``), ``kind`` and ``times`` say what it counts as; all are optional.
         """
         logger = event.get("log_logger")
         if isinstance(logger, LimitedLogger) and logger.limiter is not self:
@@ -138,7 +138,8 @@ class LogLimiter:
             return
         kind = event.get("kind") or _kind(event)
         level = event.get("log_level", LogLevel.info)
-        user, times = event.get("uid", _SERVER), event.get("times", 1)
+        user = event["owner"] if "owner" in event else event.get("uid", _SERVER)
+        times = event.get("times", 1)
         if not self.wants(user, kind, level, times):
             return
         size = self._budget.size(event)
@@ -252,7 +253,7 @@ class LogLimiter:
         if "log_failure" in event:
             text = f"{text}\n{event['log_failure'].getTraceback()}"
         keep = self._budget.longest // 2
-        kept = ("log_logger", "log_namespace", "log_level", "log_time", "log_system", "kind", "uid", "times")
+        kept = ("log_logger", "log_namespace", "log_level", "log_time", "log_system", "kind", "uid", "owner", "times")
         event = {name: event[name] for name in kept if name in event}
         event["log_format"] = "{text}"
         while True:

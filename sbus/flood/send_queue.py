@@ -331,8 +331,8 @@ class SendQueue:
             if soft is Verdict.DROP:
                 self._lose(len(packets), size, LossReason.DISCARD)
                 return self._outcome(None, None)
-            if soft is Verdict.KEEP and hard is Verdict.DROP and self._is_full(packets):
-                self._lose(len(packets), size, self._lacks_room(1, min(map(len, packets))) or LossReason.QUEUE_FULL)
+            if soft is Verdict.KEEP and hard is Verdict.DROP:
+                self._keep_what_fits(backlog, packets, size)
                 return self._outcome(None, None)
         return self._enqueue_each(packets, may_block)
 
@@ -370,6 +370,23 @@ class SendQueue:
         self._count(-1, -len(packet))
         self._lose(1, len(packet), self._cause, is_first=True)
         return True
+
+    def _keep_what_fits(self, backlog: FifoBacklog | PriorityBacklog, packets: list[bytes], size: int) -> None:
+        """Keep each message for which there is room when its turn comes, and drop the others.
+
+        A run is halved until there is room for all of a part, or for none: in most cases there is one such place.
+        """
+        if not self._lacks_room(len(packets), size):
+            backlog.push(packets)
+            self._count(len(packets), size)
+        elif len(packets) == 1 or self._is_full(packets):
+            self._lose(len(packets), size, self._lacks_room(1, min(map(len, packets))) or LossReason.QUEUE_FULL)
+        else:
+            half = len(packets) // 2
+            first, second = packets[:half], packets[half:]
+            first_size = total_size(first)
+            self._keep_what_fits(backlog, first, first_size)
+            self._keep_what_fits(backlog, second, size - first_size)
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         close: CloseReason | None = None

@@ -22,10 +22,7 @@ the disk has failed in a way that leaves the current segment in doubt (`SegmentW
 that segment, closes it, and goes on in a new one. If the disk has lost rows that were appended but not synced, a gap of
 the kind ``full`` states how many; until that row is written it is owed (`_pending_gap`), and comes before all others.
 
-How steps are noticed: a row that is more than 60 s earlier than the one before it shows a step back, also one that was
-made while no recorder ran. Steps forward, and small ones, show when the clock is compared with the time since the
-machine was started (`sbus.journal.clock.uptime`); this is done with each append. A row that waited for the disk may be
-older than a step, so a step forward is noted with the first row that is younger.
+How steps are noticed, and which times rows get, is `sbus.journal.row_clock`.
 
 One writer at a time holds the file ``lock`` with flock(2), which the kernel releases however the process ends. A
 journal of an older format keeps its segments; ``journal.json`` names the newest format before the first segment of that
@@ -34,7 +31,6 @@ format is written, so that an older version of this package refuses the journal 
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -48,7 +44,7 @@ import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.clock import SECOND, from_seconds, now, to_seconds, uptime
+from sbus.journal.clock import from_seconds, now, to_seconds, uptime
 from sbus.journal.index import last_sync
 from sbus.journal.layout import (
     ARROWS,
@@ -61,6 +57,7 @@ from sbus.journal.layout import (
     read_identity,
 )
 from sbus.journal.lock import make_directory, take_lock
+from sbus.journal.row_clock import EPOCH_STEP, TOLERANCE, RowClock
 from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.summary import read_summary
@@ -68,11 +65,6 @@ from sbus.journal.summary import read_summary
 __all__ = ["JournalWriter"]
 
 _log = logging.getLogger("sbus.journal")
-
-_CLOCK_TOLERANCE = 1 * SECOND
-"""How far the clock may step without a warning and a row, in µs: NTP slews smaller differences."""
-_EPOCH_STEP = 60 * SECOND
-"""How far the clock may step without beginning a new epoch, in µs."""
 
 
 class JournalWriter:
@@ -110,13 +102,9 @@ class JournalWriter:
         self._segment_bytes = segment_bytes
         self._max_age = from_seconds(segment_seconds)
         self._file_mode = file_mode
-        self._clock = clock
-        self._elapsed = elapsed
-        self._offset: int | None = None  # of the clock from `elapsed`, when a row was last appended
+        self._times = RowClock(clock, elapsed, warn)
         self._epoch = 0
         self._warn = warn
-        self._last_time = 0
-        self._clock_is_behind = False
         self._segment: SegmentWriter | None = None
         self._segment_started = 0.0  # on the monotonic clock
         self._pending_gap: _LostRows | None = None
@@ -175,7 +163,12 @@ class JournalWriter:
         if not is_journal(self.directory):
             if list_segments(self.directory):
                 raise JournalError(f"{self.directory}: {IDENTITY} is missing: restore it from a copy")
-            fields = {"format": FORMAT, "id": uuid.uuid4().hex, "created": self._clock(), "host": socket.gethostname()}
+            fields = {
+                "format": FORMAT,
+                "id": uuid.uuid4().hex,
+                "created": self._times.read(),
+                "host": socket.gethostname(),
+            }
             self._write_identity(fields)
         identity = read_identity(self.directory)
         self.id = identity.id
@@ -216,7 +209,7 @@ class JournalWriter:
         """
         self.next_seq = segment.first_seq
         if segment.first_seq:
-            self._last_time = segment.first_time
+            self._times.last = segment.first_time
             self._epoch = segment.epoch
             self.ended = "crash"
 
@@ -241,7 +234,7 @@ class JournalWriter:
                 f"{end}: restore it from a copy, or record into another directory"
             )
         self.next_seq = sync.next_seq
-        self._last_time = sync.max_time
+        self._times.last = sync.max_time
         self._epoch = segment.epoch
         self.ended = "stop" if sync.kind is Kind.STOP else "crash"
 
@@ -298,31 +291,19 @@ class JournalWriter:
         ends: Sequence[int] | None = None,
     ) -> None:
         self._repair()  # before the times are chosen: it may append a row, and no later row may have an earlier time
-        times = self._on_one_clock(self._clock() if times is None else times)
-        self._note_step(times if isinstance(times, int) else times[0])
-        self._put(kind, keys, payloads, self._rising(times), self._epoch, ends)
-
-    def _on_one_clock(self, times: int | Sequence[int]) -> int | Sequence[int]:
-        """Begin a new epoch if the clock was set back far before these times, or between them.
-
-        :returns: the times; those before a step between them are lowered to the last one.
-        """
-        first, last = (times, times) if isinstance(times, int) else (times[0], times[-1])
-        before = max(self._last_time, first)
-        if before - min(first, last) <= _EPOCH_STEP:
-            return times
-        if not isinstance(times, int) and first > last:
-            times = [min(time, last) for time in times]
-        if self.next_seq:
-            self._begin_epoch(times if isinstance(times, int) else times[0])
-        return times
+        times, is_set_back = self._times.on_one_clock(self._times.read() if times is None else times)
+        first = times if isinstance(times, int) else times[0]
+        if is_set_back and self.next_seq:
+            self._begin_epoch(first)
+        self._note_step(first)
+        self._put(kind, keys, payloads, self._times.rising(times), self._epoch, ends)
 
     def _begin_epoch(self, time: int) -> None:
-        step = time - self._last_time
+        step = time - self._times.last
         self.roll()
         self._put_step(time, step, self._epoch + 1)
         self._epoch += 1
-        self._clock_is_behind = False
+        self._times.is_behind = False
         self._warn(
             f"the clock was set by {to_seconds(step):+g} s: a new epoch begins, and the times before and after it "
             "cannot be compared"
@@ -333,21 +314,18 @@ class JournalWriter:
 
         :param first: the time of the row that is to be appended.
         """
-        if self._elapsed is None:
+        step = self._times.step(first)
+        if step is None:
             return
-        time = self._clock()
-        offset = time - self._elapsed()
-        step = 0 if self._offset is None else offset - self._offset
-        if step > _CLOCK_TOLERANCE and time - first > step // 2:
-            return  # that row is older than the step
-        if step > _EPOCH_STEP and self.next_seq:
+        if step.size > EPOCH_STEP and self.next_seq:
             self._begin_epoch(first)
-        elif _CLOCK_TOLERANCE < abs(step) <= _EPOCH_STEP and self.next_seq:
-            self._put_step(max(first, self._last_time), step, self._epoch)
-        self._offset = offset  # smaller steps are the slewing of NTP; large ones back show in the times of rows
+        elif TOLERANCE < abs(step.size) <= EPOCH_STEP and self.next_seq:
+            self._put_step(max(first, self._times.last), step.size, self._epoch)
+        # Smaller steps are the slewing of NTP; large ones back show in the times of rows.
+        self._times.offset = step.offset
 
     def _put_step(self, time: int, step: int, epoch: int) -> None:
-        details = {"since": self._last_time, "step": to_seconds(step), "epoch": epoch}
+        details = {"since": self._times.last, "step": to_seconds(step), "epoch": epoch}
         self._put(Kind.CLOCK, [b""], [json.dumps(details).encode()], time, epoch)
 
     def now(self) -> int:
@@ -355,9 +333,7 @@ class JournalWriter:
 
         A step of the clock that no row has shown yet is left out.
         """
-        if self._elapsed is None or self._offset is None:
-            return self._clock()
-        return self._elapsed() + self._offset
+        return self._times.now()
 
     def _put(
         self,
@@ -379,22 +355,8 @@ class JournalWriter:
             self._segment_started = monotonic()
         self._segment.add(kind, len(keys), data, first, last)
         self.next_seq = self._segment.next_seq
-        self._last_time = last
+        self._times.last = last
         self.unsynced_rows += len(keys)
-
-    def _rising(self, times: int | Sequence[int]) -> int | list[int]:
-        """Return the times with each one raised to the one before it."""
-        first = times if isinstance(times, int) else times[0]
-        is_behind = first < self._last_time - _CLOCK_TOLERANCE
-        if is_behind and not self._clock_is_behind:
-            behind = to_seconds(self._last_time - first)
-            self._warn(
-                f"the clock went back by {behind:g} s: until it has caught up, rows get the time of the row before"
-            )
-        self._clock_is_behind = is_behind
-        if isinstance(times, int):
-            return max(times, self._last_time)
-        return list(itertools.accumulate(times, max, initial=self._last_time))[1:]
 
     def _is_too_old(self, time: int) -> bool:
         if self._segment is None:
@@ -416,7 +378,7 @@ class JournalWriter:
         if self._segment:
             self._segment.sync()
         self.unsynced_rows = 0
-        if self._is_too_old(self._clock()):
+        if self._is_too_old(self._times.read()):
             self.roll()
 
     def roll(self) -> None:

@@ -44,6 +44,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import IO, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -159,7 +160,7 @@ class DeltaLake(Table):
             disk.sync_directory(str(target.parent))
         else:
             # PyArrow's own stream hands buffers to the library, which takes bytes alone.
-            sink = DeltaFileSystemHandler(self.location).open_output_stream(name, None)
+            sink = cast("IO[bytes]", DeltaFileSystemHandler(self.location).open_output_stream(name, None))
             with open(path, "rb") as source:
                 while block := source.read(_BLOCK):
                     sink.write(block)

@@ -33,12 +33,13 @@ import pyarrow.compute as pc
 from sbus.errors import LakeError, UsageError, Violation
 from sbus.journal.keytext import as_text, from_text, printable
 from sbus.journal.schema import Kind
+from sbus.lake.cube import clean
 from sbus.lake.merge import Limits, Merged, iter_rows, merge
 from sbus.lake.state import make_directories
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.protocol.keys import CURRENT, Dialect, matches_open
 
-__all__ = ["Outcome", "by_hour", "compact", "forget", "is_due", "prune"]
+__all__ = ["Outcome", "by_hour", "compact", "forget", "is_closed", "is_due", "prune"]
 
 _HOUR = 3600.0
 _CLOSED_AFTER = 300.0
@@ -81,10 +82,14 @@ def is_due(files: Sequence[DataFile], now: float, settled: int, limits: Limits |
     :param now: in seconds since the epoch.
     :param settled: the last batch that cannot be written again.
     """
-    return _is_closed(files, now) and len(_small(files, settled, limits or Limits())) > 1
+    return is_closed(files, now) and len(_small(files, settled, limits or Limits())) > 1
 
 
-def _is_closed(files: Sequence[DataFile], now: float) -> bool:
+def is_closed(files: Sequence[DataFile], now: float) -> bool:
+    """Return whether an hour is over.
+
+    :param now: in seconds since the epoch.
+    """
     start = files[0].hour.start.timestamp()
     if start > now:
         return now - max(file.changed for file in files) > _HOUR
@@ -266,3 +271,4 @@ def _maintaining(table: Table) -> Iterator[Path]:
             yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
+        clean(table, dict(by_hour(table.files())))

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from sbus.errors import LakeError
 
-__all__ = ["Limits", "Merged", "iter_rows", "merge"]
+__all__ = ["Limits", "Merged", "iter_rows", "merge", "sorted_rows"]
 
 _MIB = 1 << 20
 _MAX_BATCH_ROWS = 1 << 16
@@ -159,6 +159,36 @@ def merge(
             for path in directory.glob("spilled-*"):
                 path.unlink()
     raise AssertionError
+
+
+def sorted_rows(sources: Sequence[Opener], directory: Path, limits: Limits) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files in order, in batches of one journal each.
+
+    :param sources: open the files; each may be called several times.
+    :param directory: an empty directory of this process, for spilled rows.
+    :raises sbus.errors.LakeError: if a row is there twice.
+    """
+    spill = any(not _is_sorted(source, limits) for source in sources)
+    runs = [run for number, source in enumerate(sources)
+            for run in _find_runs(source, directory / f"spilled-{number}", limits, spill)]  # fmt: skip
+    yield from _sweep(runs)
+
+
+def _is_sorted(source: Opener, limits: Limits) -> bool:
+    """Return whether the rows of a file with one journal are in order."""
+    file = source()
+    try:
+        if _extent(file.metadata) is None:
+            return True  # it is sorted when it is spilled
+        last = -1
+        for rows in iter_rows(file, limits, ["seq"]):
+            seqs = rows.column("seq")
+            if seqs[0].as_py() < last or pc.all(pc.greater_equal(seqs[1:], seqs[:-1])).as_py() is False:
+                return False
+            last = seqs[-1].as_py()
+    finally:
+        file.close()
+    return True
 
 
 # --- runs ---------------------------------------------------------------------------------------

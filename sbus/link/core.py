@@ -274,11 +274,15 @@ class LinkCore:
 
     # --- packets -----------------------------------------------------------------------------
 
-    def received(self, side: Side, packets: list[bytes], now: float) -> None:
-        """Take a batch that a bus has sent."""
+    def received(self, side: Side, packets: list[bytes], now: float) -> bool:
+        """Take a batch that a bus has sent.
+
+        :returns: whether `due` may have changed: not if there were only messages to carry.
+        """
         bus = self._buses[side]
         total = len(packets)
         at = 0
+        is_plain = self.is_up
         while at < total and bus.stage is not Stage.CLOSED:
             found, until = next_run(packets, at, total, bus.known)
             if found is None:
@@ -291,10 +295,13 @@ class LinkCore:
                         continue
                 if not self._handle(side, bus, packet, now):
                     at = until
+                    is_plain = False
                     continue
             self._carry(side, packets if until - at == total else packets[at:until])
             at = until
-        self.tick(now)
+        if not is_plain:
+            self.tick(now)
+        return not is_plain
 
     def _carry(self, side: Side, messages: list[bytes]) -> None:
         if self.is_up:
@@ -417,6 +424,7 @@ class LinkCore:
             self._refuse(Side.BELOW, now, reason)
             return
         self._below.stage = Stage.KNOWN
+        self._tell_below(controls.LINK_PATH, b"")  # from here on this is the link of that bus, also without a master
         self._maybe_join(now)
 
     def _greeted_above(self, name: bytes, now: float) -> None:

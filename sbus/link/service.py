@@ -296,11 +296,12 @@ class LinkService(Service):
         if self._connections[connection.side] is not connection:
             return
         self._is_receiving = True
+        is_due_changed = True
         try:
-            self.core.received(connection.side, packets, self._reactor.seconds())
+            is_due_changed = self.core.received(connection.side, packets, self._reactor.seconds())
         finally:
             self._is_receiving = False
-        self._flush()
+        self._flush(is_due_changed)
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""
@@ -308,7 +309,7 @@ class LinkService(Service):
         if connection is not None:
             connection.resume()
 
-    def _flush(self) -> None:
+    def _flush(self, is_due_changed: bool = True) -> None:
         """Send what has been queued, and set the timer."""
         if self._is_receiving:
             return
@@ -318,6 +319,8 @@ class LinkService(Service):
                 connection = self._connections[side]
                 if connection is not None and connection.transport is not None:
                     connection.transport.flush()
+        if not is_due_changed:
+            return
         now = self._reactor.seconds()
         due = self.core.due(now) if self.running else None
         if due is None:
@@ -340,6 +343,11 @@ class LinkService(Service):
         connection = self._connections[side]
         if connection is None:
             return
+        if not len(connection.queue) and connection.transport is not None:
+            sent = connection.transport.try_send(packets)
+            if sent == len(packets):
+                return
+            packets = packets[sent:]
         self._touched[side] = True
         if connection.queue.extend(packets):
             source = self._connections[side.other]

@@ -72,6 +72,8 @@ __all__ = ["Delivery"]
 _REPLACE = Verdict.REPLACE
 _CATCHES = 16
 """Late receivers that one run catches up with because too much waits for them; more, if it has many receivers."""
+_CAUGHT = 64
+"""Work of catching up that counts as one more receiver."""
 
 
 class Delivery:
@@ -368,8 +370,9 @@ class Delivery:
         if not may_block and self._late.postpone(receiver, queue, packets, total_size(packets), beyond):
             return True
         if queue.is_late:
-            self._catches_left -= 1 if queue.settings.soft.always is not _REPLACE else _CATCHES // 4
-            self.work += self._late.catch_up(receiver, queue)
+            work = self._late.catch_up(receiver, queue)
+            self._catches_left -= 1 + work // _CAUGHT
+            self.work += work
         return False
 
     def _flush_later(self, touched: list[Receiver]) -> list[Receiver]:
@@ -407,7 +410,8 @@ class Delivery:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
         decided = REPLACED if queue.settings.soft.always is _REPLACE else DECIDED
-        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // KEPT
+        keeping = KEPT if queue.settings.order.arrival else 1
+        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // keeping
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

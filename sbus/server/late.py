@@ -46,7 +46,7 @@ from sbus.server.turns import Turns
 
 __all__ = ["FLUSHED_AT_ONCE", "MOST_BYTES", "MOST_PACKETS", "Late"]
 
-FLUSHED_AT_ONCE = 1_024
+FLUSHED_AT_ONCE = 512
 """Receivers that are flushed in one go."""
 MOST_PACKETS = 1_024
 """Messages that wait undecided for one receiver."""

@@ -85,8 +85,8 @@ class LinkedBus(MultiService):
         self._delays = restart_delays()
         self._restart: IDelayedCall | None = None
         service.setServiceParent(self)
-        registry = bus.registry
-        registry.attached["link"] = lambda: registry.is_attached(registry.link_sidecar)
+        upstream = bus.registry.upstream
+        bus.registry.attached["link"] = lambda: upstream.is_up
 
     def startService(self) -> None:
         """Listen, and start the link."""

@@ -5,6 +5,7 @@ The lines give the client, the cause and numbers. How many of them there are is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -38,6 +39,8 @@ class LogObserver(Observer):
     :param dialect: the revision of the protocol, which says how to show a key.
     :param budget: the bytes that the log may grow by; by default one of the observer's own.
     :param interval: seconds between two lines about the losses of one client.
+    :param owner_of: returns the UID that a UID counts as; by default each is its own. Lines name the UID itself, but
+        sums and limits go by the owner, so that a range of UIDs makes the log no longer.
     """
 
     def __init__(
@@ -46,10 +49,12 @@ class LogObserver(Observer):
         dialect: Dialect = CURRENT,
         budget: LogBudget | None = None,
         interval: float = INTERVAL,
+        owner_of: Callable[[int], int] | None = None,
     ) -> None:
         self._clock = clock
         self._dialect = dialect
         self._interval = interval
+        self._owner_of = owner_of or _itself
         self._limiter = LogLimiter(clock, globalLogPublisher, budget or LogBudget(clock.seconds))
         self._log = LimitedLogger("sbus.server", self._limiter)
         self._lost: dict[Any, list[int]] = {}
@@ -57,27 +62,27 @@ class LogObserver(Observer):
         self._loss_timer: IDelayedCall | None = None
 
     def connected(self, client: Any) -> None:
-        if self._limiter.wants(client.peer.uid, _CONNECTED, LogLevel.debug):
+        if self._limiter.wants(self._owner_of(client.peer.uid), _CONNECTED, LogLevel.debug):
             self._log.debug(
                 "client {number} connected: {peer}",
                 number=client.number,
                 kind=_CONNECTED,
-                **_peer_fields(client.peer, client.listener),
+                **self._peer_fields(client.peer, client.listener),
             )
 
     def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
-        if self._limiter.wants(peer.uid, _REFUSED[reason], LogLevel.warn):
+        if self._limiter.wants(self._owner_of(peer.uid), _REFUSED[reason], LogLevel.warn):
             self._log.warn(
                 "refused a connection from {peer}: {why}",
                 reason=reason.name,
                 why=reason.value,
                 kind=_REFUSED[reason],
-                **_peer_fields(peer, listener),
+                **self._peer_fields(peer, listener),
             )
 
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
         reason = violation.reason
-        if self._limiter.wants(client.peer.uid, _VIOLATED[reason], LogLevel.warn):
+        if self._limiter.wants(self._owner_of(client.peer.uid), _VIOLATED[reason], LogLevel.warn):
             self._log.warn(
                 "violation by client {number}, {peer}: {why} (key {key!r})",
                 number=client.number,
@@ -85,13 +90,13 @@ class LogObserver(Observer):
                 why=reason.value,
                 key=self._dialect.shown(key),
                 kind=_VIOLATED[reason],
-                **_peer_fields(client.peer, client.listener),
+                **self._peer_fields(client.peer, client.listener),
             )
 
     def closed(self, client: Any, reason: CloseReason) -> None:
         self._log_loss(client)
         level = LogLevel.debug if reason in _ORDINARY else LogLevel.warn
-        if self._limiter.wants(client.peer.uid, _CLOSED[reason], level):
+        if self._limiter.wants(self._owner_of(client.peer.uid), _CLOSED[reason], level):
             self._log.emit(
                 level,
                 "client {number} disconnected: {peer}: {why}",
@@ -99,22 +104,23 @@ class LogObserver(Observer):
                 reason=reason.name,
                 why=reason.value,
                 kind=_CLOSED[reason],
-                **_peer_fields(client.peer, client.listener),
+                **self._peer_fields(client.peer, client.listener),
             )
 
     def dropped(self, client: Any, packets: int, size: int) -> None:
         lost = self._lost.setdefault(client, [0, 0])
         lost[0] += packets
         lost[1] += size
-        if client.peer.uid not in self._losers:
-            self._losers.add(client.peer.uid)
+        owner = self._owner_of(client.peer.uid)
+        if owner not in self._losers:
+            self._losers.add(owner)
             self._log_loss(client)
             if self._loss_timer is None:
                 self._loss_timer = self._clock.callLater(self._interval, self._log_losses)
 
     def _log_losses(self) -> None:
         self._loss_timer = None
-        self._losers = {client.peer.uid for client in self._lost}
+        self._losers = {self._owner_of(client.peer.uid) for client in self._lost}
         if self._lost:
             for client in tuple(self._lost):
                 self._log_loss(client)
@@ -122,7 +128,7 @@ class LogObserver(Observer):
 
     def _log_loss(self, client: Any) -> None:
         lost = self._lost.pop(client, None)
-        if lost and self._limiter.wants(client.peer.uid, _DROPPED, LogLevel.warn, lost[0]):
+        if lost and self._limiter.wants(self._owner_of(client.peer.uid), _DROPPED, LogLevel.warn, lost[0]):
             self._log.warn(
                 "dropped {messages} messages ({size} bytes) for client {number}, {peer}; {total} in all",
                 messages=lost[0],
@@ -131,7 +137,7 @@ class LogObserver(Observer):
                 total=client.lost,
                 kind=_DROPPED,
                 times=lost[0],
-                **_peer_fields(client.peer, client.listener),
+                **self._peer_fields(client.peer, client.listener),
             )
 
     def stop(self) -> None:
@@ -144,13 +150,17 @@ class LogObserver(Observer):
             self._loss_timer = None
         self._limiter.stop()
 
+    def _peer_fields(self, peer: PeerCredentials, listener: Listener) -> dict[str, Any]:
+        at = "" if listener.name == MAIN.name else f" at {listener.name}"
+        return {
+            "peer": "pid {} uid {} gid {}{}".format(*peer, at),
+            "pid": peer.pid,
+            "uid": peer.uid,
+            "gid": peer.gid,
+            "owner": self._owner_of(peer.uid),
+            "listener": listener.name,
+        }
 
-def _peer_fields(peer: PeerCredentials, listener: Listener) -> dict[str, Any]:
-    at = "" if listener.name == MAIN.name else f" at {listener.name}"
-    return {
-        "peer": "pid {} uid {} gid {}{}".format(*peer, at),
-        "pid": peer.pid,
-        "uid": peer.uid,
-        "gid": peer.gid,
-        "listener": listener.name,
-    }
+
+def _itself(uid: int) -> int:
+    return uid

@@ -15,7 +15,8 @@ The hot path is a batch of at most 64 packets that is one run with a known route
 delivered at once, and nothing is parsed. It is closed to a client that has chosen ``echo/off``, and on a bus whose
 policy or observers want to see each message (`BusProtocol._fast_path`).
 
-Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. It stops at
+Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. A client
+without echo has its runs, too; it is taken out of their receivers. It stops at
 the packet at which the client is paused or closed; the transport keeps the rest and hands it over again on resuming.
 A batch can hold any number of packets, as the transport takes bundles apart: after `MAX_RUN` packets the
 queues are flushed, so that flood control learns of a full socket before the whole batch is queued.
@@ -357,9 +358,11 @@ class BusProtocol:
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
                 while at < end and self._may_continue():
-                    if self._fast_path:
+                    if registry.fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
+                            if not self._fast_path and self in receivers:
+                                receivers = tuple(receiver for receiver in receivers if receiver is not self)
                             until = min(until, at + self._affordable(receivers, until - at))
                             at_once = until - at >= BATCH or (at == start and until == end)
                             count = deliver(packets[at:until], receivers, self, at_once)

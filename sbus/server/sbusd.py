@@ -64,6 +64,8 @@ A local message bus, with the command line of the original daemon.
   -u user      let only this user (name or UID) and the daemon's own connect; repeatable
   --max-memory=SIZE, --user-memory=SIZE
                as for twistd sbus, such as 64M
+  --log-level=LEVEL
+               least level of events that are logged to standard error: debug, info, warn (default), error or critical
   --help       print this, and exit
   --version    print the version, and exit
 
@@ -86,6 +88,7 @@ class _Settings:
     users: tuple[int, ...] = ()
     max_memory: int | None = None
     user_memory: int | None = None
+    log_level: str = "warn"
 
 
 class _StartError(SbusError):
@@ -112,11 +115,12 @@ def _parse(arguments: list[str]) -> _Settings:
     """Parse the command line.
 
     :raises getopt.GetoptError: if it is malformed.
-    :raises UsageError: if it names a user who does not exist, or if a size is malformed.
+    :raises UsageError: if it names a user who does not exist, or if a size or a level is malformed.
     :raises SystemExit: after printing what ``--help`` or ``--version`` asks for.
     """
     settings = _Settings()
-    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", ["help", "version", "max-memory=", "user-memory="])
+    names = ["help", "version", "max-memory=", "user-memory=", "log-level="]
+    options, rest = getopt.getopt(arguments, "a:cfgop:ru:", names)
     if rest:
         raise getopt.GetoptError("too many arguments")
     for option, value in options:
@@ -131,6 +135,8 @@ def _parse(arguments: list[str]) -> _Settings:
                 settings.max_memory = _size("max-memory", value)
             case "--user-memory":
                 settings.user_memory = _size("user-memory", value)
+            case "--log-level":
+                settings.log_level = _level(value)
             case "-a":
                 settings.address = value
             case "-c":
@@ -154,6 +160,13 @@ def _size(option: str, text: str) -> int:
     from sbus.daemon.values import size
 
     return size(option)(text)
+
+
+def _level(text: str) -> str:
+    from sbus.daemon.log_text import LEVELS
+    from sbus.daemon.values import choice
+
+    return str(choice("log-level", *LEVELS)(text))
 
 
 def _uid(text: str) -> int:
@@ -329,7 +342,7 @@ def _serve(
     from sbus.server.service import BusService
 
     log_budget = LogBudget()
-    _log_to_standard_error(log_budget)
+    _log_to_standard_error(settings.log_level, log_budget)
     use_monotonic_clock(reactor)
     access = AccessSettings(
         allowed_users=frozenset(settings.users) if settings.users else None,
@@ -351,14 +364,14 @@ def _serve(
     reactor.run()
 
 
-def _log_to_standard_error(budget: LogBudget) -> None:
-    """Log warnings and errors, and nothing else, to standard error, as the original."""
+def _log_to_standard_error(level: str, budget: LogBudget) -> None:
+    """Log to standard error; by default warnings and errors, and nothing else, as the original."""
     from twisted.logger import globalLogBeginner
 
     from sbus.daemon.log_text import above, text_log
     from sbus.daemon.logs import limited
 
-    observer = above("warn", limited(text_log(sys.stderr), budget))
+    observer = above(level, limited(text_log(sys.stderr), budget))
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
 
 

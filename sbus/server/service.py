@@ -132,7 +132,7 @@ class BusService(MultiService):
             if isinstance(each, SeqpacketServerEndpoint):
                 each.max_packet = limits.max_packet
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect, log_budget)
+        self._log_observer = LogObserver(clock, dialect, log_budget, owner_of=owner_of)
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(AccessSettings()),
             clock,

@@ -83,7 +83,8 @@ SENDING = 1
 FULL_SOCKET = 3
 """The price of deciding about a run of messages for a receiver with a full socket."""
 KEPT = 32
-"""Messages that are put into a backlog for one unit of work."""
+"""Messages that are put into a backlog for one unit of work; into one with another order than that of arrival, each is
+one unit."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
 REPLACED = 2
@@ -96,11 +97,13 @@ SUBSCRIPTION = 15
 """The price of a subscription that comes or goes, before its segments and the routes that it changes."""
 _WILDCARD = 20
 """The price of the count of the steps that a pattern with a wildcard can add to a look-up."""
-_COUNTED_SEGMENTS = 16
-"""Segments that cost more in a pattern with a wildcard: whatever is behind them, its steps seldom change."""
+_WILDCARD_SEGMENT = 3
+"""The price of each segment of such a pattern: a step is counted for each."""
+_FREE_SEGMENTS = 16
+"""Segments of other patterns, of which each further one has a price of 1."""
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
-REORDERED = 3
+REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
@@ -118,9 +121,9 @@ _RESUMED = 16
 def subscription_work(pattern: bytes, separator: bytes) -> int:
     """Return the price of a subscription to a pattern that comes or goes, before the routes that it changes."""
     segments = pattern.count(separator)
-    work = SUBSCRIPTION + segments // 4
+    work = SUBSCRIPTION + segments // 4 + max(0, segments - _FREE_SEGMENTS)
     if b"*" in pattern:
-        work += _WILDCARD + 3 * min(segments, _COUNTED_SEGMENTS)
+        work += _WILDCARD + _WILDCARD_SEGMENT * segments
     return work
 
 

@@ -68,7 +68,7 @@ class Upstream:
     :ivar link: the client that is the link, from its first word on.
     :ivar is_up: whether the link carries messages.
     :ivar has_link: whether there has been a link since the start of the server.
-    :ivar lost: messages that the link has lost on the way up and on the way down.
+    :ivar lost: messages that the links of this bus have lost on the way up and on the way down.
     :ivar dropped_secrets: secret messages that were dropped because there was no link.
     """
 
@@ -88,6 +88,7 @@ class Upstream:
         self.link: Client | None = None
         self.is_up = self.has_link = False
         self.lost = (0, 0)
+        self._lost_before = (0, 0)
         self.dropped_secrets = 0
         self._clock = clock
         self._flush = flush
@@ -212,6 +213,7 @@ class Upstream:
         if self.link is None and key in (controls.LINK_PATH, controls.LINK_UP):
             self.link = client
             self.has_link = True
+            self._lost_before = self.lost
         elif client is not self.link:
             if key in (controls.LINK_PATH, controls.LINK_UP):
                 client.close(
@@ -229,7 +231,7 @@ class Upstream:
             self._confirm(_number(payload))
         elif key == controls.LINK_LOST:
             up, _, down = (payload or b"").partition(b" ")
-            self.lost = (_number(up), _number(down))
+            self.lost = (self._lost_before[0] + _number(up), self._lost_before[1] + _number(down))
         return True
 
     def _up(self, prefix: bytes) -> None:

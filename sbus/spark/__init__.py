@@ -7,7 +7,7 @@ Journals are tables and streams; DataFrames can be published to a bus.
     from sbus.spark import get_session
 
     spark = get_session()
-    spark.read.format("sbus").option("journal", "/var/lib/sbus/journal").load()
+    spark.read.format("sbus").load("/var/lib/sbus/journal")
 
 A program with a session of its own calls `register` with it instead. Spark is an extra, so nothing of it is imported
 before it is used.
@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING
 from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from sbus.spark.runtime.progress import lag
     from sbus.spark.runtime.session import get_session, register
 
-__all__ = ["get_session", "register"]
+__all__ = ["get_session", "lag", "register"]
 
-__getattr__ = lazy_names(__name__, {"get_session": ".runtime.session", "register": ".runtime.session"})
+__getattr__ = lazy_names(
+    __name__, {"get_session": ".runtime.session", "lag": ".runtime.progress", "register": ".runtime.session"}
+)

@@ -43,7 +43,10 @@ def put_away(spark, journals, lake: Path, **how) -> Archive:
 
 
 def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_path):
-    """Messages and gaps are archived; the last microsecond of a day is in another hour than the next one."""
+    """Messages and gaps are archived; the last microsecond of a day is in another hour than the next one.
+
+    Numbers and times are stored as differences.
+    """
     clock = Clock(MIDNIGHT - HOUR)
     journal = new_journal(clock=clock)
     journal.append_gap(Kind.START, {"patterns": [""]})
@@ -58,6 +61,11 @@ def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_p
         "date=2026-01-31/hour=00",
     ]
     assert (done.rows, done.batches) == (1003, 1)
+    group = pq.ParquetFile(files(tmp_path / "lake")[0]).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    for name in ("seq", "time"):
+        assert "DELTA_BINARY_PACKED" in columns[name].encodings
+        assert not columns[name].has_dictionary_page
 
 
 @pytest.mark.slow
@@ -168,6 +176,14 @@ def test_commits_without_any_plan_are_removed(tmp_path):
     assert list((tmp_path / "commits").iterdir()) == []
 
 
+def begin(journals, lake: Lake, **how) -> None:
+    """Start the job, as far as it gets without Spark: to its first query."""
+    spark = mock.Mock()
+    spark.readStream.format.side_effect = SparkError("far enough")
+    with pytest.raises(SparkError, match="far enough"):
+        Archive(spark, journals, lake, **how).start()
+
+
 def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_path):
     """The last batch that is done is synced before it is reported to the journals."""
     journal = new_journal()
@@ -176,14 +192,11 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
     lake = Lake(tmp_path / "lake")
     logs(lake.checkpoint, offsets={0: json.dumps({journal.id: 3})}, commits={0: "{}"})
     happened: list[object] = []
-    spark = mock.Mock()
-    spark.readStream.format.side_effect = SparkError("far enough")
     with (
         mock.patch.object(Checkpoint, "sync", lambda _, batch: happened.append(batch)),
         mock.patch("sbus.spark.jobs.archive.advance", lambda _, *report, **lake: happened.append((report, lake))),
-        pytest.raises(SparkError, match="far enough"),
     ):
-        Archive(spark, [journal.directory], lake).start()
+        begin([journal.directory], lake)
     assert happened == [0, (("archive", 3), {"identity": lake.identity()})]
 
 
@@ -192,28 +205,17 @@ def test_consumers_that_cannot_be_read_stop_nothing(new_journal, tmp_path, caplo
     journals = [new_journal(name) for name in ("one", "two")]
     unreadable = Path(journals[0].directory) / "consumers" / "archive.json"
     unreadable.mkdir(parents=True)
-    spark = mock.Mock()
-    spark.readStream.format.side_effect = SparkError("far enough")
-    with pytest.raises(SparkError, match="far enough"):
-        Archive(spark, [journal.directory for journal in journals], Lake(tmp_path / "lake")).start()
+    begin([journal.directory for journal in journals], Lake(tmp_path / "lake"))
     assert caplog.text.count("(Is a directory), so retention keeps the rows") == 1
     assert unreadable.is_dir()
     assert consumers(journals[1].directory) == {"archive": 0}
 
 
-def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog):
-    """A journal that cannot be written is archived, with a warning that its retention keeps the rows."""
-    journal = new_journal()
-    journal.append(messages(10))
-    journal.sync()
-    (Path(journal.directory) / "consumers").write_text("in the way")
-    put_away(spark, [journal.directory], tmp_path / "lake")
-    assert archived(tmp_path / "lake") == recorded(journal.directory)
-    assert "so retention keeps the rows" in caplog.text
+def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog, monkeypatch):
+    """A journal that cannot be written is archived, with one warning that its retention keeps the rows.
 
-
-def test_a_journal_gets_its_report_when_it_can_be_written_again(spark, new_journal, tmp_path, caplog, monkeypatch):
-    """The report is repeated until it succeeds, even without new rows; the warning is logged once."""
+    The report is repeated until it succeeds, even without new rows.
+    """
     monkeypatch.setattr("sbus.spark.jobs.archive._RETRY_INTERVAL", 0.0)
     journal = new_journal()
     journal.append(messages(10))
@@ -222,6 +224,7 @@ def test_a_journal_gets_its_report_when_it_can_be_written_again(spark, new_journ
     with Archive(spark, [journal.directory], Lake(tmp_path / "lake"), every=0.1) as archive:
         while not archive.rows:
             assert not archive.wait(0.05)
+        assert archived(tmp_path / "lake") == recorded(journal.directory)
         assert caplog.text.count("so retention keeps the rows") == 1
         (Path(journal.directory) / "consumers").unlink()
         archive.wait(0.05)
@@ -279,17 +282,18 @@ def test_a_damaged_batch_does_not_stop_the_archive(spark, new_journal, tmp_path)
     assert consumers(journal.directory) == {"archive": 30}
 
 
-def test_another_lake_under_the_same_name(spark, new_journal, tmp_path):
+def test_another_lake_under_the_same_name(new_journal, tmp_path):
     """A second lake under the first one's consumer name is refused before it takes a row; under another it is not."""
-    journal = new_journal(clock=Clock(MIDNIGHT))
+    journal = new_journal()
     journal.append(messages(3))
     journal.sync()
-    put_away(spark, [journal.directory], tmp_path / "one")
+    begin([journal.directory], Lake(tmp_path / "one"))
+    spark = mock.Mock()
     with pytest.raises(JournalError, match=r"the consumer 'archive' is another lake.*two: .*--consumer=NAME"):
-        put_away(spark, [journal.directory], tmp_path / "two")
-    assert not files(tmp_path / "two")
-    put_away(spark, [journal.directory], tmp_path / "two", consumer="two")
-    assert consumers(journal.directory) == {"archive": 3, "two": 3}
+        Archive(spark, [journal.directory], Lake(tmp_path / "two")).start()
+    assert not spark.mock_calls
+    begin([journal.directory], Lake(tmp_path / "two"), consumer="two")
+    assert consumers(journal.directory) == {"archive": 0, "two": 0}
 
 
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):

@@ -7,6 +7,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
 
 from tests.integration.docs.test_docs import page
+from tests.spark import test_tutorial
 from tests.spark.lakes import archived
 from tests.spark.test_tutorial import Shell, has_rows, until
 from tests.support.nats import free_ports, nats_server
@@ -51,6 +53,7 @@ def logged(path: Path, pattern: str) -> bool:
 def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command does what the page says, and the lake has every message once."""
     monkeypatch.setenv("PATH", f"{Path(nats_server()).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(test_tutorial, "TIMEOUT", 400)  # three Java machines on two cores
     shell, ports = Shell(tmp_path), dict(zip(("4222", "7077"), map(str, free_ports(2)), strict=True))
 
     def run(text: str) -> str:
@@ -64,7 +67,7 @@ def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     until(lambda: has_rows(home / "journal", 1))  # the recorder has begun
     run(bridges)
     for host in HOSTS:
-        until(lambda host=host: logged(home / f"{host}-nats.log", "joined NATS"))
+        until(partial(logged, home / f"{host}-nats.log", "joined NATS"))
     run(publish)
     rows = len(HOSTS) * MESSAGES + 1
     until(lambda: has_rows(home / "journal", rows))
@@ -72,7 +75,7 @@ def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     run(cluster)
     for worker in (1, 2):
-        until(lambda worker=worker: logged(home / f"worker{worker}.log", "Successfully registered with master"))
+        until(partial(logged, home / f"worker{worker}.log", "Successfully registered with master"))
     assert re.search(rf"\b{rows} rows", run(archive))
     assert set(re.findall(r"hosts/(?:berlin|lyon)/sensors|sensors/temperature", run(traffic))) == {
         "hosts/berlin/sensors",
@@ -87,4 +90,4 @@ def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     run(stop)
     for host in HOSTS:
-        until(lambda host=host: logged(home / f"{host}-nats.log", "the bridge stops"))
+        until(partial(logged, home / f"{host}-nats.log", "the bridge stops"))

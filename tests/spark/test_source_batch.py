@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -237,6 +238,56 @@ def test_sql(spark: SparkSession, five: JournalWriter):
         assert [tuple(row) for row in rows] == [(f"hour/{i}", 3) for i in range(5)]
     finally:
         spark.catalog.dropTempView("some")
+
+
+def test_tables_of_the_catalog(spark: SparkSession, five: JournalWriter):
+    """A table keeps its options, by OPTIONS or by LOCATION; dropping it leaves the journal alone."""
+    whole = seqs(spark.read.format("sbus").load(five.directory))
+    assert len(whole) == 110
+    try:
+        spark.sql(f"CREATE TABLE located USING sbus LOCATION '{five.directory}'")
+        spark.sql(f"CREATE TABLE opted USING sbus OPTIONS (journal '{five.directory}', pattern 'hour/*')")
+        assert seqs(spark.table("located")) == whole
+        found = spark.sql("SELECT key, count(*) FROM opted GROUP BY key ORDER BY key").collect()
+        assert [tuple(row) for row in found] == [(f"hour/{i}", 3) for i in range(5)]
+    finally:
+        for name in ("located", "opted"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
+    assert len(list_segments(five.directory)) == 5
+
+
+def test_positions(spark: SparkSession, five: JournalWriter):
+    """A read begins and ends at a row or a time of each journal; a row that is not there is an error."""
+    positions = {"startingOffsets": json.dumps({five.id: 20}), "endingOffsets": "1970-01-01T02:00:00Z"}
+    assert seqs(table(spark, five, **positions)) == list(range(20, 45))
+    with pytest.raises(
+        PySparkException, match=r"JournalError: the row 111 .* is not there yet: it has the rows 0 to 109"
+    ):
+        table(spark, five, startingOffsets=json.dumps({five.id: 111})).collect()
+    with pytest.raises(PySparkException, match=r"UsageError: .*there is no journal 'other'; those that are read are"):
+        table(spark, five, endingOffsets='{"other": 1}')
+
+
+def test_typed_payloads(spark: SparkSession, new_journal: NewJournal):
+    """Payloads come as values of a schema; a bad one is kept as it is, with the reason."""
+    journal = new_journal()
+    journal.append_gap(Kind.START, {})
+    journal.append([(b"a", b'{"t": 1.5, "tags": ["x"]}'), (b"a", b"broken"), (b"a", b'{"t": 2}')])
+    journal.close()
+    typed = {"payloadFormat": "json", "payloadSchema": "t DOUBLE, tags ARRAY<STRING>"}
+    frame = table(spark, journal, **typed).orderBy("seq")
+    assert [tuple(row) for row in frame.select("value.t", "value.tags", "payload", "problem").collect()] == [
+        (None, None, b"{}", None),
+        (1.5, ["x"], b'{"t": 1.5, "tags": ["x"]}', None),
+        (None, None, b"broken", "not JSON: Expecting value: line 1 column 1 (char 0)"),
+        (2.0, None, b'{"t": 2}', None),
+    ]
+    columns = "value STRUCT<t: DOUBLE>, key STRING"
+    assert table(spark, journal, columns=columns, payloadFormat="json", pattern="a").count() == 3
+    text = table(spark, journal, payloadFormat="text", gaps="false").select("value").orderBy("seq")
+    assert text.collect()[1].value == "broken"
+    with pytest.raises(PySparkException, match=r"UsageError: .*give the fields of the payloads with payloadSchema"):
+        table(spark, journal, payloadFormat="json")
 
 
 def test_wrong_options(spark: SparkSession, five: JournalWriter):

@@ -47,6 +47,7 @@ def tables(printed: str) -> list[list[list[str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_python(
     spark: SparkSession,
     journal: JournalWriter,

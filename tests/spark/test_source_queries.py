@@ -13,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sbus.journal.writer import JournalWriter
+from sbus.spark import lag
 from sbus.testing import RunningBus
 from tests.support.journals import NewJournal
 
@@ -30,6 +31,7 @@ class Query:
         self._frame = spark.readStream.format("sbus").options(**options).schema("payload BINARY").load()
         self._checkpoint = checkpoint
         self._running: StreamingQuery | None = None
+        self.progress: list[Any] = []
 
     def writer(self, keep: Callable[[DataFrame, int], Any] | None = None) -> DataStreamWriter:
         return self._frame.writeStream.foreachBatch(keep or self._keep).option(
@@ -42,7 +44,9 @@ class Query:
     def run(self, keep: Callable[[DataFrame, int], Any] | None = None) -> list[list[str]]:
         """Read everything that is there; return the batches of this run that have rows."""
         self.batches.clear()
-        assert self.writer(keep).trigger(availableNow=True).start().awaitTermination(TIMEOUT)
+        running = self.writer(keep).trigger(availableNow=True).start()
+        assert running.awaitTermination(TIMEOUT)
+        self.progress = running.recentProgress
         return [rows for _, rows in sorted(self.batches.items()) if rows]
 
     def start(self) -> StreamingQuery:
@@ -87,6 +91,7 @@ def test_what_was_missed(new_journal: NewJournal, new_query: Callable[..., Query
     again = new_journal()
     record(again, "f")
     assert query.run() == [["c", "d"], ["e", "f"]]
+    assert [lag(progress)[journal.id] for progress in query.progress][-2:] == [2, 0]
     assert query.run() == []
 
 

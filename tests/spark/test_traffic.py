@@ -21,7 +21,7 @@ NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 SECOND = 1_000_000
 
 Row = tuple[int, str, str, int]
-"""Time in µs after noon, kind, key, size of the payload."""
+"""Time in µs after noon, kind, key, size of the payload; for ``lost``, the messages."""
 
 
 def by_hand(rows: list[Row], window: float, depth: int) -> dict[tuple[int, str | None], dict[str, Any]]:
@@ -30,9 +30,11 @@ def by_hand(rows: list[Row], window: float, depth: int) -> dict[tuple[int, str |
     sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
     keys = defaultdict(set)
     gaps: dict[int, int] = defaultdict(int)
+    lost: dict[int, int] = defaultdict(int)
     for time, kind, key, size in rows:
         start = (NOON + time) // length * length - NOON
         gaps[start] += kind != "message"
+        lost[start] += size if kind == "lost" else 0
         if kind == "message":
             prefix = "/".join(key.split("/")[:depth])
             sizes[start, prefix].append(size)
@@ -45,12 +47,13 @@ def by_hand(rows: list[Row], window: float, depth: int) -> dict[tuple[int, str |
             "keys": len(keys[start, prefix]),
             **{f"p{p}": sorted(all_sizes)[math.ceil(len(all_sizes) * p / 100) - 1] for p in (50, 95, 99)},
             "gaps": gaps[start],
+            "lost": lost[start],
         }
         for (start, prefix), all_sizes in sizes.items()
     }
     for start, count in gaps.items():
         if not any(start == other for other, _ in sizes):
-            found[start, None] = {"messages": 0, "bytes": 0, "rate": 0.0, "keys": 0, "gaps": count}
+            found[start, None] = {"messages": 0, "bytes": 0, "rate": 0.0, "keys": 0, "gaps": count, "lost": lost[start]}
             found[start, None] |= {"p50": None, "p95": None, "p99": None}
     return found
 
@@ -67,11 +70,16 @@ def collected(measured) -> dict[tuple[int, str | None], dict[str, Any]]:
     return found
 
 
+def receipt(messages: int) -> bytes:
+    """The payload of a row of kind ``lost``; with 0 messages, one of unknown number."""
+    return b"%d 70 90 queue-full" % messages if messages else b"? ? ? reconnect"
+
+
 def as_frame(spark, rows: list[Row]):
     from pyspark.sql import functions as F
 
     frame = spark.createDataFrame(
-        [(NOON + time, kind, key, bytes(size)) for time, kind, key, size in rows],
+        [(NOON + time, kind, key, receipt(size) if kind == "lost" else bytes(size)) for time, kind, key, size in rows],
         "micros long, kind string, key string, payload binary",
     )
     return frame.withColumn("time", F.timestamp_micros("micros"))
@@ -88,7 +96,11 @@ def test_windows_and_prefixes_are_counted(spark):
         (63 * SECOND, "message", "/x", 1),
         (64 * SECOND, "reconnect", "", 20),
         (65 * SECOND, "full", "", 20),
+        (66 * SECOND, "lost", "", 1_000),
+        (66 * SECOND, "lost", "", 24),
+        (67 * SECOND, "lost", "", 0),
         (200 * SECOND, "stop", "", 20),
+        (201 * SECOND, "lost", "", 7),
         *((300 * SECOND + n, "message", f"many/{n % 50}", n % 400) for n in range(800)),
     ]
     frame = as_frame(spark, rows)
@@ -199,7 +211,7 @@ def test_a_parquet_file_has_its_columns_whatever_the_rows_are(tmp_path):
     import pyarrow.parquet as pq
 
     gap = {"time": ROWS[0]["time"], "prefix": None, "messages": 0, "bytes": 0, "rate": 0.0, "keys": 0}
-    gap |= {"p50": None, "p95": None, "p99": None, "gaps": 1}
+    gap |= {"p50": None, "p95": None, "p99": None, "gaps": 1, "lost": 0}
     full = gap | {"prefix": "a", "messages": 1, "rate": 0.1, "p50": 3, "p95": 3, "p99": 3}
     rows = [*[gap] * 65_536, full]
     for name, some in (("none", []), ("gaps", rows)):

@@ -20,8 +20,11 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-TIMEOUT = 10.0
-"""Time limit for anything that should happen, in seconds."""
+TIMEOUT = 20.0
+"""Time limit for anything that should happen, in seconds.
+
+A busy machine needs it. It is shorter than the block time-out of a bus, which would end what must not begin.
+"""
 
 OTHER_USER = (12001, 12001)
 """A UID and a GID of no real user: neither root nor the overflow IDs."""

@@ -56,6 +56,7 @@ class Link:
                 is_busy = True
                 self.core.received(side, packets, self.now)
             if peer is not None and not peer.is_connected and self._peers[side] is peer:
+                self.core.received(side, peer.take(), self.now)  # the last packets, with a bye
                 self._peers[side] = None
                 self.core.disconnected(side, self.now)
         self.core.tick(self.now)

@@ -82,26 +82,30 @@ class NatsServer(Process):
         self.kill(signal.SIGKILL)
         self.wait()
 
-    def subscriptions(self, client: str = "") -> set[str]:
-        """Return the subjects that clients are subscribed to.
-
-        :param client: the name of one of them.
-        """
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/connz?subs=1", timeout=TIMEOUT) as answer:
-            connections: list[dict[str, Any]] = json.load(answer)["connections"]
+    def subscriptions(self, client: str) -> set[str]:
+        """Return the subjects that the client with this name is subscribed to."""
         return {
-            subject
-            for connection in connections
-            if client in ("", connection.get("name"))
-            for subject in connection.get("subscriptions_list", ())
+            subject for connection in self._connections(client) for subject in connection.get("subscriptions_list", ())
         }
+
+    def has_client(self, client: str) -> bool:
+        """Return whether a client with this name is connected."""
+        return bool(self._connections(client))
+
+    def _connections(self, client: str) -> list[dict[str, Any]]:
+        connections = self._ask("connz?subs=1")["connections"]
+        return [connection for connection in connections if connection.get("name") == client]
+
+    def _ask(self, what: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/{what}", timeout=TIMEOUT) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
 
     def wait_routes(self, count: int) -> None:
         """Wait until the server knows the clients' addresses of `count` others of its cluster."""
         deadline = time.monotonic() + TIMEOUT
         while True:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/varz", timeout=TIMEOUT) as answer:
-                known = json.load(answer)
+            known = self._ask("varz")
             if known["routes"] >= count and len(known.get("connect_urls") or ()) >= count:
                 return
             assert time.monotonic() < deadline, known

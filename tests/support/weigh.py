@@ -21,6 +21,9 @@ from tests.support.reactors import HandTurnedReactor, socket_pair
 
 MANY = 1 << 40
 ITEMS = 20_000
+"""Items of a few bytes."""
+LARGER_ITEMS = 10_000
+"""Items of some hundred bytes."""
 
 bus = Bus(
     limits=Limits(
@@ -43,7 +46,7 @@ def patterns(form: bytes) -> Callable[[int], None]:
     peer = bus.connect(uid=1000)
 
     def make(start: int) -> None:
-        for number in range(start, start + ITEMS, 50):
+        for number in range(start, start + LARGER_ITEMS, 50):
             peer.send(*[b"SUB " + form % n for n in range(number, number + 50)])
         bus.clock.pump([0.0] * 300)
 
@@ -94,7 +97,7 @@ def kept(start: int) -> None:
 
 def watched(key: bytes) -> Callable[[int], None]:
     def make(start: int) -> None:
-        for first in range(start, start + ITEMS // key.count(b"/"), 50):
+        for first in range(start, start + LARGER_ITEMS // key.count(b"/"), 50):
             peer = bus.connect(uid=1000)
             peer.send(*[b"CMSG interest/on\0" + key % n for n in range(first, first + 50)])
             bus.clock.pump([0.0] * 300)
@@ -110,7 +113,7 @@ def latest(key: bytes) -> Callable[[int], None]:
         reader = bus.connect(uid=1000)
         reader.stall()
         reader.send(b"CMSG blocking/soft/latest", b"SUB %d/" % start)
-        for first in range(start, start + ITEMS, 50):
+        for first in range(start, start + LARGER_ITEMS, 50):
             publisher.send(*[b"MSG %d/" % start + key % n + b"\0x" for n in range(first, first + 50)])
             bus.clock.pump([0.0])
 
@@ -125,7 +128,7 @@ def snapshots() -> Callable[[int], None]:
     publisher = kept.connect(uid=1000)
 
     def make(start: int) -> None:
-        for turn in range(8):
+        for turn in range(4):
             reader = kept.connect(uid=1000)
             reader.stall()
             for first in range(0, 2_000, 50):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -132,8 +133,8 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     contexts = []
     said: list[str] = []
 
-    def start(link: str, **settings: object) -> Page:
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, **settings)  # type: ignore[arg-type]
+    def start(link: str, **settings: Any) -> Page:
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, **settings)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))

@@ -86,12 +86,12 @@ class Job:
         figures = JobMetrics(name, self.metrics_file)
         # Spark starts its Python workers with -m, which would import modules of the current directory.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-        with figures.recorded(), translate_errors():
+        with figures.measured(), translate_errors():
             session = get_session(f"sbus {name}", master=self.master, conf=conf)
             try:
                 yield session
             finally:
-                with contextlib.suppress(Py4JError):  # the JVM has gone, and the session with it
+                with contextlib.suppress(Py4JError, OSError):  # the JVM has gone, and the session with it
                     session.stop()
 
 

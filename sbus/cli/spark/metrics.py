@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArchiveMetrics", "JobMetrics"]
 
-_INTERVAL = 10.0
+_WRITE_INTERVAL = 10.0
 """Seconds from one file to the next."""
 
 _log = logging.getLogger("sbus.spark")
@@ -37,7 +37,7 @@ class JobMetrics:
         self._file = None if path is None else MetricsFile(path)
 
     @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
+    def measured(self) -> Iterator[None]:
         """Write the figures when the block ends, and whether it failed."""
         start = time.monotonic()
         ok = False
@@ -86,7 +86,7 @@ class ArchiveMetrics:
             self._last_batch, self._seen = time.time(), archive.batches
         if not now and time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _INTERVAL
+        self._next = time.monotonic() + _WRITE_INTERVAL
         upkeep = archive.upkeep
         try:
             lag = archive.lag

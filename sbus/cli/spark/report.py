@@ -10,11 +10,15 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from sbus.cli.output import Progress, pluralize
+from sbus.cli.spark.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.spark.job import Job, job_options, pass_job
 from sbus.cli.types import COUNT, Duration, Time
 from sbus.errors import UsageError
 
 __all__ = ["report"]
+
+_HOURLY_FROM = timedelta(days=6)
+"""The length of a period from which on its windows can be whole hours, so that counts by the hour are enough."""
 
 
 @click.command(
@@ -25,6 +29,7 @@ Examples:
   sbus spark report --lake=/srv/lake --output=yesterday.html --since=2026-01-30 --until=2026-01-31
   sbus spark report --lake=/srv/lake --last=1h --pattern='plant/berlin/'
   sbus spark report --journal=/var/lib/sbus/journal --depth=3
+  sbus spark report --lake=/srv/lake --last=1h --alert='silent>10m:mail -s silent ops'
 """,
 )
 @click.option("--since", type=Time(), metavar="TIME", help="Start of the period, such as 2026-01-31T12:00 (UTC).")
@@ -47,6 +52,14 @@ Examples:
 )
 @click.option("--title", metavar="TEXT", default="Traffic report", show_default=True, help="Title of the page.")
 @click.option("--output", "-o", metavar="FILE", default="report.html", show_default=True, help="File to write.")
+@click.option(
+    "--alert",
+    "alerts",
+    type=AlertRule(),
+    multiple=True,
+    metavar="RULE",
+    help="Run a command if keys are silent now: 'silent>TIME:COMMAND'; it reads a line of JSON for each. Repeatable.",
+)
 @job_options
 @pass_job
 def report(
@@ -59,6 +72,7 @@ def report(
     top: int,
     title: str,
     output: str,
+    alerts: tuple[Alert, ...],
 ) -> None:
     """Write a period's traffic to one HTML page that needs no other file.
 
@@ -80,12 +94,17 @@ def report(
             "the preceding period of the same length would begin before the year 1: report on a shorter period"
         ) from None
     with job.session("report") as spark:
+        from sbus.spark.jobs.lake import Lake
         from sbus.spark.jobs.tables import key_matches, load_rows
         from sbus.spark.report import measure, render
 
         start = time.monotonic()
         rows = load_rows(spark, journals=job.journal, lake=job.lake, state=job.state, since=first, until=until)
         progress = Progress()
+        hourly = None
+        if job.lake is not None and last_of(since, until, length) >= _HOURLY_FROM:
+            progress.show("counting: hours that are not counted yet")
+            hourly = Lake(job.lake, state=job.state).hourly(spark, first, until, length)
         figures = measure(
             rows,
             start=since,
@@ -96,15 +115,25 @@ def report(
             depth=depth,
             top=top,
             progress=lambda step: progress.show(f"measuring: {step}"),
+            hourly=hourly,
         )
         progress.clear()
         source = job.lake if job.lake is not None else ", ".join(job.journal)
+        # The page first: an alert that fails must not cost it.
         write(output, render(figures, source=source, title=title, now=datetime.now(UTC)))
     click.echo(
         f"{output}: {pluralize(figures.totals.messages, 'message')} of {pluralize(figures.totals.keys, 'key')}, "
         f"{pluralize(figures.silence_count, 'unusual silence')}, {time.monotonic() - start:.0f} s",
         err=True,
     )
+    run_alerts(alerts, figures)
+
+
+def last_of(since: datetime | None, until: datetime | None, length: timedelta) -> timedelta:
+    """Return about how long the period will be."""
+    if since is None:
+        return length
+    return (until or datetime.now(UTC)) - since
 
 
 def write(path: str, page: str) -> None:

@@ -92,8 +92,8 @@ def traffic(
     The rows come from a lake (--lake) or from journals (--journal).
 
     Columns: messages; payload bytes; messages per second; different keys; the 50th, 95th and 99th
-    percentile of payload sizes, in bytes; gaps in the recording. Where there are gaps, messages may
-    be missing.
+    percentile of payload sizes, in bytes; gaps in the recording, and messages that the bus dropped in
+    them. Where there are gaps, messages may be missing.
 
     With --live, each window is printed when it is over. Ctrl-C exits.
     """

@@ -4,7 +4,7 @@
 
 The bridge is a client of the bus and a client of NATS. What the operator lists with ``--out`` goes from the bus to NATS
 (`sbus.link.nats.outgoing`); of what is listed with ``--in``, only what clients of the bus want is subscribed to on NATS
-(`sbus.link.interest`, fed by ``interest/patterns``) and published on the bus (`sbus.link.nats.incoming`).
+(`sbus.link.nats.wanted`) and published on the bus (`sbus.link.nats.incoming`).
 
 Nothing comes back the way it went: echo is off on both sides, and messages of this bus's own origin are dropped. That
 is enough as long as there is one bridge to a bus (`sbus.link.nats.state`) and no other way round. So a bus with a
@@ -23,37 +23,36 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
-from nats.aio.subscription import Subscription as NatsSubscription
-from nats.errors import Error as NatsError
 from twisted.logger import Logger
 
 from sbus.client.aio import Bus, Subscription, connect
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
 from sbus.errors import CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
-from sbus.link.interest import Interest
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
-from sbus.link.nats.counters import LOSSES, Counters
+from sbus.link.nats.counters import LOSSES, LOST_IN, LOST_OUT, Counters
 from sbus.link.nats.incoming import Incoming
+from sbus.link.nats.metrics import families
 from sbus.link.nats.outgoing import Outgoing
 from sbus.link.nats.sequence import Numbering
 from sbus.link.nats.settings import Settings
 from sbus.link.nats.state import State
-from sbus.link.subjects import pattern_subject
-from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS
+from sbus.link.nats.wanted import Wanted
+from sbus.metrics_file import MetricsFile
+from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_LOST, LINK_PATH
 from sbus.protocol.packets import CMSG, UNSUB, build
 
 __all__ = ["Bridge", "BusHasMaster"]
 
-LINK_PATH = b"link/path"
-
 _ANSWER_TIME = 10.0
 """Seconds that the bus may take to answer."""
-_LIST_TIME = 5.0
-"""Seconds until the bus sends the first pattern, or the bridge concludes that it sends none."""
 _REPORT_INTERVAL = 10.0
 """Seconds between two lines about losses."""
+_METRICS_INTERVAL = 10.0
+"""Seconds from one file of metrics to the next."""
 _REPEAT_INTERVAL = 60.0
 """Seconds between two lines with the same reason why NATS cannot be reached."""
 _DRAIN_TIME = 5.0
@@ -71,28 +70,24 @@ class Bridge:
     """A bridge between the bus at `address` and NATS.
 
     :param state: the locked state file.
+    :param metrics_file: where the counters are written every 10 seconds; None: nowhere.
     :raises sbus.errors.UsageError: if the login cannot be used.
     :ivar counters: what it has carried and lost.
     """
 
     _log = Logger(namespace="sbus.nats")
 
-    def __init__(self, address: str, settings: Settings, state: State) -> None:
+    def __init__(self, address: str, settings: Settings, state: State, metrics_file: MetricsFile | None = None) -> None:
         self.counters = Counters()
         self._address = address
         self._settings = settings
         self._state = state
+        self._metrics_file = metrics_file
         self._options = connect_options(settings.nats, settings.login)
-        self._interest = Interest(settings.listed_in)
-        self._interest_changed = asyncio.Event()
-        self._listing: dict[bytes, None] | None = {}  # patterns of a list that is not complete
-        self._has_list = asyncio.Event()
-        if settings.all_in:
-            self._interest.add(b"")
+        self._wanted = Wanted(settings)
         self._path: list[tuple[str, str]] = []
         self._bus: Bus | None = None
         self._connection: Connection | None = None
-        self._subscriptions: dict[str, NatsSubscription] = {}
         self._outgoing: Outgoing | None = None
         self._incoming: Incoming | None = None
         self._local: Subscription | None = None
@@ -147,8 +142,9 @@ class Bridge:
             for work in (
                 self._incoming.run(bus),
                 self._stay_connected(self._outgoing),
-                self._follow_interest(self._incoming),
+                self._wanted.follow(self._incoming),
                 self._report_losses(),
+                self._write_metrics(),
                 *([self._take(bus, self._outgoing)] if settings.listed_out else []),
             ):
                 self._start(work)
@@ -162,8 +158,8 @@ class Bridge:
             bus.close_now()
             await bus.close()
 
-    def _start(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -217,15 +213,14 @@ class Bridge:
             out=outgoing.waiting if outgoing else 0,
             come=incoming.waiting if incoming else 0,
             server=connection.server if connection else "not connected",
-            subscriptions=len(self._subscriptions),
+            subscriptions=len(self._wanted),
         )
 
     # --- the bus -----------------------------------------------------------------------------
 
     async def _introduce(self, bus: Bus) -> None:
         """Choose the settings, and ask for the path and the patterns."""
-        self._listing = {}
-        self._has_list.clear()
+        self._wanted.begin_list()
         bus.control("echo/off")
         bus.flood_control(soft="queue", hard="discard")
         if self._settings.listed_out and self._local is None:
@@ -234,7 +229,7 @@ class Bridge:
             for pattern in more:
                 bus.send(bus.core.subscribe(pattern, self._local))
         bus.send([build(CMSG, LINK_PATH)])
-        if self._settings.listed_in and not self._settings.all_in:
+        if self._wanted.asks_bus:
             bus.send([build(CMSG, INTEREST_PATTERNS)])
         await bus.fence(_ANSWER_TIME)
         self._check_path()
@@ -265,26 +260,9 @@ class Bridge:
                 except BusHasMaster as error:
                     self._fail(error)
         elif key == INTEREST_PATTERN:
-            self._pattern_received(payload)
-        elif key == INTEREST_PATTERNS and self._listing is not None:
-            self._interest.replace([*self._listing, *([b""] if self._settings.all_in else [])], time.monotonic())
-            self._listing = None
-            self._interest_changed.set()
-            self._has_list.set()
-
-    def _pattern_received(self, payload: bytes) -> None:
-        sign, _, pattern = payload.split(b" ", 2)
-        if self._listing is not None:
-            if sign == b"+":
-                self._listing[pattern] = None
-            else:
-                self._listing.pop(pattern, None)
-            return
-        if sign == b"+":
-            self._interest.add(pattern)
-        else:
-            self._interest.remove(pattern, time.monotonic())
-        self._interest_changed.set()
+            self._wanted.note(payload)
+        elif key == INTEREST_PATTERNS:
+            self._wanted.end_list()
 
     def _loss_received(self, lost: Lost) -> None:
         self.counters.bus_lost += lost.messages or 0
@@ -315,56 +293,6 @@ class Bridge:
             except Disconnected:
                 return
 
-    # --- what is wanted from NATS ------------------------------------------------------------
-
-    async def _follow_interest(self, incoming: Incoming) -> None:
-        if not self._settings.listed_in:
-            return
-        if not self._settings.all_in:
-            await self._wait_for_list()
-        interest = self._interest
-        while True:
-            for is_new, pattern in interest.changes(time.monotonic()):
-                if is_new:
-                    incoming.asked_for(pattern)
-                else:
-                    incoming.gave_up(pattern)
-            if self._connection is not None:
-                await self._subscribe(self._connection)
-            self._interest_changed.clear()
-            due = interest.due(time.monotonic())
-            try:
-                async with asyncio.timeout(None if due is None else max(0.001, due - time.monotonic())):
-                    await self._interest_changed.wait()
-            except TimeoutError:
-                pass
-
-    async def _wait_for_list(self) -> None:
-        deadline = time.monotonic() + _LIST_TIME
-        while not self._has_list.is_set() and (self._listing or time.monotonic() < deadline):
-            await asyncio.sleep(_POLL)
-        if not self._has_list.is_set():
-            self._log.warn(
-                "the bus does not say what its clients want: everything that --in lists is subscribed to "
-                "(run the bridge as root or as the server's user)"
-            )
-            self._interest.add(b"")
-
-    async def _subscribe(self, connection: Connection) -> None:
-        """Make the subscriptions of a connection those that are asked for; new before old."""
-        realm = self._settings.realm
-        wanted = dict.fromkeys(
-            name for pattern in self._interest.asked if (name := pattern_subject(realm, pattern)) is not None
-        )
-        try:
-            for name in wanted:
-                if name not in self._subscriptions:
-                    self._subscriptions[name] = await connection.subscribe(name)
-            for name in [name for name in self._subscriptions if name not in wanted]:
-                await self._subscriptions.pop(name).unsubscribe()
-        except NatsError:
-            pass  # it is lost; the next connection subscribes again
-
     # --- NATS --------------------------------------------------------------------------------
 
     async def _stay_connected(self, outgoing: Outgoing) -> None:
@@ -377,19 +305,25 @@ class Bridge:
             except ConnectionFailed as error:
                 self._report(f"NATS cannot be reached: {error}")
                 continue
-            urls = list(dict.fromkeys([*self._settings.nats, *connection.peers]))
             since = time.monotonic()
             before = self.counters.unconfirmed
             await outgoing.run(connection)
+            urls = self._all_servers(connection)
             self._connection = None
-            self._subscriptions = {}
-            await asyncio.wait([connection.lost], timeout=1.0)  # publishing may have failed first
-            why = connection.lost.result() if connection.lost.done() else "publishing failed"
+            self._wanted.disconnected()
+            why = connection.lost.result() if connection.lost.done() else "it takes no more messages"
             connection.abort(why)
             left = self.counters.unconfirmed - before
             self._report(f"NATS is lost: {why}; {left:,} messages were not confirmed, and may be lost")
             if time.monotonic() - since >= _MIN_LIFETIME:
                 delays = Backoff(first=0.1, longest=5.0).delays()
+
+    def _all_servers(self, connection: Connection) -> list[str]:
+        """Return the URLs that were given, and those of the other servers of the cluster (not for web sockets)."""
+        given = {url.rpartition("/")[2].rpartition("@")[2]: url for url in self._settings.nats}
+        if self._settings.nats[0].startswith("ws"):
+            return [*given.values()]
+        return [*{**{url.rpartition("/")[2]: url for url in connection.peers()}, **given}.values()]
 
     async def _connect(self, urls: list[str]) -> Connection:
         assert self._incoming is not None
@@ -397,13 +331,12 @@ class Bridge:
             urls, self._options, f"sbus {self._settings.name}", self._incoming.receive, self._report
         )
         try:
-            self._subscriptions = {}
-            await self._subscribe(connection)
+            await self._wanted.connected(connection)
             if not await connection.fence(self._settings.confirm_time):
                 raise ConnectionFailed(connection.lost.result() if connection.lost.done() else "it does not answer")
             self._connection = connection
-            await self._subscribe(connection)  # what has changed meanwhile
         except BaseException:
+            self._wanted.disconnected()
             connection.abort("not used")
             raise
         self._last_report = ("", 0.0)
@@ -427,9 +360,31 @@ class Bridge:
             now = {name: getattr(self.counters, name) for name in LOSSES}
             lost = ", ".join(f"{name} {now[name] - before[name]:,}" for name in LOSSES if now[name] > before[name])
             if lost:
+                up, down = (sum(now[name] for name in names) for names in (LOST_OUT, LOST_IN))
+                if self._bus is not None:
+                    self._bus.send([build(CMSG, LINK_LOST, b"%d %d" % (up, down))])
                 self._log.warn("messages were lost: {lost}", lost=lost)
                 before = now
                 await asyncio.sleep(_REPORT_INTERVAL)
+
+    async def _write_metrics(self) -> None:
+        """Replace the file of metrics now and then."""
+        outgoing, incoming = self._outgoing, self._incoming
+        if self._metrics_file is None or outgoing is None or incoming is None:
+            return
+        while True:
+            metrics = families(
+                self.counters,
+                waiting_out=outgoing.waiting,
+                waiting_in=incoming.waiting,
+                is_connected=self._connection is not None,
+                subscriptions=len(self._wanted),
+            )
+            try:
+                self._metrics_file.write(metrics)
+            except OSError as error:
+                self._report(f"{self._metrics_file.path} cannot be written: {error.strerror}")
+            await asyncio.sleep(_METRICS_INTERVAL)
 
     def _say_what_was_lost(self) -> None:
         out, come = self._state.lost

@@ -15,8 +15,8 @@ nats-py is the client that nats.io maintains, and the only living one on PyPI fo
   until that buffer is empty first; then the PONG says that nats-server has handled all that was published before.
 * **An end without waiting.** ``close`` sends the buffer first, for ever if the server is stopped; `abort` does not.
 
-The two overridden or private names (``_process_msg``, ``_transport``) have been the same since nats-py 2.0 (2021); a
-test holds nats-py to them.
+The overridden and private names (``_process_msg``, ``_close``, ``_transport``) have been the same for years; a test
+holds nats-py to them.
 """
 
 from __future__ import annotations
@@ -103,14 +103,24 @@ def _secret(path: str | None) -> str:
 
 
 class _Client(Client):
-    """nats-py's client, whose messages go to one receiver as they come."""
+    """nats-py's client, whose messages go to one receiver as they come.
+
+    :ivar lost: done when the connection is lost, or closed; the result is the reason.
+    """
 
     def __init__(self, receiver: Receiver) -> None:
         super().__init__()
         self._receiver = receiver
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._receiver(subject, data, headers or b"")
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        # nats-py reports the loss after it has tried to send what waits, and not at all if that fails.
+        if not self.lost.done():
+            self.lost.set_result(str(self.last_error or "") or "nats-server closed the connection")
+        await super()._close(status, do_cbs)
 
 
 class _Errors:
@@ -131,17 +141,15 @@ class Connection:
 
     :ivar lost: done when the connection is gone; the result is the reason.
     :ivar server: the server's address and version, for the log.
-    :ivar peers: URLs of the servers of its cluster.
     """
 
-    def __init__(self, client: _Client, lost: asyncio.Future[str]) -> None:
+    def __init__(self, client: _Client) -> None:
         self._client = client
-        self.lost = lost
+        self.lost = client.lost
         url = client.connected_url
         version = client.connected_server_version
         where = url.netloc.rpartition("@")[2] if url else "?"
         self.server = f"{where} (nats-server {version.major}.{version.minor}.{version.patch})"
-        self.peers = [f"nats://{peer.netloc.rpartition('@')[2]}" for peer in client.discovered_servers]
         self.max_packet = client.max_payload - _HEADERS_ROOM
         self.publish = client.publish  # (subject, payload, headers=...); raises NatsError when the connection is lost
 
@@ -158,20 +166,13 @@ class Connection:
         :raises ConnectionFailed: with the reason.
         """
         client = _Client(receiver)
-        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         errors = _Errors()
-
-        async def gone() -> None:
-            if not lost.done():
-                lost.set_result(str(client.last_error or "") or "nats-server closed the connection")
-
         arguments: dict[str, Any] = dict(options)
         try:
             async with asyncio.timeout(2 + 2 * _CONNECT_TIME * len(urls)):
                 await client.connect(
                     urls,
                     error_cb=errors.note,
-                    closed_cb=gone,
                     name=name,
                     allow_reconnect=False,
                     connect_timeout=_CONNECT_TIME,
@@ -191,7 +192,11 @@ class Connection:
             _abort(client)
             raise
         errors.report = report
-        return cls(client, lost)
+        return cls(client)
+
+    def peers(self) -> list[str]:
+        """Return the URLs of the servers of the cluster, as far as nats-server has reported them by now."""
+        return [f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}" for uri in self._client.servers]
 
     async def subscribe(self, subject: str) -> Subscription:
         """Subscribe to a subject.

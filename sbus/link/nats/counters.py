@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["LOSSES", "Counters"]
+__all__ = ["LOSSES", "LOST_IN", "LOST_OUT", "Counters"]
 
 
 @dataclass(slots=True)
@@ -59,15 +59,9 @@ class Counters:
         return ", ".join(f"{name} {value:,}" for name, value in values if value) or "nothing"
 
 
-LOSSES = (
-    "unconfirmed",
-    "out_full",
-    "out_too_large",
-    "bus_lost",
-    "missed",
-    "forged",
-    "in_full",
-    "in_too_large",
-    "in_unconfirmed",
-)
-"""The counters that mean that messages were lost, or may have been."""
+LOST_OUT = ("unconfirmed", "out_full", "out_too_large", "bus_lost")
+"""The counters of messages that were lost on the way out, or may have been."""
+LOST_IN = ("missed", "in_full", "in_too_large", "in_unconfirmed")
+"""The counters of messages that were lost on the way in, or may have been."""
+LOSSES = (*LOST_OUT, *LOST_IN, "forged")
+"""The counters that are worth a warning."""

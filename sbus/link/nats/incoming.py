@@ -205,6 +205,7 @@ class Incoming:
                     raise
                 except Disconnected:
                     await asyncio.sleep(0)  # it reconnects; the outbox is kept
+            await asyncio.sleep(0)  # NATS is read meanwhile
 
     async def _confirm(self, bus: Bus) -> None:
         while True:

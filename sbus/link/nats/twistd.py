@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import IService
@@ -23,6 +24,7 @@ from sbus.errors import SbusError, UsageError
 from sbus.extras import needs
 from sbus.link.nats.settings import Login, Settings
 from sbus.link.nats.state import State, state_path
+from sbus.metrics_file import MetricsFile
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.addresses import parse
 
@@ -74,6 +76,7 @@ class Options(CommandLine):
             size("max-packet"),
         ],
         ["state", None, None, "File of the bridge's lock and counts [default: the bus's socket with .nats behind it]"],
+        ["metrics-file", None, None, "File for Prometheus, written every 10 seconds"],
         ["user", None, None, "User's name for NATS, with --password-file"],
         ["password-file", None, None, "File with the user's password for NATS"],
         ["token-file", None, None, "File with a token for NATS"],
@@ -89,7 +92,7 @@ class Options(CommandLine):
     ]
 
     compData = usage.Completions(
-        optActions={name: usage.CompleteFiles() for name in ("socket", "state", *_FILES)},
+        optActions={name: usage.CompleteFiles() for name in ("socket", "state", "metrics-file", *_FILES)},
         multiUse=["nats", "in", "out"],
     )
 
@@ -135,6 +138,7 @@ class Options(CommandLine):
             **{name: value for name, value in given.items() if value is not None},
         )
         self["state"] = os.path.abspath(self["state"] or state_path(self["socket"]))
+        self.metrics_file = MetricsFile(self["metrics-file"]) if self["metrics-file"] else None
 
 
 def makeService(options: Options) -> IService:
@@ -157,7 +161,9 @@ def makeService(options: Options) -> IService:
         raise SystemExit(f"{options.command}: {e}") from None
     early.hand_over(reactor)
     process = BridgeProcess()
-    bridge = process.bridge = BridgeService(loop, options["socket"], options.settings, options["state"], process.fail)
+    bridge = process.bridge = BridgeService(
+        loop, options["socket"], options.settings, options["state"], process.fail, options.metrics_file
+    )
     services = MultiService()
     process.setServiceParent(services)
     bridge.setServiceParent(services)
@@ -190,13 +196,20 @@ class BridgeService(Service):
     _log = Logger(namespace="sbus.nats")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, address: str, settings: Settings, state: str, fail: Any
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
+        settings: Settings,
+        state: str,
+        fail: Callable[[], object],
+        metrics_file: MetricsFile | None,
     ) -> None:
         self._loop = loop
         self._address = address
         self._settings = settings
         self._state_path = state
         self._fail = fail
+        self._metrics_file = metrics_file
         self._state: State | None = None
         self._bridge: Bridge | None = None
         self._running: asyncio.Task[None] | None = None
@@ -211,7 +224,7 @@ class BridgeService(Service):
         super().startService()
         try:
             self._state = State(self._state_path)
-            self._bridge = Bridge(self._address, self._settings, self._state)
+            self._bridge = Bridge(self._address, self._settings, self._state, self._metrics_file)
         except SbusError as error:
             self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
             raise SystemExit(f"{Options.command}: {error}") from None

@@ -8,6 +8,7 @@ Spark does not know the options of a source, and hands over their names in lower
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -20,15 +21,24 @@ from sbus.journal.clock import from_datetime, parse
 from sbus.journal.keytext import from_text
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.spark.datasource.payloads import FORMATS
+from sbus.spark.datasource.positions import EARLIEST, FROM_THE_FIRST, LATEST, TO_THE_LAST, Positions
 
 __all__ = ["EARLIEST", "LATEST", "ReadOptions", "StreamOptions", "WriteOptions"]
 
-EARLIEST = "earliest"
-LATEST = "latest"
-
-_READ = ("journal", "pattern", "gaps", "rawKeys", "dialect", "partitionBytes")
-_BATCH = ("since", "until")
-_STREAM = ("startingOffsets", "maxRowsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "failOnDataLoss")
+_READ = (
+    "journal",
+    "pattern",
+    "gaps",
+    "rawKeys",
+    "dialect",
+    "partitionBytes",
+    "startingOffsets",
+    "payloadFormat",
+    "payloadSchema",
+)
+_BATCH = ("since", "until", "endingOffsets")
+_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "failOnDataLoss")
 _WRITE = ("socket", "dialect", "maxPacket")
 _SPARK_OPTIONS = frozenset({"checkpointlocation"})
 """Options that Spark uses itself and hands on."""
@@ -46,6 +56,10 @@ class ReadOptions:
     :ivar partition_bytes: about how many bytes of journals one task reads; None: the scan decides.
     :ivar since: leave out the rows before this time (µs since the epoch); None: no limit.
     :ivar until: leave out the rows at or after this time (µs since the epoch); None: no limit.
+    :ivar start: where reading starts; of a stream, in a journal that the checkpoint does not know.
+    :ivar end: where reading ends; a stream has no end.
+    :ivar payload_format: what payloads are parsed as (`sbus.spark.datasource.payloads`); None: they are not.
+    :ivar payload_schema: the fields of the values, in Spark's DDL; None: the schema of the read has the type.
     """
 
     journals: tuple[str, ...]
@@ -56,6 +70,10 @@ class ReadOptions:
     partition_bytes: int | None = None
     since: int | None = None
     until: int | None = None
+    start: Positions = FROM_THE_FIRST
+    end: Positions = TO_THE_LAST
+    payload_format: str | None = None
+    payload_schema: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -66,7 +84,7 @@ class ReadOptions:
         given = _OptionReader(options, "read", _READ + _BATCH)
         for name in _STREAM:
             if name.lower() in given.options:
-                given.refuse(name, "this is for streams (readStream); for a table use since and until")
+                given.refuse(name, "this is for streams (readStream); for a table use since, until and endingOffsets")
         given.refuse_unknown()
         return cls._of(given)
 
@@ -82,12 +100,7 @@ class ReadOptions:
 
     @classmethod
     def _of(cls, given: _OptionReader) -> ReadOptions:
-        parts = given.options.get("journal", "").replace("\n", ",").split(",")
-        journals = tuple(path for path in map(str.strip, parts) if path)
-        if not journals:
-            given.refuse(
-                "journal", "name the directory that the recorder writes to, several separated by commas, or a glob"
-            )
+        journals = given.journals()
         dialect = given.dialect()
         pattern = given.pattern("pattern", dialect)
         return cls(
@@ -99,6 +112,9 @@ class ReadOptions:
             partition_bytes=given.number("partitionBytes"),
             since=given.time("since"),
             until=given.time("until"),
+            start=given.positions("startingOffsets", EARLIEST),
+            end=given.positions("endingOffsets", LATEST),
+            **given.payload(),
         )
 
 
@@ -107,8 +123,6 @@ class StreamOptions:
     """What a stream reads, from where on, and how much at a time.
 
     :ivar read: the rows and their form.
-    :ivar start: where to start in a journal that the checkpoint does not know: `EARLIEST`, `LATEST`, or a time in µs
-        since the epoch.
     :ivar max_rows: the largest number of rows in a batch; None: no limit.
     :ivar max_bytes: about the largest number of bytes of journals in a batch; None: no limit.
     :ivar fail_on_data_loss: whether it is an error if rows were deleted before the stream has read them, or are
@@ -118,7 +132,6 @@ class StreamOptions:
     """
 
     read: ReadOptions
-    start: str | int = EARLIEST
     max_rows: int | None = None
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
@@ -134,7 +147,6 @@ class StreamOptions:
         given.refuse_unknown()
         return cls(
             read=ReadOptions._of(given),
-            start=given.start("startingOffsets"),
             max_rows=given.number("maxRowsPerTrigger"),
             max_bytes=given.number("maxBytesPerTrigger"),
             max_delay=given.duration("maxTriggerDelay"),
@@ -191,15 +203,43 @@ class _OptionReader:
 
     def refuse_unknown(self) -> None:
         """Raise an error for an option that does not exist."""
-        for name in sorted(self.options.keys() - self.names.keys() - _SPARK_OPTIONS):
+        for name in sorted(self.options.keys() - self.names.keys() - _SPARK_OPTIONS - self._paths):
             close = difflib.get_close_matches(name, self.names, 1)
             hint = f"; did you mean {self.names[close[0]]}?" if close else ""
-            if name in ("path", "paths"):
-                hint = "; use .option('journal', …).load() instead of load(path)" if "journal" in self.names else ""
             known = ", ".join(self.names.values())
             raise UsageError(
                 f"format('sbus'): there is no option {name!r} to {self.purpose} with{hint}; the options are: {known}"
             )
+
+    @property
+    def _paths(self) -> frozenset[str]:
+        """The names under which Spark hands over the argument of ``load``."""
+        return frozenset({"path", "paths"} if "journal" in self.names else ())
+
+    def journals(self) -> tuple[str, ...]:
+        """Return the paths and globs of the option ``journal``, or of ``load``."""
+        paths = [self.options["path"]] if "path" in self.options else []
+        if "paths" in self.options:
+            paths += json.loads(self.options["paths"])
+        named = self.options.get("journal", "")
+        if paths and named:
+            self.refuse("journal", "give it or load(path), not both")
+        parts = (",".join(paths) or named).replace("\n", ",").split(",")
+        journals = tuple(path.removeprefix("file:") for path in map(str.strip, parts) if path)
+        if not journals:
+            self.refuse(
+                "journal", "name the directory that the recorder writes to, several separated by commas, or a glob"
+            )
+        return journals
+
+    def payload(self) -> dict[str, str | None]:
+        """Return the fields of `ReadOptions` about payloads."""
+        format_, schema = self.options.get("payloadformat"), self.options.get("payloadschema")
+        if format_ is not None and format_.lower() not in FORMATS:
+            self.refuse("payloadFormat", f"use {', '.join(FORMATS)}")
+        if schema is not None and (format_ is None or format_.lower() == "text"):
+            self.refuse("payloadSchema", "this is for payloadFormat json and msgpack")
+        return {"payload_format": format_ and format_.lower(), "payload_schema": schema}
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.options.get(name.lower())
@@ -245,18 +285,22 @@ class _OptionReader:
             self.refuse(name, "secret messages are never recorded, so there is nothing to read")
         return pattern
 
-    def start(self, name: str) -> str | int:
-        value = self.options.get(name.lower(), EARLIEST)
-        if value.lower() in (EARLIEST, LATEST):
-            return value.lower()
-        return self._moment(name, value, f"{EARLIEST}, {LATEST} or ")
+    def positions(self, name: str, default: str) -> Positions:
+        value = self.options.get(name.lower(), default)
+        try:
+            return Positions.parse(value, default)
+        except ValueError:
+            self.refuse(
+                name,
+                f"use {EARLIEST}, {LATEST} or a time such as 2026-01-31T12:00:00Z (by default UTC), or a JSON object "
+                'with a row or a time for each journal, such as {"<journal>": 1000}',
+            )
 
     def time(self, name: str) -> int | None:
         value = self.options.get(name.lower())
-        return None if value is None else self._moment(name, value)
-
-    def _moment(self, name: str, value: str, others: str = "") -> int:
+        if value is None:
+            return None
         try:
             return from_datetime(parse(value))
         except ValueError:
-            self.refuse(name, f"use {others}a time such as 2026-01-31T12:00:00Z (by default UTC)")
+            self.refuse(name, "use a time such as 2026-01-31T12:00:00Z (by default UTC)")

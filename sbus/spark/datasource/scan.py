@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StringType, StructType
@@ -39,11 +40,12 @@ from sbus.errors import UsageError
 from sbus.journal.keytext import as_text_array
 from sbus.journal.layout import Segment
 from sbus.journal.reader import JournalReader, Slice, read
-from sbus.journal.schema import COLUMNS
+from sbus.journal.schema import COLUMNS, Kind
 from sbus.spark.datasource.filters import RowFilter
 from sbus.spark.datasource.options import ReadOptions
+from sbus.spark.datasource.payloads import PROBLEM, VALUE, PayloadParser
 
-__all__ = ["JournalPartition", "Scan", "resized", "schema"]
+__all__ = ["JournalPartition", "Scan", "described", "resized", "schema"]
 
 _MIN_TASK_BYTES = 8 << 20
 """Bytes below which dividing a task does not pay."""
@@ -69,6 +71,26 @@ def schema(*, raw_keys: bool) -> StructType:
     return columns
 
 
+def described(options: ReadOptions) -> StructType | str:
+    """Return the columns of a read: those of a journal, and those of typed payloads, in Spark's DDL if need be.
+
+    :raises sbus.errors.UsageError: if the type of the payloads is missing.
+    """
+    columns = schema(raw_keys=options.raw_keys)
+    if options.payload_format is None:
+        return columns
+    if options.payload_format == "text":
+        return columns.add(VALUE, StringType()).add(PROBLEM, StringType())
+    if not options.payload_schema:
+        raise UsageError(
+            f"format('sbus'): payloadFormat={options.payload_format!r}: give the fields of the payloads with "
+            "payloadSchema, such as 'temperature DOUBLE, unit STRING', or a schema with a column value"
+        )
+    # Only Spark's own process can parse this.
+    ddl = ", ".join(f"{column.name} {column.dataType.simpleString()}" for column in columns)
+    return f"{ddl}, {VALUE} STRUCT<{options.payload_schema}>, {PROBLEM} STRING"
+
+
 class JournalPartition(InputPartition):
     """What one task reads.
 
@@ -88,7 +110,7 @@ class Scan:
     """
 
     def __init__(self, options: ReadOptions, columns: StructType) -> None:
-        _check(columns, schema(raw_keys=options.raw_keys))
+        _check(columns, options)
         self.schema = columns
         self.options = options
         self.filter = RowFilter(options.pattern, options.gaps, options.dialect, options.since, options.until)
@@ -150,12 +172,28 @@ class Scan:
         if not isinstance(partition, JournalPartition):
             return  # Spark makes a partition of its own if there is nothing to read
         names = self.schema.fieldNames()
-        columns = list(dict.fromkeys([*names, *self.filter.columns])) or ["seq"]
+        parsed = [name for name in names if name in (VALUE, PROBLEM)] if self.options.payload_format else []
+        needed = ["payload", "kind"] if parsed else []
+        wanted = [*(name for name in names if name not in parsed), *self.filter.columns, *needed]
+        columns = list(dict.fromkeys(wanted)) or ["seq"]
+        parser = self._parser() if parsed else None
         types = to_arrow_schema(self.schema, timezone="UTC")
         for batch in resized(batch for piece in partition.slices for batch in read(piece, columns)):
             rows = self.filter.filter(batch)
             if rows.num_rows:
-                yield pa.RecordBatch.from_arrays([self._converted(name, rows) for name in names], schema=types)
+                found: dict[str, pa.Array] = {}
+                if parser is not None:
+                    is_message = pc.equal(rows.column("kind"), str(Kind.MESSAGE))
+                    found[VALUE], found[PROBLEM] = parser.parse(rows.column("payload"), is_message)
+                arrays = [found[name] if name in found else self._converted(name, rows) for name in names]
+                yield pa.RecordBatch.from_arrays(arrays, schema=types)
+
+    def _parser(self) -> PayloadParser:
+        format_ = self.options.payload_format
+        assert format_ is not None
+        return PayloadParser(
+            format_, self.schema[VALUE].dataType if VALUE in self.schema.fieldNames() else StringType()
+        )
 
     def _converted(self, name: str, rows: pa.RecordBatch) -> pa.Array:
         column = rows.column(name)
@@ -211,8 +249,16 @@ def _journals(batch: pa.RecordBatch) -> set[str]:
     return set(batch.column("journal").dictionary.to_pylist()) if "journal" in batch.schema.names else set()
 
 
-def _check(columns: StructType, available: StructType) -> None:
+def _check(columns: StructType, options: ReadOptions) -> None:
+    available = schema(raw_keys=options.raw_keys)
+    if options.payload_format is not None:
+        available = available.add(PROBLEM, StringType())
+        if PROBLEM in columns.fieldNames() and VALUE not in columns.fieldNames() and options.payload_format != "text":
+            raise UsageError("format('sbus'): the column problem needs the column value, whose type it is about")
     for field in columns:
+        if field.name == VALUE and options.payload_format is not None:
+            PayloadParser(options.payload_format, field.dataType)  # raises if the type is not possible
+            continue
         if field.name not in available.fieldNames() or available[field.name].dataType != field.dataType:
             choices = ", ".join(f"{column.name} {column.dataType.simpleString().upper()}" for column in available)
             raise UsageError(

@@ -18,14 +18,15 @@ they cannot leak from one query into another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from sbus.spark.datasource.catalog import recall, remember, table_options
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
-from sbus.spark.datasource.scan import JournalPartition, Scan, schema
+from sbus.spark.datasource.scan import JournalPartition, Scan, described
 from sbus.spark.datasource.snapshot import open_journals
 from sbus.spark.datasource.stream import SbusStreamReader
 from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter
@@ -41,22 +42,30 @@ class SbusDataSource(DataSource):
         """The name that ``format`` takes, and ``USING`` in SQL."""
         return "sbus"
 
-    def schema(self) -> StructType:
-        """Check the options, and return the columns of a journal.
+    def schema(self) -> StructType | str:
+        """Check the options, and return the columns of a journal, and those of its payloads.
 
         A schema with fewer columns reads only those.
         """
-        options = ReadOptions.parse_any(self.options)
-        open_journals(options.journals)
-        return schema(raw_keys=options.raw_keys)
+        table = table_options(self.options)
+        options = ReadOptions.parse_any(self.options if table is None else table)
+        journals = open_journals(options.journals)
+        for positions in (options.start, options.end):
+            positions.check(journals)
+        columns = described(options)
+        return columns if table is None else remember(columns, table)
 
     def reader(self, schema: StructType) -> SbusReader:
         """Read journals as a table."""
-        return SbusReader(ReadOptions.parse(self.options), schema)
+        return SbusReader(ReadOptions.parse(self._options(schema)), schema)
 
     def streamReader(self, schema: StructType) -> SbusStreamReader:
         """Read journals while they are written."""
-        return SbusStreamReader(StreamOptions.parse(self.options), schema)
+        return SbusStreamReader(StreamOptions.parse(self._options(schema)), schema)
+
+    def _options(self, schema: StructType) -> Mapping[str, str]:
+        """Return the options of a read; those of a table in Spark's catalog come first from where it was created."""
+        return {**recall(schema), **{name.lower(): value for name, value in self.options.items()}}
 
     def writer(self, schema: StructType, overwrite: bool) -> SbusWriter:
         """Publish a DataFrame."""
@@ -82,7 +91,8 @@ class SbusReader(DataSourceReader):
     def partitions(self) -> list[JournalPartition]:
         """Plan the tasks."""
         journals = open_journals(self.scan.options.journals).values()
-        return self.scan.partitions((journal, journal.start(), journal.end()) for journal in journals)
+        start, end = self.scan.options.start, self.scan.options.end
+        return self.scan.partitions((journal, start.resolve(journal), end.resolve(journal)) for journal in journals)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of a partition."""

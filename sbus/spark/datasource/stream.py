@@ -46,7 +46,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from sbus.errors import JournalError
-from sbus.spark.datasource.options import EARLIEST, LATEST, StreamOptions
+from sbus.spark.datasource.options import LATEST, StreamOptions
 from sbus.spark.datasource.scan import JournalPartition, Scan
 from sbus.spark.datasource.snapshot import Snapshot, open_journals
 
@@ -104,6 +104,8 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             false.
         """
         journals = self._journals()
+        if not start:
+            self.options.read.start.check(journals)
         offset = dict(start)
         behind: dict[str, tuple[int, int]] = {}
         for journal_id, journal in journals.items():
@@ -162,12 +164,10 @@ class SbusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         :param end: the end of the rows that are safe on the disk now.
         :param is_new: whether it joins at the start of the query; a journal that appears later is read from its start.
         """
-        start = self.options.start
-        if start == LATEST and is_new:
-            return end
-        if start in (EARLIEST, LATEST):
+        start = self.options.read.start
+        if not is_new and journal.id not in start.rows and start.of(journal.id) == LATEST:
             return min(journal.start(), end)
-        return min(journal.seq_at_time(int(start)), end)
+        return min(start.resolve(journal), end)
 
     def _without_loss(self, journal: Snapshot, seq: int) -> int:
         """Return the next row to read, after reporting deleted rows before it."""

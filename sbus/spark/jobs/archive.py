@@ -192,7 +192,7 @@ class Archive:
     def stop(self) -> None:
         """Stop the job; a batch that is not done runs again at the next start."""
         if self._query is not None:
-            with contextlib.suppress(Py4JError):  # the JVM is gone, and the query with it
+            with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
                 self._query.stop()
             self._note_done_batches()
             self._query = None

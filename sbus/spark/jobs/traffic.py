@@ -29,7 +29,9 @@ def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark:
     * ``keys``: the number of different keys, an estimate with a standard deviation of 2 %;
     * ``p50``, ``p95``, ``p99``: percentiles of the payload size in bytes (within 0.1 % by rank);
     * ``gaps``: the number of gaps of the recording in this window, for all prefixes together. If it is not 0, messages
-      may be missing.
+      may be missing;
+    * ``lost``: the number of messages in these gaps that the bus dropped for the recorder, by its receipts; messages of
+      other gaps, and losses of unknown number, are not in it.
 
     :param rows: rows with the columns ``time``, ``kind``, ``key`` and ``payload`` of a journal; a batch or a stream.
     :param window: the length of a window, in seconds.
@@ -48,21 +50,24 @@ def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark:
     is_message = F.col("kind") == Kind.MESSAGE.value
     prefix = F.substring_index("key", "/", depth) if depth else F.lit("")
     size = F.when(is_message, F.length("payload"))
+    dropped = F.substring_index(F.col("payload").cast("string"), " ", 1).try_cast("bigint")
     by_prefix = rows.groupBy(F.window("time", length), F.when(is_message, prefix).alias("prefix")).agg(
         F.count(size).alias("messages"),
         F.sum(size).alias("bytes"),
         F.approx_count_distinct("key", _KEY_COUNT_DEVIATION).alias("keys"),
         F.percentile_approx(size, _PERCENTILES, _PERCENTILE_ACCURACY).alias("sizes"),
         F.count_if(~F.col("kind").isin(Kind.MESSAGE.value, Kind.CLOCK.value)).alias("gaps"),
+        F.sum(F.when(F.col("kind") == Kind.LOST.value, dropped)).alias("lost"),
     )
     # A gap belongs to no key, so each prefix of its window reports it.
     whole = by_prefix.groupBy(F.window("window", length)).agg(
         F.sum("gaps").alias("gaps"),
+        F.coalesce(F.sum("lost"), F.lit(0)).alias("lost"),
         F.collect_list(F.struct("prefix", "messages", "bytes", "keys", "sizes")).alias("all"),
     )
     with_messages = F.filter("all", lambda one: one["messages"] > 0)
     return whole.select(
-        F.col("window.start").alias("time"), "gaps", F.explode_outer(with_messages).alias("one")
+        F.col("window.start").alias("time"), "gaps", "lost", F.explode_outer(with_messages).alias("one")
     ).select(
         "time",
         F.col("one.prefix").alias("prefix"),
@@ -72,4 +77,5 @@ def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark:
         F.coalesce("one.keys", F.lit(0)).alias("keys"),
         *(F.col("one.sizes")[index].alias(f"p{round(100 * p)}") for index, p in enumerate(_PERCENTILES)),
         "gaps",
+        "lost",
     )

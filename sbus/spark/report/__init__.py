@@ -31,7 +31,7 @@ Two ideas keep the figures honest:
 from __future__ import annotations
 
 from sbus.spark.report.analysis.figures import Report
-from sbus.spark.report.analysis.measure import measure
+from sbus.spark.report.analysis.measure import Hourly, measure
 from sbus.spark.report.page.render import render
 
-__all__ = ["Report", "measure", "render"]
+__all__ = ["Hourly", "Report", "measure", "render"]

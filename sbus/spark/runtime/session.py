@@ -9,27 +9,37 @@ caller. `register` makes the data source known to any session, and sends this pa
 The defaults, and why:
 
 * Java is checked first, because Spark's own error for a missing or wrong Java names no remedy.
-* ``PYSPARK_PYTHON`` is this interpreter, because another one may lack PyArrow.
+* ``PYSPARK_PYTHON`` is this interpreter, because another one may lack PyArrow. On one machine, a program stands in for
+  it that lets a stream survive a worker that takes long to start (`sbus.spark.runtime.early_worker`).
 * The time zone is UTC, like the times in journals: hours and dates mean the same wherever a job runs.
 * On one machine, a shuffle has as many partitions as there are cores, and at least two; Spark's default of 200 costs
   more than the work. The driver binds to 127.0.0.1: no other machine takes part, and the host name need not resolve.
 * A stream without new rows looks again after 100 ms; each look lists directories. Spark's default is 10 ms.
+* A Python worker has two minutes to answer; Spark's default is 15 seconds.
 * Spark logs errors only, and not those that the caller gets as an exception (``log4j2.properties``).
+
+With Spark Connect (a master such as ``sc://host:15002``) the session is on the server, which has settings of its own.
+Nothing of Java runs here, and the package goes to the server as an artifact of the session.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from pyspark.sql import SparkSession
 
 from sbus.errors import UsageError
 from sbus.spark.datasource.source import SbusDataSource
+from sbus.spark.runtime.early_worker import launcher
 from sbus.spark.runtime.java import find_java
-from sbus.spark.runtime.shipping import is_local, ship
+from sbus.spark.runtime.shipping import is_local, is_remote, ship, ship_to_server
 
 __all__ = ["get_session", "parse_conf", "register"]
 
@@ -38,6 +48,7 @@ _LOG_OPTION = "-Dlog4j2.configurationFile="
 _LOG_CONFIG = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 _DEFAULTS = {
+    "spark.python.authenticate.socketTimeout": "2min",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.pollingDelay": "100ms",
@@ -70,21 +81,36 @@ def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[s
     """Return the session, or make one, and `register` the data source with it.
 
     :param name: the name of the application.
-    :param master: where Spark runs; ``local[*]`` is this machine with all its cores.
+    :param master: where Spark runs; ``local[*]`` is this machine with all its cores, and ``sc://HOST:PORT`` a server
+        of Spark Connect.
     :param conf: settings of Spark, which take precedence over the defaults; for a session that is there, those that can
         still change.
     :raises sbus.errors.UsageError: if there is no Java that can run Spark; with the remedy.
     """
-    find_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = dict(conf or {})
     builder = SparkSession.builder.appName(name)
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        return register(builder.getOrCreate())
+    find_java()
+    if "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = _early_python() if is_local(master) else sys.executable
     if SparkSession.getActiveSession() is None:
         builder = builder.master(master)
         settings = with_defaults(master, settings)
     for key, value in settings.items():
         builder = builder.config(key, value)
     return register(builder.getOrCreate())
+
+
+@cache
+def _early_python() -> str:
+    """Return the program that stands in for this interpreter, until this process ends."""
+    directory = tempfile.mkdtemp(prefix="sbus-python-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return launcher(directory)
 
 
 def with_defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:
@@ -110,9 +136,12 @@ def _cores(master: str) -> int:
 def register(spark: SparkSession) -> SparkSession:
     """Register the data source ``sbus``, and send this package to the executors.
 
+    :param spark: a session, also one of Spark Connect.
     :returns: the session.
     """
-    if not is_local(str(spark.sparkContext.master)):
+    if is_remote(spark):
+        ship_to_server(spark)
+    elif not is_local(str(spark.sparkContext.master)):
         ship(spark.sparkContext)
     spark.dataSource.register(SbusDataSource)
     return spark

@@ -14,12 +14,13 @@ import zipfile
 from weakref import WeakSet
 
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 import sbus
 
-__all__ = ["is_local", "ship"]
+__all__ = ["is_local", "is_remote", "ship", "ship_to_server"]
 
-_shipped: WeakSet[SparkContext] = WeakSet()
+_shipped: WeakSet[SparkContext | SparkSession] = WeakSet()
 
 
 def is_local(master: str) -> bool:
@@ -30,6 +31,11 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
+def is_remote(spark: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def ship(context: SparkContext) -> None:
     """Send this package to the executors of a context, once."""
     if context not in _shipped:
@@ -38,6 +44,14 @@ def ship(context: SparkContext) -> None:
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
         context.addPyFile(pack(directory))
         _shipped.add(context)
+
+
+def ship_to_server(spark: SparkSession) -> None:
+    """Send this package to the server of a session of Spark Connect, once."""
+    if spark not in _shipped:
+        with tempfile.TemporaryDirectory(prefix="sbus-package-") as directory:
+            spark.addArtifacts(pack(directory), pyfile=True)
+        _shipped.add(spark)
 
 
 def pack(directory: str) -> str:

@@ -240,6 +240,19 @@ def test_memory_table() -> None:
     assert [each[4] for each in table.rows] == ["×2.0", "**×2.0**", "–"]
 
 
+def test_conditions() -> None:
+    """The note says when, where and how it was measured; plain Python has files of its own."""
+    about = {"machine": {"CPUs": 2, "kernel": "6.1", "load": 0.5}, "date": "today", "secs": 1.0, "pure": False}
+    records = [about, row(load=3.25, round=1), row("keys", load=1.0, round=0)]
+    note = tables.conditions(records)
+    for words in ("today, compiled, Linux 6.1, 2 CPUs, 2 rounds", "``--secs 1``", "was 0.5 before, and up to 3.2"):
+        assert words in note
+    assert [table.name for table in tables.tables(records)] == ["attacks", "attacks-legend"]
+    about["pure"] = True
+    assert "plain Python" in tables.conditions(records)
+    assert [table.name for table in tables.tables(records)] == ["attacks-pure", "attacks-legend"]
+
+
 # --- the command ------------------------------------------------------------------------------------
 
 

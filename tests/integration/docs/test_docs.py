@@ -432,7 +432,7 @@ def test_units_with_activation(directory: Path, spawn: Callable[..., Any]) -> No
 def test_units_are_well_formed(directory: Path) -> None:
     """systemd accepts the units, apart from the program's path, which is an example."""
     for path in (EXAMPLES / "systemd").iterdir():
-        text = path.read_text().replace("/srv/sbus/.venv/bin/twistd", "/bin/true")
+        text = re.sub("/srv/sbus/.venv/bin/[a-z]+", "/bin/true", path.read_text())
         (directory / path.name).write_text(text)
     # Without a directory of its own it would also complain of what is wrong on this machine.
     units = [directory / path.name for path in (EXAMPLES / "systemd").iterdir()]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import select
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.harness import Bus
+from tests.support.harness import Bus, Client
 
 StartBus = Callable[..., Bus]
 
@@ -32,6 +34,8 @@ def tree(spawn: Callable[..., Any], directory: Path) -> StartBus:
             Bus, directory, f"--name={name}", *upstream, *options, address=directory / name, **kwargs
         ).wait_started()
         if upstream and wait:
+            with contextlib.suppress(AssertionError):  # two processes start one after the other: twice the time
+                bus.wait_log("link: linked to")
             bus.wait_log("link: linked to")
         return bus
 
@@ -41,3 +45,15 @@ def tree(spawn: Callable[..., Any], directory: Path) -> StartBus:
 def link_pid(bus: Bus) -> int:
     """The PID of a bus's newest link."""
     return int(re.findall(r"link (\d+) was started", bus.log)[-1])
+
+
+def wait_crossing(publisher: Client, key: bytes, receiver: Client) -> None:
+    """Wait until messages arrive from one bus at a subscriber of another: links learn of it after it has subscribed."""
+    poll = select.poll()
+    poll.register(receiver.sock, select.POLLIN)
+    while not poll.poll(50):
+        publisher.msg(key, b"probe")
+    last = publisher.msg(key, b"crossing")
+    while receiver.recv() != last:
+        pass
+    publisher.sync()

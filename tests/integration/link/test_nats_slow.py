@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import threading
 from collections.abc import Iterator
 
@@ -26,11 +25,12 @@ _AHEAD = 3_000
 
 @pytest.fixture
 def joined() -> Iterator[Joined]:
-    folder = servers._new_directory()
-    joined = Joined(folder)
-    yield joined
-    joined.end()
-    shutil.rmtree(folder)
+    joined = Joined(servers._new_directory())
+    try:
+        joined.start_all()
+        yield joined
+    finally:
+        joined.end()
 
 
 class Counting(threading.Thread):

@@ -84,6 +84,17 @@ def test_path(start: Start, directory: Path, number: int) -> None:
     assert list(directory.iterdir()) == []
 
 
+def test_log_level(start: Start, directory: Path) -> None:
+    """With a lower level than ``warn``, it also logs where it listens."""
+    process = start("-f", "-a", "bus", "--log-level=info")
+    assert output_of(process) == ""
+    with use(directory / "bus"):
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT) == 0
+    assert process.stderr is not None
+    assert "sbus listens on" in process.stderr.read()
+
+
 ABOUT_TO_SLEEP = """
 import ctypes, operator, os, select, sys
 from functools import partial
@@ -297,6 +308,7 @@ def test_usage(start: Start, arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--log-level=loud"], "--log-level=loud: use debug or info or warn"),
         (["-u", "no-such-user"], "-u no-such-user: there is no such user"),
         (["-a", "/nonexistent/bus"], "make the directory /nonexistent first, or choose another address (-a)"),
         (["-fa", "/dev/fd/77"], "descriptor 77 is not an open socket"),

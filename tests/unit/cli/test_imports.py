@@ -12,6 +12,7 @@ import pytest
 
 from sbus.cli.group import LazyGroup
 from sbus.cli.journal import journal
+from sbus.cli.lake import lake
 from sbus.cli.main import cli
 from sbus.cli.spark import spark
 
@@ -29,7 +30,9 @@ def loaded_by(*arguments: str) -> set[str]:
     return set(done.stdout.rpartition("loaded ")[2].split())
 
 
-@pytest.mark.parametrize("arguments", [("pub", "--help"), ("match", "a", "a"), ("journal", "cat", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("pub", "--help"), ("match", "a", "a"), ("journal", "cat", "--help"), ("lake", "ls", "--help")]
+)
 def test_other_commands_are_not_imported(arguments: tuple[str, ...]) -> None:
     """A command does not pay for the start-up of the others."""
     loaded = loaded_by(*arguments)
@@ -42,7 +45,7 @@ def test_the_list_of_commands_needs_no_library() -> None:
     assert loaded_by("--help").isdisjoint({"pyarrow", "pyspark", "twisted"})
 
 
-@pytest.mark.parametrize("group", [cli, journal, spark], ids=["sbus", "journal", "spark"])
+@pytest.mark.parametrize("group", [cli, journal, lake, spark], ids=["sbus", "journal", "lake", "spark"])
 def test_every_command_is_there(group: LazyGroup) -> None:
     """Every name in a group's table leads to a command of that name, and no other name does."""
     context = click.Context(group)

@@ -14,6 +14,7 @@ from sbus.client.choices import Choices
 from sbus.client.core import _OWN_CONTROLS, ClientCore, Message
 from sbus.client.watches import Watch
 from sbus.protocol.controls import BUNDLE_OFF, BUNDLE_ON, CONTROLS, group_of
+from tests.support.examples import examples
 
 
 class Sink:
@@ -153,7 +154,7 @@ class Reconnecting(RuleBasedStateMachine):
 
 
 TestReconnecting = Reconnecting.TestCase
-TestReconnecting.settings = settings(max_examples=50, stateful_step_count=30)
+TestReconnecting.settings = settings(max_examples=examples(50), stateful_step_count=30)
 
 
 def test_every_field_is_sent() -> None:

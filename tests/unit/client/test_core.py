@@ -18,6 +18,7 @@ from sbus.client.core import Batch, ClientCore, Message, as_bytes, find_dialect
 from sbus.client.options import ConnectOptions
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, matches
+from tests.support.examples import examples
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns
 
 ME = PEERS[0]
@@ -91,7 +92,7 @@ class PlainServer:
         return any(matches(pattern, key, self.dialect, ME) for pattern in +self.patterns)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data(), dialects)
 def test_each_subscription_gets_what_it_asked_for_once(data: st.DataObject, dialect: Dialect) -> None:
     """Whatever subscriptions come, go and overlap, over reconnects too, each sink gets what the matcher says."""

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sbus.client.core import Message
 from sbus.client.losses import LossMark, Lost, MessageQueue, parse_lost
 from sbus.client.subscription import HIGH_WATER, LOW_WATER
+from tests.support.examples import examples
 from tests.unit.client.test_session import Exact, FakeSession, Sub, lose
 
 GAP = Lost(None, None, None, "reconnect")
@@ -121,7 +122,7 @@ class Losses(RuleBasedStateMachine):
 
 
 TestLosses = Losses.TestCase
-TestLosses.settings = settings(max_examples=100, stateful_step_count=30)
+TestLosses.settings = settings(max_examples=examples(100), stateful_step_count=30)
 
 
 def test_callbacks_get_losses_in_order() -> None:

@@ -18,6 +18,7 @@ from sbus.interfaces import IPacketQueue
 from sbus.protocol.bundles import MAX_BUNDLE, unbundle
 from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.sockets import max_sendable
+from tests.support.examples import examples
 
 
 class Waiter:
@@ -61,7 +62,7 @@ class Model:
 numbered = st.sampled_from((b"MSG k\0%d", b"SUB %d", b"UNSUB %d", b"CMSG %d"))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_waiters_complete_when_earlier_packets_are_sent(data: st.DataObject) -> None:
     """A waiter completes when every packet added before it is sent, over lost connections too."""

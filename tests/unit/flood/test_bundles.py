@@ -18,6 +18,7 @@ from sbus.server.limits import Limits
 from sbus.server.protocol import BusProtocol
 from sbus.testing import FakePacketTransport
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 SHARE = 50
 BUNDLES = 3
@@ -159,7 +160,7 @@ class Script:
         return [socket.written for _, socket in self.readers]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(choices, min_size=2, max_size=2),
     st.tuples(st.integers(1, 12), st.integers(50, 400), st.integers(60, 700)),

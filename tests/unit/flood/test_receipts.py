@@ -23,6 +23,7 @@ from sbus.syscalls.sockets import max_sendable
 from sbus.testing import FakePacketTransport
 from tests.support.buses import Bus, Peer
 from tests.support.costs import calls
+from tests.support.examples import examples
 from tests.support.reactors import Recorder, received
 from tests.support.transports import World, flood_controlled
 from tests.unit.flood.test_send_queue import BATCH, ORDER, SOFT, Connection, DropOldest
@@ -254,7 +255,7 @@ class ReceiptMachine(RuleBasedStateMachine):
 
 
 TestReceipts = ReceiptMachine.TestCase
-TestReceipts.settings = settings(max_examples=150, stateful_step_count=25)
+TestReceipts.settings = settings(max_examples=examples(150), stateful_step_count=25)
 
 
 # --- one thing at a time -------------------------------------------------------------------------

@@ -335,6 +335,44 @@ def test_a_smaller_message_may_fit():
     assert connection.drain() == [C, B]
 
 
+@given(
+    st.lists(st.integers(1, 60), max_size=80),
+    st.integers(1, 40),
+    st.integers(1, 900),
+    st.booleans(),
+)
+def test_a_long_run_is_dropped_as_one_by_one(sizes, messages, size, receipts):
+    """Where there is room for a part of a run only, the same messages are kept as if they had come one by one."""
+    together, single = (Connection(messages=messages, size=size) for _ in range(2))
+    run = [bytes(each) for each in sizes]
+    for connection in (together, single):
+        connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
+        connection.stall(b"first")
+    together.publish(*run)
+    for packet in run:
+        single.publish(packet)
+    assert together.queue.snapshot() == single.queue.snapshot()
+    assert together.lost == single.lost
+
+
+def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
+    """A run of 1,024 messages of which a part fits is not judged message by message."""
+    connection = Connection(messages=700)
+    connection.stall(A)
+    asked: list[tuple[int, int]] = []
+    lacks_room = SendQueue._lacks_room
+
+    def counted(queue: SendQueue, messages: int, size: int) -> Any:
+        asked.append((messages, size))
+        return lacks_room(queue, messages, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SendQueue, "_lacks_room", counted)
+        connection.publish(*[A] * 1_024)
+    assert connection.queue.messages == 700
+    assert len(asked) < 50
+
+
 def test_hard_error():
     """error disconnects the receiver at its limit; what waits is dropped and counted, as is the new message."""
     connection = Connection(hard="error", messages=2)

@@ -18,6 +18,7 @@ from sbus.journal.reader import JournalReader
 from sbus.journal.retention import retain
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
+from tests.support.examples import examples
 from tests.support.faults import FaultyDisk
 from tests.support.journals import rows
 
@@ -250,7 +251,7 @@ class TestRetention:
         assert 0 < first < rows(tmp_path)[-1]["seq"]
 
     @example([(43_201_737_229, 1_000_001), (43_198_607_413, 0)])  # a small step behind a long pause
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(steps=st.lists(st.tuples(st.integers(0, 3 * DAY), st.integers(-400 * DAY, 400 * DAY)), max_size=8))
     def test_never_early(self, tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]]) -> None:
         """However the clock is set while it records, no segment is deleted before it is old enough; times fall only

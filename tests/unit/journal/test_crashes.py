@@ -16,6 +16,7 @@ from sbus.journal.reader import JournalReader
 from sbus.journal.schema import Kind
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
+from tests.support.examples import examples
 from tests.support.faults import Crash, FaultyDisk, let_go
 from tests.support.journals import Clock, rows
 
@@ -196,4 +197,4 @@ class Crashes(RuleBasedStateMachine):
 
 TestCrashes = Crashes.TestCase
 # SBUS_CRASHES=100000 is a soak by hand.
-TestCrashes.settings = settings(max_examples=int(os.environ.get("SBUS_CRASHES", "60")), stateful_step_count=20)
+TestCrashes.settings = settings(max_examples=int(os.environ.get("SBUS_CRASHES", examples(60))), stateful_step_count=20)

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from sbus.errors import JournalError
 from sbus.journal.index import read_index
 from sbus.journal.layout import list_segments
+from sbus.journal.lock import locked
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.repair import repair
 from sbus.journal.verify import verify
-from sbus.journal.lock import locked
 from sbus.journal.writer import JournalWriter
+from tests.support.examples import examples
 from tests.support.faults import Crash, FaultyDisk
 from tests.support.journals import Clock
 
@@ -137,7 +138,7 @@ def _rows(reader: JournalReader, start: int, end: int) -> list[dict[str, Any]]:
 class TestAnyDamage:
     """Random damage to any file of a segment."""
 
-    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         suffix=st.sampled_from([".arrows", ".idx", ".json"]),
         segment=st.integers(0, 1),

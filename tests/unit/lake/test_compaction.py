@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -362,3 +364,36 @@ def _no_waiting_for_the_disk():
     """A killed process loses no written data, so the tests need not wait for the disk."""
     with mock.patch.object(os, "fsync", return_value=None):
         yield
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_disk_that_is_really_full(tmp_path):
+    """On a small file system with no space left, compaction fails at whichever operation, and changes no row; with
+    space again it succeeds.
+    """
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", disk], check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        table = filled(disk / "lake")
+        before = rows_of(table)
+        filler = disk / "filler"
+        failures: list[int | None] = []
+        for left in range(0, 160, 4):  # KiB
+            with open(filler, "wb") as file:
+                status = os.statvfs(disk)
+                os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - left * 1024))
+            try:
+                compact(table, now=NOW)
+            except OSError as e:
+                failures.append(e.errno)
+            assert rows_of(table) == before
+            filler.unlink()
+        assert len(failures) > 3
+        assert set(failures) == {errno.ENOSPC}
+        compact(table, now=NOW)
+        assert rows_of(table) == before
+    finally:
+        subprocess.run(["umount", disk], check=True)

@@ -328,3 +328,21 @@ def test_every_message_that_may_cross_arrives_once(shape, data):
 
 def _matches(patterns, packet: bytes) -> bool:
     return any(matches_open(pattern, packet[4 : packet.index(b"\0")]) for pattern in patterns)
+
+
+def test_link_takes_its_place_before_the_master_is_there():
+    """From the moment that the bus below has answered, it knows its link; a second one is refused at once."""
+    clock = Clock()
+    below, above = Bus(clock=clock), Bus(clock=clock)
+    first = Link(below, above, pid=70)
+    first.break_off(Side.ABOVE)
+    settle([first])
+    assert below.registry.upstream.has_link
+    assert not below.registry.upstream.is_up
+    second = Link(below, above, pid=71)
+    settle([first, second])
+    assert not second.core.is_up
+    assert any("there can be one" in line for line in second.lines)
+    first.connect(Side.ABOVE)
+    settle([first, second])
+    assert first.core.is_up

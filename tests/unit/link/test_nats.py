@@ -38,6 +38,7 @@ def test_the_library_is_as_the_bridge_expects() -> None:
         "data",
         "headers",
     ]
+    assert [*inspect.signature(Client._close).parameters] == ["self", "status", "do_cbs"]
     client = Client()
     for name in ("_transport", "_reading_task", "_ping_interval_task", "_flusher_task"):
         assert getattr(client, name) is None

@@ -14,6 +14,7 @@ from sbus.protocol.keys import CURRENT, EARLY, Dialect, PeerCredentials
 from sbus.routing.cache import RouteCache
 from sbus.routing.trie import PatternIndex
 from tests.support.costs import calls
+from tests.support.examples import examples
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns, patterns_near
 
 ME = PeerCredentials(pid=30, uid=20, gid=10)
@@ -64,7 +65,7 @@ class CachedIndex:
         return receivers
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data(), dialects, st.integers(1, 6), st.integers(1, 12), st.integers(0, 4))
 def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers, refreshed):
     """However subscriptions and routes interleave, a cached route is never stale, and the bounds hold."""

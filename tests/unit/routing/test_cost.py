@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sbus.protocol.keys import CURRENT, PeerCredentials
 from sbus.routing.cost import MatchCost
 from sbus.routing.trie import PatternIndex
+from tests.support.examples import examples
 from tests.support.strategies import keys, patterns, patterns_near
 
 PEER = PeerCredentials(1, 2, 3)
@@ -22,7 +23,7 @@ def rest_of(text: bytes) -> bytes:
     return secret.rest if secret else text
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_no_look_up_takes_more_steps(data):
     """However the patterns of several users come and go, the sum of their bounds bounds every look-up."""

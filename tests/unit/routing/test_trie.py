@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, PeerCredentials, matches
 from sbus.routing.trie import PatternIndex
 from tests.support.costs import calls
+from tests.support.examples import examples
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns, patterns_near
 
 ME = PeerCredentials(pid=30, uid=20, gid=10)
@@ -50,7 +51,7 @@ class Bus:
         assert Counter(self.route(key)) == Counter(wanted)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data(), dialects)
 def test_index_finds_what_the_matcher_finds(data, dialect):
     """In any sequence of changes, each key finds all matching subscribers once; in the end nothing is left."""

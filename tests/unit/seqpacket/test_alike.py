@@ -20,6 +20,7 @@ from sbus.interfaces import IPacketTransport
 from sbus.seqpacket.states import Life, ReadSide, WriteSide
 from sbus.syscalls.sockets import max_sendable
 from sbus.testing import FakePacketTransport
+from tests.support.examples import examples
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received
 from tests.support.transports import World, flood_controlled, numbered
 
@@ -469,5 +470,5 @@ class SideBySide(RuleBasedStateMachine):
             link.close()
 
 
-SideBySide.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+SideBySide.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 TestSideBySide = SideBySide.TestCase

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.seqpacket.framing import EMPTY_FRAME, LARGEST_READ, READ_SIZE, FrameReader, frame
+from tests.support.examples import examples
 
 LIMIT = 1000
 
@@ -34,7 +35,7 @@ def read_all(reader: FrameReader, sock: socket.socket) -> tuple[list[bytes], boo
             return packets, ended
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=LIMIT), max_size=20), st.lists(st.integers(1, 400), max_size=30))
 def test_any_cuts(packets, cuts):
     """However the stream is cut into pieces, each packet comes out once, whole and in order, as soon as it is there."""

@@ -20,6 +20,7 @@ from sbus.seqpacket.states import (
     TransitionError,
     WriteSide,
 )
+from tests.support.examples import examples
 
 States = tuple[Life, ReadSide, WriteSide]
 CONCERNED = [{event for row in rows.values() for event in row} for rows in (LIFE, READ_SIDE, WRITE_SIDE)]
@@ -154,5 +155,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.reported <= 1
 
 
-AnyOrder.TestCase.settings = settings(max_examples=100, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=examples(100), deadline=None)
 TestAnyOrder = AnyOrder.TestCase

@@ -23,6 +23,7 @@ from sbus.seqpacket import transport as module
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import send_packets
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
+from tests.support.examples import examples
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received, socket_pair
 from tests.support.transports import World, flood_controlled, numbered
 
@@ -117,7 +118,7 @@ def play(script: list[tuple[str, int]], recorder: Recorder, leave: bool, stream:
     assert len(recorder.lost) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps, st.sampled_from([Recorder, BatchRecorder]), st.booleans(), st.booleans())
 def test_any_order_of_events(script, kind, leave, stream):
     """However reading, writing, pausing and leaving interleave, each packet arrives once and in order.

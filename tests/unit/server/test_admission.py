@@ -14,6 +14,7 @@ from sbus.server.admission import BURST_SECONDS, RESERVE, AcceptRates, Admission
 from sbus.server.limits import Limits
 from sbus.server.users import RECORDER, Users, is_exempt
 from tests.support.buses import Bus
+from tests.support.examples import examples
 
 EXEMPT = 0
 CLIENTS, CONNECTS, KEPT = (
@@ -326,7 +327,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
 
 TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=60, stateful_step_count=40)
+TestAdmission.settings = settings(max_examples=examples(60), stateful_step_count=40)
 
 
 # --- on a bus -----------------------------------------------------------------------------------

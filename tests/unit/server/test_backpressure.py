@@ -14,6 +14,7 @@ from sbus.protocol.keys import PeerCredentials
 from sbus.server.backpressure import Backpressure
 from sbus.server.queue_shares import QueueShares
 from sbus.testing import FakePacketTransport
+from tests.support.examples import examples
 
 TIMEOUT = 30.0
 ROOM, EMPTY = Until.ROOM, Until.EMPTY
@@ -410,4 +411,4 @@ class BackpressureMachine(RuleBasedStateMachine):
 
 
 TestBackpressure = BackpressureMachine.TestCase
-TestBackpressure.settings = settings(max_examples=60, stateful_step_count=30)
+TestBackpressure.settings = settings(max_examples=examples(60), stateful_step_count=30)

@@ -12,6 +12,7 @@ from sbus.server.protocol import OVERDRAFT
 from sbus.server.turns import (
     CONTENDED_BUDGET,
     COPIES,
+    KEPT,
     PACKET,
     REORDERED,
     REPLY,
@@ -21,6 +22,7 @@ from sbus.server.turns import (
     subscription_work,
 )
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 
 class Turned(Bus):
@@ -196,7 +198,7 @@ def test_a_client_that_is_closed_takes_no_turn():
 PACKETS = st.sampled_from(("message", "message", "message", "sub", "whoami", "unknown"))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.lists(PACKETS, min_size=1, max_size=40)), max_size=12),
     st.integers(1, 200),
@@ -290,3 +292,25 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     client.send(b"CMSG !/cred/whoami")
     assert len(client.take()) == 1
     assert not client.protocol.is_paused
+
+
+@pytest.mark.parametrize(("order", "work"), [(b"order/queue", 1_000 // KEPT), (b"order/random", 1_000)])
+def test_a_message_that_has_to_be_ranked_is_work(order, work):
+    """A message costs a late receiver's user one unit if it is ranked, and far less at the end of a queue."""
+    bus = Turned()
+    reader, publisher = connect(bus, b"SUB k", b"CMSG " + order, uid=2), connect(bus)
+    reader.stall()
+    publisher.send(b"MSG k\0")
+    reader.protocol.queue.copies.work_left = 0
+    bus.registry.turns.crowd = 64
+    publisher.send(*[b"MSG k\0"] * 1_000)
+    assert reader.protocol.queue.is_late
+    bus.registry.delivery.catch_up(reader.protocol)
+    assert work <= -reader.protocol.queue.copies.work_left < work + 40
+
+
+def test_segments_of_a_subscription_are_work():
+    """A pattern of a thousand wildcards, whose subscription takes 3 ms, is no cheaper than a turn; a short one is."""
+    assert subscription_work(b"/".join([b"*"] * 1_000), b"/") > 3_000
+    assert subscription_work(b"/".join([b"a"] * 1_000), b"/") > 1_000
+    assert subscription_work(b"/".join([b"a"] * 10), b"/") < 20

@@ -20,6 +20,7 @@ from sbus.server.limits import Limits
 from sbus.server.lingering import LINGER
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 OTHER = 2
 
@@ -429,7 +430,7 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestWorld.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
 @settings(max_examples=40, deadline=None)

@@ -15,6 +15,7 @@ from sbus.server.last_values import VALUE_OVERHEAD, LastValueRule, LastValues, p
 from sbus.server.limits import Limits
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 READER = 1000
 EVERYTHING = (LastValueRule(b""),)
@@ -346,7 +347,7 @@ def unbundled(packets: list[bytes]) -> list[bytes]:
     return unbundle(packets) if any(packet.startswith(MAGIC) for packet in packets) else packets
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     st.lists(STEPS, max_size=60),
     st.sampled_from([b"queue", b"stack", b"random"]),

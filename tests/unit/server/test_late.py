@@ -11,6 +11,7 @@ from sbus.server import delivery, late
 from sbus.server.limits import Limits
 from sbus.server.turns import CROWD, FULL_SOCKET, TURN_BUDGET
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
 
 MODES = (
@@ -161,7 +162,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_lateness_changes_no_order_and_loses_nothing(steps):
     """However copies are late, each receiver gets every message once, in the one order of all publishers."""

@@ -695,6 +695,28 @@ def test_reconnecting_evades_no_sum(logged):
     log.stop()
 
 
+def test_a_range_of_uids_is_one_user_in_the_log(logged):
+    """UIDs that count as one owner's share the lines of one user; each line names the UID itself."""
+    clock = Clock()
+    log = LogObserver(clock, owner_of=lambda uid: 1_000 if uid >= 100_000 else uid)
+    bus = Bus(observers=(log,))
+    lines = []
+    for uid in range(100_000, 100_100):
+        bus.connect(uid=uid).send(b"nonsense")
+        lines += logged()
+    assert len(lines) < 30
+    clock.advance(10)
+    (line,) = logged()
+    assert "clients disconnected (VIOLATION)" in line
+    lost = [bus.connect(uid=uid) for uid in range(100_000, 100_010)]
+    log.stop()
+    logged()
+    for client in lost:
+        log.dropped(client.protocol, 1, 1)
+    assert len(logged()) == 1
+    log.stop()
+
+
 def test_losses_of_many_clients_are_few_lines(logged):
     """Where a thousand clients lose messages, the first loss has a line, and so has the sum of most of them."""
     clock = Clock()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.errors import ViolationReason
+from sbus.errors import CloseReason, ViolationReason
 from sbus.routing.cache import LONGEST_KEY
 from sbus.routing.cost import MatchCost
 from sbus.server.limits import Limits
@@ -42,7 +42,7 @@ def state(bus: Bus, peer: Peer) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(("form", "rest"), [(b"%b", ""), (b"!/cred////%b", "secret_")])
 def test_the_edge_of_the_limit_on_wildcards(form, rest):
-    """The limit itself is allowed, one step more is a violation; open and secret patterns are counted apart."""
+    """The limit itself is allowed, one step more ends the client; open and secret patterns are counted apart."""
     patterns = [b"/".join(parts) for parts in itertools.product((b"a", b"*"), repeat=3)]
     steps = cost_of(*patterns)
     for limit, is_allowed in ((steps, True), (steps - 1, False)):
@@ -50,6 +50,7 @@ def test_the_edge_of_the_limit_on_wildcards(form, rest):
         peer = bus.connect(uid=USER)
         peer.send(*(b"SUB " + form % pattern for pattern in patterns))
         assert peer.is_connected is is_allowed
+        assert peer.protocol.reason is (None if is_allowed else CloseReason.USER_LIMIT)
         if is_allowed:
             assert getattr(peer.protocol.user, f"{rest}match_cost").steps == limit
             assert peer.protocol.user.match_cost.steps + peer.protocol.user.secret_match_cost.steps == limit

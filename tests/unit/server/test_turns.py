@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET, Turns
+from tests.support.examples import examples
 
 
 class Reactor:
@@ -175,4 +176,4 @@ class Bus(RuleBasedStateMachine):
 
 
 TestBus = Bus.TestCase
-TestBus.settings = settings(max_examples=100, stateful_step_count=30)
+TestBus.settings = settings(max_examples=examples(100), stateful_step_count=30)

@@ -240,6 +240,19 @@ def test_there_is_one_link():
     assert whoami(bus.connect()).startswith(b"!/cred/1/1/1/")
 
 
+def test_losses_of_all_links_are_counted():
+    """A link reports its own losses; the bus adds up those of one link after the other."""
+    bus = Bus()
+    link = link_to(bus)
+    link.send(b"CMSG link/lost\0003 4", b"CMSG link/lost\0005 4")
+    assert bus.registry.upstream.lost == (5, 4)
+    link.transport.hang_up()
+    bus.settle()
+    link_to(bus).send(b"CMSG link/lost\0001 0")
+    assert bus.registry.upstream.lost == (6, 4)
+    link_to(bus).send(b"CMSG link/lost\0nonsense")
+
+
 def test_path_is_told_and_told_again():
     """Anybody learns the buses up to the root, a line for each, and learns of every change."""
     bus = Bus(name="leaf")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.types import LongType, StringType, StructType
 
 from sbus.errors import UsageError
 from sbus.protocol.keys import EARLY
-from sbus.spark.datasource.options import EARLIEST, LATEST, ReadOptions, StreamOptions, WriteOptions
+from sbus.spark.datasource.catalog import recall, remember, table_options
+from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
+from sbus.spark.datasource.positions import EARLIEST, LATEST, Positions
 
 
 def read(**options: str) -> ReadOptions:
@@ -20,7 +23,7 @@ def stream(**options: str) -> StreamOptions:
 def test_defaults():
     """With only a journal, all rows are read, keys are text, and a stream starts at the first row."""
     assert read() == ReadOptions(journals=("/j",))
-    assert stream() == StreamOptions(read=read(), start=EARLIEST)
+    assert stream() == StreamOptions(read=read())
 
 
 def test_names_in_any_case():
@@ -64,13 +67,52 @@ def test_a_dialect():
 )
 def test_a_starting_time(text: str, microseconds: int):
     """A stream can start at a time in ISO 8601, in UTC unless it has a zone."""
-    assert stream(startingOffsets=text).start == microseconds
+    assert stream(startingOffsets=text).read.start == Positions(microseconds)
+
+
+def test_positions_of_journals():
+    """As with Kafka, JSON gives a row for each journal, -2 for its first and -1 for its end; and here also a time."""
+    options = read(
+        startingOffsets='{"a": 5, "b": -2, "c": "1970-01-01T00:00:01Z"}',
+        endingOffsets='{"a": 9, "b": -1, "c": "latest"}',
+    )
+    assert options.start == Positions(EARLIEST, {"b": EARLIEST, "c": 1_000_000}, {"a": 5})
+    assert options.end == Positions(LATEST, {"b": LATEST, "c": LATEST}, {"a": 9})
+
+
+def test_paths():
+    """The argument of load, several of them, and the location of a table stand for the option journal."""
+    assert ReadOptions.parse({"path": "/j"}).journals == ("/j",)
+    assert ReadOptions.parse({"paths": '["/j", "/k"]'}).journals == ("/j", "/k")
+    assert ReadOptions.parse({"path": "file:/j"}).journals == ("/j",)
+
+
+def test_tables_of_the_catalog():
+    """The options of a table are told from its properties; a location is the journal, unless there is that option."""
+    said = {"provider": "sbus", "owner": "root", "option.pattern": "a", "pattern": "a"}
+    assert table_options({**said, "location": "file:/j"}) == {"path": "file:/j", "pattern": "a"}
+    managed = {**said, "location": "file:/warehouse/t", "path": "file:/warehouse/t", "journal": "/j"}
+    assert table_options(managed) == {"journal": "/j", "pattern": "a"}
+    assert table_options({"path": "/j"}) is None
+
+
+def test_options_are_kept_with_the_columns():
+    """Columns, also as DDL, carry the options of their table; other columns have none."""
+    options = {"journal": "/it's\\here", "pattern": "a"}
+    columns = StructType().add("seq", LongType()).add("key", StringType())
+    kept = remember(columns, options)
+    assert isinstance(kept, StructType)
+    assert recall(kept) == options
+    assert [(column.name, column.dataType) for column in kept] == [("seq", LongType()), ("key", StringType())]
+    assert recall(columns) == {}
+    ddl = remember("seq bigint, key string", {"journal": "/it's"})
+    assert ddl == """seq bigint COMMENT 'sbus {"journal": "/it\\'s"}', key string"""
 
 
 def test_limits_of_a_stream():
     """The limits and the other options of a stream are parsed."""
     options = stream(startingOffsets="Latest", maxRowsPerTrigger="5", maxBytesPerTrigger="7", failOnDataLoss="false")
-    assert options == StreamOptions(read(), LATEST, 5, 7, False)
+    assert options == StreamOptions(read(startingOffsets="latest"), 5, 7, False)
 
 
 def test_where_to_publish(monkeypatch: pytest.MonkeyPatch):
@@ -83,7 +125,7 @@ def test_where_to_publish(monkeypatch: pytest.MonkeyPatch):
 WRONG = [
     (ReadOptions, {}, "option journal: name the directory"),
     (ReadOptions, {"journal": " , "}, "option journal=' , ': name the directory"),
-    (ReadOptions, {"path": "/j"}, r"no option 'path' .*\.option\('journal', …\)\.load\(\)"),
+    (ReadOptions, {"path": "/j", "journal": "/k"}, r"option journal='/k': give it or load\(path\), not both"),
     (
         ReadOptions,
         {"journal": "/j", "patern": "x"},
@@ -102,7 +144,12 @@ WRONG = [
     (ReadOptions, {"journal": "/j", "pattern": "!/cred////a"}, "secret messages are never recorded"),
     (ReadOptions, {"journal": "/j", "pattern": "a\\b"}, r"write a backslash in a key as \\x5c"),
     (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': use a whole number"),
-    (ReadOptions, {"journal": "/j", "startingoffsets": "latest"}, "startingOffsets='latest': this is for streams"),
+    (ReadOptions, {"journal": "/j", "endingoffsets": '{"a": -3}'}, "use earliest, latest or a time .* JSON object"),
+    (ReadOptions, {"journal": "/j", "startingoffsets": '{"a": 1'}, "use earliest, latest or a time .* JSON object"),
+    (ReadOptions, {"journal": "/j", "payloadformat": "xml"}, "payloadFormat='xml': use json, msgpack, text"),
+    (ReadOptions, {"journal": "/j", "payloadschema": "a INT"}, "payloadSchema='a INT': this is for payloadFormat json"),
+    (ReadOptions, {"journal": "/j", "failondataloss": "false"}, "failOnDataLoss='false': this is for streams"),
+    (StreamOptions, {"journal": "/j", "endingoffsets": "latest"}, "no option 'endingoffsets' to stream with"),
     (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': use earliest, latest or a"),
     (StreamOptions, {"journal": "/j", "maxrowspertrigger": "1e6"}, "maxRowsPerTrigger='1e6': use a whole number"),
     (StreamOptions, {"journal": "/j", "maxbytespertrigger": "-1"}, "maxBytesPerTrigger='-1': use a whole number"),

@@ -36,7 +36,8 @@ def test_a_page_is_well_formed_and_refers_to_nothing(report: Report) -> None:
     """Elements nest, ids are unique, nothing is loaded, and only the page's own script is allowed to run."""
     page = page_of(report)
     structure = PageStructure(page)
-    assert structure.references == []
+    targets = {reference.removeprefix("href=#") for reference in structure.references}
+    assert targets <= set(structure.ids), "a finding leads to its place in the page, and nothing leads out of it"
     assert len(set(structure.ids)) == len(structure.ids)
     assert {"svg", "table", "details", "h1", "h2"} <= structure.tags
     assert "default-src 'none'" in page
@@ -176,24 +177,34 @@ def test_a_long_key_is_shortened() -> None:
     assert len(printable_key("x" * 1000)) < 200
 
 
+PROBE = (Path(__file__).parent / "data" / "probe.js").read_text("utf-8")
+FRAME = """<!DOCTYPE html><title></title><script>onmessage = (e) => {{ document.title = e.data; }};</script>
+<iframe src="{}" style="width:375px;height:3000px;border:0"></iframe>"""
+
+
 def test_a_browser_shows_it(tmp_path: Path) -> None:
-    """Headless Chromium lays the page out, wide and narrow, and runs its script, which the page's policy allows."""
+    """Headless Chromium lays the page out, and runs its script: zoom, filter, links, local times.
+
+    Nothing is cut at the width of a phone.
+    """
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     page = page_of(new_report())
-    file = tmp_path / "report.html"
-    # The probe writes into the title what the script has made, and whether anything sticks out to the side.
-    probe = (
-        "<script>document.title = [document.querySelectorAll('.cursor').length, document.images.length, "
-        "document.documentElement.scrollWidth <= innerWidth, document.querySelector('.chart svg').clientWidth > 200]"
-        "</script></body>"
-    )
-    probed = page.replace("</body>", probe)
+    file, frame = tmp_path / "report.html", tmp_path / "frame.html"
+    probed = page.replace("</body>", f"<script>{PROBE}</script></body>")
     start, end = probed.index("script-src"), probed.index(";", probed.index("script-src"))
     file.write_text(probed[:start] + "script-src 'unsafe-inline'" + probed[end:], "utf-8")
-    for width in (1200, 500):
-        assert "<title>2,0,true,true</title>" in _dump(browser, file, tmp_path / f"profile-{width}", width)
+    frame.write_text(FRAME.format(file.name), "utf-8")
+    for document in (file, frame):  # a window has 500 pixels at least, a frame can be as narrow as a phone
+        found = re.search("<title>(.*?)</title>", _dump(browser, document, tmp_path / document.stem, 1200), re.DOTALL)
+        assert found
+        assert found[1].split(" | ") == [
+            *("2 cursors", "0 images", "wide", "cut:", "windows 120,120"),
+            "zoomed 30,30 From Sun 1 Mar 2026, 12:30 to 13:00:00 UTC.",
+            *("closer 16,16", "whole 120,120 true", "filtered 3 to 1, all true, fewer true", "again 3 true"),
+            *("links lead", "here 3 true"),
+        ]
     # Without the probe, and with the page's own policy, its own script runs.
     file.write_text(page, "utf-8")
     assert _dump(browser, file, tmp_path / "profile", 1200).count('class="cursor"') == 2
@@ -205,5 +216,5 @@ def _dump(browser: str, file: Path, profile: Path, width: int) -> str:
                "--disable-background-networking", "--disable-component-update", "--disable-sync",
                "--disable-dev-shm-usage",
                f"--user-data-dir={profile}", f"--window-size={width},900", "--dump-dom", f"file://{file}"]  # fmt: skip
-    environ = {**os.environ, "HOME": str(file.parent)}
+    environ = {**os.environ, "HOME": str(file.parent), "TZ": "Asia/Tokyo"}
     return subprocess.run(command, capture_output=True, timeout=60, check=True, env=environ, text=True).stdout

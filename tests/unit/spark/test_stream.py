@@ -24,6 +24,7 @@ from sbus.spark.datasource.options import StreamOptions
 from sbus.spark.datasource.scan import schema
 from sbus.spark.datasource.snapshot import Snapshot
 from sbus.spark.datasource.stream import SbusStreamReader, share
+from tests.support.examples import examples
 from tests.support.journals import NewJournal
 
 ALL = ReadAllAvailable()
@@ -230,7 +231,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(ACTIONS, max_size=30), st.integers(1, 7), st.booleans())
 def test_every_row_once(actions: list[tuple[str, Any, Any]], limit: int, by_bytes: bool):
     """Across new rows, new segments and restarts, each row of each journal comes once and in order."""

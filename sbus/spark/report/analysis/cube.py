@@ -74,7 +74,8 @@ class Windows:
 def count_keys(messages: DataFrame, windows: Windows) -> DataFrame:
     """Count messages by journal, key and window.
 
-    :param messages: ``journal``, ``key``, ``us`` and ``size`` of the messages of both periods.
+    :param messages: of both periods ``journal``, ``key``, ``us`` (a time in the window), ``n``, ``bytes``, ``first``
+        and ``last``; each row is a message, or several of one window.
     :returns: ``journal``, ``key``, ``now`` (false for the period before), ``window`` (its number), ``n``, ``bytes``,
         ``first`` and ``last`` (times in µs).
     """
@@ -83,10 +84,10 @@ def count_keys(messages: DataFrame, windows: Windows) -> DataFrame:
     shifted = F.when(now, F.col("us")).otherwise(F.col("us") + span)
     window = F.floor((shifted - windows.origin) / windows.width).cast("int")
     return messages.groupBy("journal", "key", now.alias("now"), window.alias("window")).agg(
-        F.count("*").alias("n"),
-        F.sum("size").alias("bytes"),
-        F.min("us").alias("first"),
-        F.max("us").alias("last"),
+        F.sum("n").alias("n"),
+        F.sum("bytes").alias("bytes"),
+        F.min("first").alias("first"),
+        F.max("last").alias("last"),
     )
 
 
@@ -192,31 +193,35 @@ def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]
 
 
 def find_sizes(
-    messages: DataFrame, depth: int, labels: Sequence[str]
+    messages: DataFrame, depth: int, labels: Sequence[str], *, is_counted: bool = False
 ) -> tuple[list[Sizes], list[tuple[int, int, int]]]:
     """Return the payload sizes of all messages and of each label, and a histogram.
 
-    :param messages: ``key`` and ``size`` of the messages of the period.
+    :param messages: ``key``, ``size``, ``n`` and ``bytes`` of the messages of the period.
+    :param is_counted: whether a row can be several messages of one size.
     """
-    labelled = messages.select(label_of("key", depth, labels).alias("label"), "size")
-    ranks = F.percentile_approx("size", [0.5, 0.95, 0.99], 10_000)
+    labelled = messages.select(label_of("key", depth, labels).alias("label"), "size", "n", "bytes")
+    if is_counted:
+        ranks = F.expr("percentile(size, array(0.5, 0.95, 0.99), n)")
+    else:
+        ranks = F.percentile_approx("size", [0.5, 0.95, 0.99], 10_000)
     rolled = labelled.rollup("label").agg(
         F.grouping("label").alias("all"),
-        F.count("*").alias("n"),
-        F.avg("size").alias("mean"),
+        F.sum("n").alias("n"),
+        (F.sum("bytes") / F.sum("n")).alias("mean"),
         ranks.alias("p"),
         F.max("size").alias("largest"),
     )
     rows = {(row.all, row.label): row for row in rolled.collect()}
     order = [(1, None), *((0, label) for label in labels)]
     sizes = [
-        Sizes(label, row.n, row.mean, row.p[0], row.p[1], row.p[2], row.largest)
+        Sizes(label, row.n, row.mean, round(row.p[0]), round(row.p[1]), round(row.p[2]), row.largest)
         for label, row in ((key[1], rows.get(key)) for key in order)
         if row is not None and row.n
     ]
     # Half octaves: 1, 2, 3, 4-5, 6-7, 8-11, ...; -1 for empty payloads.
     half_octave = F.when(F.col("size") > 0, F.floor(2 * F.log2("size") + 1e-9)).otherwise(-1)
-    bins = messages.groupBy(half_octave.cast("int").alias("bin")).agg(F.count("*").alias("n")).orderBy("bin")
+    bins = messages.groupBy(half_octave.cast("int").alias("bin")).agg(F.sum("n").alias("n")).orderBy("bin")
     histogram = [(*_bounds(row.bin), row.n) for row in bins.collect()]
     return sizes, histogram
 

@@ -6,7 +6,7 @@ This module sets the order of the aggregates, and caches rows for them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from pyspark.sql import Column, DataFrame
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from sbus.errors import UsageError
-from sbus.journal.clock import format_utc, from_datetime, from_seconds
+from sbus.journal.clock import HOUR, format_utc, from_datetime, from_seconds
 from sbus.spark.report.analysis import cube as cubes
 from sbus.spark.report.analysis.changes import compare
 from sbus.spark.report.analysis.figures import Report, Totals
@@ -22,7 +22,7 @@ from sbus.spark.report.analysis.gaps import find_gaps, find_journals, lost, reco
 from sbus.spark.report.analysis.silences import find_silences
 from sbus.spark.report.analysis.spans import Span, length, nice_width
 
-__all__ = ["measure"]
+__all__ = ["Hourly", "counts_of", "measure"]
 
 _MAX_WINDOWS = 300
 """Windows of a period."""
@@ -30,6 +30,42 @@ _MIN_LABEL_SHARE = 0.01
 """The least share of the messages of a prefix with a colour of its own: less cannot be seen."""
 _MIN_TIME = -62_135_596_800_000_000
 """The beginning of the year 1, in µs since the epoch: the earliest time of a `datetime`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hourly:
+    """Rows that are counted by the hour.
+
+    :ivar counts: as `counts_of` returns them; a row stands for messages of one hour, key and size.
+    :ivar rows: rows that are not messages, those beside them, and of each journal those with the least and greatest
+        time and number, with the columns of a journal.
+    """
+
+    counts: DataFrame
+    rows: DataFrame
+
+
+def counts_of(rows: DataFrame) -> DataFrame:
+    """Return each message as counts of one.
+
+    :param rows: the columns of a journal, and ``us``.
+    :returns: ``journal``, ``key``, ``us``, ``size``, ``n``, ``bytes``, ``first``, ``last``.
+    """
+    size = F.length("payload").cast("long")
+    return rows.where("kind = 'message'").select(
+        "journal",
+        "key",
+        "us",
+        size.alias("size"),
+        F.lit(1).cast("long").alias("n"),
+        size.alias("bytes"),
+        F.col("us").alias("first"),
+        F.col("us").alias("last"),
+    )
+
+
+def _within(column: str, span: Span) -> Column:
+    return (F.col(column) >= span.start) & (F.col(column) < span.end)
 
 
 def measure(
@@ -43,6 +79,7 @@ def measure(
     depth: int | None = None,
     top: int = 12,
     progress: Callable[[str], None] = lambda step: None,
+    hourly: Hourly | None = None,
 ) -> Report:
     """Compute the traffic of a period, compared with an equal period before it.
 
@@ -59,21 +96,25 @@ def measure(
     :param depth: the number of segments that make a prefix; None: chosen by the keys.
     :param top: the largest length of a list.
     :param progress: called with the name of each step.
+    :param hourly: counts of the same rows; used if the windows are whole hours.
     :raises sbus.errors.UsageError: if there are no rows in the period, or the period is not valid.
     """
     progress("period")
-    period = _period(rows, start, end, last)
+    period = _period(rows if hourly is None else hourly.rows, start, end, last)
     windows = cubes.Windows(period, nice_width(period.end - period.start, _MAX_WINDOWS))
     whole = windows.both
+    if hourly is not None and any(time % HOUR for time in (windows.width, period.start, period.end)):
+        hourly = None
+    if hourly is not None:
+        rows = hourly.rows
     us = F.unix_micros("time")
     within = rows.where(
         (F.col("time") >= F.timestamp_micros(F.lit(whole.start)))
         & (F.col("time") < F.timestamp_micros(F.lit(whole.end)))
     ).withColumn("us", us)
-    messages = within.where("kind = 'message'")
+    messages = counts_of(within) if hourly is None else hourly.counts.where(_within("us", whole))
     if wanted is not None:
         messages = messages.where(wanted)
-    messages = messages.select("journal", "key", "us", F.length("payload").cast("long").alias("size"))
 
     progress("gaps")
     journals = find_journals(within)
@@ -115,7 +156,9 @@ def measure(
         progress("changes")
         changes = compare(keys, (before, period), missing, depth, top, (new, vanished)) if has_before else None
         progress("payload sizes")
-        sizes, histogram = cubes.find_sizes(messages.where(F.col("us") >= period.start), depth, labels)
+        sizes, histogram = cubes.find_sizes(
+            messages.where(F.col("us") >= period.start), depth, labels, is_counted=hourly is not None
+        )
     finally:
         keys.unpersist()
         cube.unpersist()

@@ -20,12 +20,14 @@ class Highlight(NamedTuple):
     :ivar kind: the class of its tag.
     :ivar scope: the key or prefix that it begins with, or None.
     :ivar text: the sentence, or what follows the key.
+    :ivar place: the ID of the element of the page that it is about; empty if there is none.
     """
 
     kind: str
     tag: str
     scope: str | None
     text: str
+    place: str = ""
 
 
 def cause(gap: Gap) -> str:
@@ -78,7 +80,7 @@ def _no_messages(report: Report) -> Highlight:
 
 def _silences(silences: Sequence[Silence], count: int, near: int) -> list[Highlight]:
     found = []
-    for s in silences[:_MAX_SENTENCES]:
+    for place, s in enumerate(silences[:_MAX_SENTENCES]):
         many = f" ({s.keys} keys)" if s.keys > 1 else ""
         how = "fell silent at" if s.end is None else "was silent from"
         till = "" if s.end is None else f" to {moment_near(s.end, near)}"
@@ -87,11 +89,10 @@ def _silences(silences: Sequence[Silence], count: int, near: int) -> list[Highli
             f"{many} {how} {moment_near(s.start, near)}{till}{still}: "
             f"{duration(s.length)}; a message every {duration(s.interval)} is usual."
         )
-        found.append(Highlight("silence", "silent", s.scope, text))
+        found.append(Highlight("silence", "silent", s.scope, text, f"silence-{place}"))
     if count > _MAX_SENTENCES:
-        found.append(
-            Highlight("silence", "silent", None, f"{count - _MAX_SENTENCES} more unusual silences are listed below.")
-        )
+        text = f"{count - _MAX_SENTENCES} more unusual silences are listed below."
+        found.append(Highlight("silence", "silent", None, text, "silences"))
     return found
 
 
@@ -109,7 +110,7 @@ def _losses(report: Report) -> list[Highlight]:
     else:
         text += ":"
     text += f" from {moment_near(start, report.period.start)} for {duration(longest.end - start)} ({cause(longest)})."
-    return [Highlight("loss", "gap", None, text)]
+    return [Highlight("loss", "gap", None, text, "recording")]
 
 
 def _appeared(kind: str, changes: Sequence[Change], count: int, verbs: tuple[str, str]) -> list[Highlight]:
@@ -119,10 +120,11 @@ def _appeared(kind: str, changes: Sequence[Change], count: int, verbs: tuple[str
         named += c.keys
         many = f" ({c.keys} keys)" if c.keys > 1 else ""
         sent = f"{number(c.messages)} messages" if c.messages else f"{number(c.before)} messages in the period before"
-        found.append(Highlight(kind, kind, c.scope, f"{many} {verbs[c.keys > 1]}: {sent}."))
+        found.append(Highlight(kind, kind, c.scope, f"{many} {verbs[c.keys > 1]}: {sent}.", f"changes-{kind}"))
     if count > named:
         noun = "key" if count - named == 1 else "keys"
-        found.append(Highlight(kind, kind, None, f"{number(count - named)} more {noun}, listed below."))
+        text = f"{number(count - named)} more {noun}, listed below."
+        found.append(Highlight(kind, kind, None, text, f"changes-{kind}"))
     return found
 
 
@@ -130,4 +132,4 @@ def _moved(c: Change) -> Highlight:
     arrow = "up" if c.rate > c.rate_before else "down"
     before, now = rates(c.rate_before, c.rate)
     text = f" went {arrow}: {change(c.rate, c.rate_before)}, from {before} to {now}."
-    return Highlight("rate", f"rate {arrow}", c.scope, text)
+    return Highlight("rate", f"rate {arrow}", c.scope, text, f"changes-{arrow}")

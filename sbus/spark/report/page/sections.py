@@ -11,6 +11,7 @@ from sbus.journal.clock import to_seconds
 from sbus.spark.report.analysis.figures import Change, Gap, KeyTraffic, Report, Silence
 from sbus.spark.report.analysis.spans import Span
 from sbus.spark.report.page.charts import (
+    HEIGHT,
     Band,
     Drawing,
     TimeTick,
@@ -40,6 +41,11 @@ __all__ = ["changes", "header", "recording", "silences", "sizes", "top_keys", "t
 _TABLE_ROWS = 48
 _COUNT_UNITS = ("", " k", " M", " G")
 _BYTE_UNITS = (" B", " kB", " MB", " GB")
+
+
+def _millis(micros: int) -> int:
+    """Return a time as the page's script takes it, in ms since the epoch."""
+    return micros // 1000
 
 
 def _windows(report: Report) -> Span:
@@ -86,11 +92,13 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The period in words, the pattern if there is one, and the leading figures."""
+    """The period in words and in ms since the epoch, the pattern if there is one, and the leading figures."""
 
     period: str
     pattern: str
     tiles: list[Tile]
+    start: int
+    end: int
 
 
 def header(report: Report) -> Header:
@@ -99,7 +107,7 @@ def header(report: Report) -> Header:
     span = duration(period.end - period.start)
     compared = f", compared with the {span} before" if report.before else ""
     text = f"{moment(period.start)} to {moment(period.end)} UTC ({span}){compared}"
-    return Header(text, report.pattern, _tiles(report))
+    return Header(text, report.pattern, _tiles(report), _millis(period.start), _millis(period.end))
 
 
 def _tiles(report: Report) -> list[Tile]:
@@ -219,7 +227,7 @@ def traffic(report: Report) -> TrafficSection:
             [per_second(layer) for layer in layers], before and per_second(before), description, units
         )
         columns = per_second([sum(values) for values in zip(*layers, strict=True)])
-        hover = _hover(report, name, layers, before)
+        hover = _hover(report, name, layers, before, units)
         charts.append(TrafficChart(name, title, height, drawing, axis, columns, hover))
     segments = "segment" if report.depth == 1 else f"{report.depth} segments"
     return TrafficSection(
@@ -240,8 +248,9 @@ def traffic(report: Report) -> TrafficSection:
 
 
 def _hover(
-    report: Report, name: str, layers: Sequence[Sequence[int]], before: Sequence[int] | None
+    report: Report, name: str, layers: Sequence[Sequence[int]], before: Sequence[int] | None, units: Sequence[str]
 ) -> dict[str, object]:
+    """Return what the script needs of a chart: texts for each window, and numbers to draw a part of it."""
     data = report.traffic
     text = number if name == "messages" else amount
     times = [
@@ -256,7 +265,17 @@ def _hover(
         rows.append(HoverRow(shown, f"n{i}", [text(v) if v else "" for v in layer]))
     if before is not None:
         rows.append(HoverRow("before", "ghost", [text(v) for v in before]))
-    return {"times": times, "rows": [row._asdict() for row in rows]}
+    return {
+        "times": times,
+        "rows": [row._asdict() for row in rows],
+        "start": _millis(data.origin),
+        "width": data.width / 1000,
+        "height": HEIGHT,
+        "units": units,
+        "labels": [None if label is None else printable_key(label) for label in data.labels],
+        "layers": layers,
+        "before": before,
+    }
 
 
 def _traffic_table(report: Report) -> TrafficTable:
@@ -284,6 +303,9 @@ class SilenceItem:
     """One silence: key, time, usual rhythm, and a picture.
 
     The picture marks the pause and the gaps.
+
+    :ivar start: in ms since the epoch.
+    :ivar end: likewise; None if it is not over.
     """
 
     scope: str
@@ -292,6 +314,8 @@ class SilenceItem:
     usual: str
     drawing: Drawing
     marks: list[Band]
+    start: int
+    end: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,17 +359,24 @@ def _silence(s: Silence, report: Report) -> SilenceItem:
     )
     drawing = activity_strip(s.activity, f"The rhythm of {printable_key(s.scope)}: silent {when}")
     marks = _gap_bands(report, s.journal) + ([pause] if pause is not None else [])
-    return SilenceItem(s.scope, many + whose, when, usual, drawing, marks)
+    end = None if s.end is None else _millis(s.end)
+    return SilenceItem(s.scope, many + whose, when, usual, drawing, marks, _millis(s.start), end)
 
 
 class GapRow(NamedTuple):
-    """A gap of the recording; the journal is named if there are several."""
+    """A gap of the recording; the journal is named if there are several.
+
+    :ivar begin: when it begins, in ms since the epoch.
+    :ivar finish: when it ends, likewise.
+    """
 
     start: str
     end: str
     length: str
     journal: str
     cause: str
+    begin: int
+    finish: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +402,13 @@ def recording(report: Report) -> RecordingSection:
     def row(g: Gap) -> GapRow:
         begin = max(g.start, start)
         return GapRow(
-            moment_near(begin, start), moment_near(g.end, start), duration(g.end - begin), g.journal[:8], cause(g)
+            moment_near(begin, start),
+            moment_near(g.end, start),
+            duration(g.end - begin),
+            g.journal[:8],
+            cause(g),
+            _millis(begin),
+            _millis(g.end),
         )
 
     return RecordingSection(

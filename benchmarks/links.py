@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""Measure a link between two buses beside one bus: throughput, CPU for each message, round trips, and idleness.
+
+    python benchmarks/links.py [--rounds 5] [--messages 1000000] [--trips 1000] [--priority]
+
+One run has a bus, and a master with a bus below it: three daemons and the link. In each round a client sends through
+one bus, and then through the link: bundles, and plain packets. The client publishes and reads in one process, and is
+never more than two chunks ahead, so nothing is dropped. The ratios of one round are taken, then their median.
+On a busy machine, ``--priority`` gives all processes real-time priority while something is measured (root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.receipts import ask, connect
+from sbus.protocol.bundles import MAGIC, pack
+from sbus.protocol.packets import SUB, build
+
+CHUNK = 8192
+SIZE = 64
+KEY = b"bench/k"
+_WHOAMI = b"!/cred/whoami"
+
+
+class Failed(Exception):
+    """Something was lost, or took too long."""
+
+
+@contextmanager
+def daemon(*options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``twistd sbus``."""
+    command = [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile=", "sbus", *options]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield server
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def cpu(pid: int) -> float:
+    """Return the CPU seconds of a process with one thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def child_of(server: subprocess.Popen[bytes]) -> int:
+    """Return the PID of a bus's link."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        if children:
+            return int(children[0])
+        time.sleep(0.05)
+    raise Failed("the bus has no link")
+
+
+def count(packet: bytes) -> int:
+    """Return the number of messages in a packet, which all have `SIZE` bytes."""
+    return (len(packet) - 4) // (4 + SIZE) if packet[:4] == MAGIC else 1
+
+
+def subscribed(reader: socket.socket, publisher: socket.socket) -> None:
+    """Wait until the publisher's messages arrive at the reader."""
+    reader.send(build(SUB, KEY))
+    ask(reader, _WHOAMI)
+    end = time.monotonic() + 20
+    probe = b"MSG " + KEY + b"\0probe"
+    while time.monotonic() < end:
+        publisher.send(probe)
+        if select.select([reader], [], [], 0.1)[0]:
+            time.sleep(0.3)
+            while select.select([reader], [], [], 0)[0]:
+                reader.recv(1 << 17)
+            return
+    raise Failed("no message arrives")
+
+
+def flow(reader: socket.socket, publisher: socket.socket, messages: int, bundled: bool) -> float:
+    """Send messages, and read them all; return the seconds that it took."""
+    chunk = [(b"MSG " + KEY + b"\0").ljust(SIZE, b".")] * CHUNK
+    packets = pack(chunk, 65_536, CHUNK)[0] if bundled else chunk
+    buffer = bytearray(1 << 17)
+    sent = got = at = 0
+    publisher.setblocking(False)
+    reader.setblocking(False)
+    began = time.perf_counter()
+    while got < messages:
+        is_stuck = True
+        if sent < messages and sent - got < 2 * CHUNK:
+            try:
+                for _ in range(16):
+                    sent += count(packets[at])
+                    publisher.send(packets[at])
+                    at = (at + 1) % len(packets)
+                    is_stuck = False
+            except BlockingIOError:
+                sent -= count(packets[at])
+        try:
+            for _ in range(64):
+                size = reader.recv_into(buffer)
+                got += (size - 4) // (4 + SIZE) if buffer[:4] == MAGIC else 1
+                is_stuck = False
+        except BlockingIOError:
+            pass
+        if is_stuck:
+            is_far_ahead = sent - got >= 2 * CHUNK or sent >= messages
+            ready = select.select([reader], [] if is_far_ahead else [publisher], [], 10)
+            if not any(ready):
+                raise Failed(f"{sent - got} messages were lost")
+    took = time.perf_counter() - began
+    publisher.setblocking(True)
+    reader.setblocking(True)
+    return took
+
+
+@contextmanager
+def priority(pids: Iterable[int]) -> Iterator[None]:
+    """Give this process and others real-time priority."""
+    everybody = (0, *pids)
+    for pid in everybody:
+        os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
+    try:
+        yield
+    finally:
+        for pid in everybody:
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextmanager
+def pinned(pids: Iterable[int]) -> Iterator[None]:
+    """Run this process and others on one CPU: elsewhere the scheduler decides more than the servers do."""
+    everybody, cpus = (0, *pids), os.sched_getaffinity(0)
+    for pid in everybody:
+        os.sched_setaffinity(pid, {min(cpus)})
+    try:
+        yield
+    finally:
+        for pid in everybody:
+            os.sched_setaffinity(pid, cpus)
+
+
+def trip(one: socket.socket, other: socket.socket, trips: int) -> float:
+    """Return the median of the seconds that a message and its answer take."""
+    there, back = b"MSG trip/there\0", b"MSG trip/back\0"
+    times = []
+    for _ in range(trips):
+        began = time.perf_counter()
+        one.send(there)
+        other.recv(1 << 17)
+        other.send(back)
+        one.recv(1 << 17)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def prepared(address: str, *patterns: bytes, bundled: bool) -> socket.socket:
+    """Return a connected client whose subscriptions are in force."""
+    sock = connect(address)
+    if bundled:
+        ask(sock, b"bundle/on")
+    for pattern in patterns:
+        sock.send(build(SUB, pattern))
+    ask(sock, _WHOAMI)
+    return sock
+
+
+def main() -> None:
+    """Measure, and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--trips", type=int, default=1_000)
+    parser.add_argument("--priority", action="store_true")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
+        alone, root, leaf = (f"{folder}/{name}" for name in ("alone", "root", "leaf"))
+        servers = {}
+        servers["bus"] = stack.enter_context(daemon(f"--socket={alone}")).pid
+        servers["master"] = stack.enter_context(daemon(f"--socket={root}")).pid
+        stack.callback(connect(root).close)
+        below = stack.enter_context(
+            daemon(f"--socket={leaf}", f"--upstream={root}", "--upstream-out=", "--upstream-in=")
+        )
+        servers["below"] = below.pid
+        stack.callback(connect(leaf).close)
+        servers["link"] = child_of(below)
+        for bundled, messages in ((True, options.messages), (False, options.messages // 5)):
+            rates: dict[str, list[float]] = {"bus": [], "link": []}
+            costs: dict[str, list[float]] = {name: [] for name in servers}
+            for number in range(options.rounds):
+                for name in ("bus", "link") if number % 2 else ("link", "bus"):
+                    addresses = (alone, alone) if name == "bus" else (leaf, root)
+                    reader, publisher = (prepared(address, bundled=bundled) for address in addresses)
+                    with reader, publisher:
+                        subscribed(reader, publisher)
+                        before = {each: cpu(pid) for each, pid in servers.items()}
+                        with priority(servers.values()) if options.priority else nullcontext():
+                            rates[name].append(messages / flow(reader, publisher, messages, bundled))
+                        for each, pid in servers.items():
+                            if (each == "bus") == (name == "bus"):
+                                costs[each].append((cpu(pid) - before[each]) / messages * 1e6)
+            kind = "bundles" if bundled else "plain"
+            rate = {name: statistics.median(values) for name, values in rates.items()}
+            ratio = statistics.median(a / b for a, b in zip(rates["link"], rates["bus"], strict=True))
+            print(f"{kind}: {rate['bus']:,.0f}/s through one bus, {rate['link']:,.0f}/s through a link: ×{ratio:.2f}")
+            cost = statistics.median(a / b for a, b in zip(costs["link"], costs["bus"], strict=True))
+            shown = ", ".join(f"{name} {statistics.median(values):.3f}" for name, values in costs.items())
+            print(f"{kind}: CPU µs a message: {shown}; the link's to the bus's: ×{cost:.2f}", flush=True)
+        ratios = []
+        trips = []
+        for _ in range(options.rounds):
+            both = []
+            for addresses in ((alone, alone), (leaf, root)):
+                with (
+                    prepared(addresses[0], b"trip/back", bundled=False) as one,
+                    prepared(addresses[1], b"trip/there", bundled=False) as other,
+                ):
+                    time.sleep(0.3)  # the link gets the news of the patterns
+                    with pinned(servers.values()), priority(servers.values()) if options.priority else nullcontext():
+                        both.append(trip(one, other, options.trips))
+            trips.append(both)
+            ratios.append(both[1] / both[0])
+        here, there = (statistics.median(values) * 1e6 for values in zip(*trips, strict=True))
+        ratio = statistics.median(ratios)
+        print(f"round trip on one CPU: {here:.0f} µs over one bus, {there:.0f} µs over a link: ×{ratio:.2f}")
+        time.sleep(3)
+        before = {each: cpu(pid) for each, pid in servers.items()}
+        time.sleep(5)
+        idle = ", ".join(f"{name} {cpu(pid) - before[name]:.2f}" for name, pid in servers.items())
+        print(f"idle for 5 s: CPU s: {idle}")
+
+
+if __name__ == "__main__":
+    main()

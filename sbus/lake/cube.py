@@ -1,0 +1,190 @@
+"""The hourly cube: counts of the closed hours of a lake, kept beside it, so that a long report need not read its rows.
+
+Theory of operation
+-------------------
+
+For each closed hour there are two small files in the state of the lake::
+
+    cube/2026-01-31T07-<digest>.counts.parquet    messages by journal, key and payload size
+    cube/2026-01-31T07-<digest>.rows.parquet      the rows that are not messages, and those beside them
+
+The digest is that of the names of the hour's files. No name is used twice for other rows, so counts with the digest of
+today's files are true. Others are left over, from before a compaction or ``forget``, and are removed. The counts are a
+cache: they can be deleted at any time, and are made again when a report needs them.
+
+*Counts* have the number of messages and bytes, and the first and last time, of each key and payload size. Sizes keep
+six significant bits: up to 63 they are exact, and above that at most 1.6 % too small.
+
+*Rows* are all that a report needs of the others: gaps with the rows before and behind them, and of each journal the
+rows with the least and greatest time and number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sbus.journal.schema import Kind
+from sbus.lake.merge import Limits, sorted_rows
+from sbus.lake.state import make_directories
+from sbus.lake.table import DataFile, Hour, Table, open_parquet
+
+__all__ = ["clean", "update"]
+
+_KEYS = ["journal", "key", "size"]
+_SUMS = [("n", "sum"), ("bytes", "sum"), ("first", "min"), ("last", "max")]
+_SIZE_BITS = 6
+
+
+def update(table: Table, hours: dict[Hour, list[DataFile]]) -> dict[Hour, tuple[str, str]]:
+    """Make the counts of some hours, unless they are there.
+
+    :param hours: closed hours, with all their files.
+    :returns: for each hour the paths of its counts and of its rows.
+    :raises FileNotFoundError: if a file has been replaced meanwhile.
+    :raises OSError: if the state cannot be written.
+    """
+    directory = table.state.directory / "cube"
+    make_directories(directory)
+    found = {}
+    for hour, files in hours.items():
+        base = _base(directory, hour, files)
+        paths = f"{base}.counts.parquet", f"{base}.rows.parquet"
+        if not all(map(os.path.exists, paths)):
+            _build(table, files, directory, paths)
+        found[hour] = paths
+    return found
+
+
+def clean(table: Table, hours: dict[Hour, list[DataFile]]) -> None:
+    """Remove the counts of files that are no longer there.
+
+    :param hours: all hours of the lake.
+    """
+    directory = table.state.directory / "cube"
+    valid = {os.path.basename(_base(directory, hour, files)) for hour, files in hours.items()}
+    for path in directory.glob("*.parquet") if directory.exists() else ():
+        if path.name.split(".")[0] not in valid:
+            path.unlink(missing_ok=True)
+
+
+def _base(directory: Path, hour: Hour, files: Sequence[DataFile]) -> str:
+    names = "\n".join(sorted(file.name for file in files))
+    return str(directory / f"{hour.date}T{hour.hour:02}-{hashlib.sha256(names.encode()).hexdigest()[:32]}")
+
+
+def _build(table: Table, files: Sequence[DataFile], directory: Path, paths: tuple[str, str]) -> None:
+    work = directory / f"building-{os.getpid()}"
+    make_directories(work)
+    parts: list[pa.Table] = []
+    kept = _Kept()
+    try:
+        sources = [lambda file=file: open_parquet(table, file) for file in files]
+        for rows in sorted_rows(sources, work, Limits()):
+            kept.add(rows)
+            parts.append(_count(rows))
+            if len(parts) > 64:
+                parts = [_sum(parts)]
+        for made, path in ((_sum(parts), paths[0]), (kept.table(), paths[1])):
+            part = f"{path}.{os.getpid()}.new"
+            pq.write_table(made, part, compression="zstd", store_schema=False)
+            os.replace(part, path)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _count(rows: pa.RecordBatch) -> pa.Table:
+    messages = rows.filter(pc.equal(rows.column("kind"), str(Kind.MESSAGE)))
+    length = pc.cast(pc.binary_length(messages.column("payload")), pa.int64())
+    times = messages.column("time").cast(pa.int64())
+    table = pa.table(
+        {
+            "journal": messages.column("journal"),
+            "key": messages.column("key"),
+            "size": _rounded(length),
+            "n": pa.repeat(pa.scalar(1, pa.int64()), messages.num_rows),
+            "bytes": length,
+            "first": times,
+            "last": times,
+        }
+    )
+    return _grouped(table)
+
+
+def _rounded(sizes: pa.Array) -> pa.Array:
+    """Clear all but the first bits of each size."""
+    bits = pc.cast(pc.floor(pc.log2(pc.max_element_wise(sizes, 1))), pa.int64())
+    shift = pc.max_element_wise(pc.subtract(bits, _SIZE_BITS - 1), 0)
+    return pc.shift_left(pc.shift_right(sizes, shift), shift)
+
+
+def _sum(parts: Sequence[pa.Table]) -> pa.Table:
+    return _grouped(pa.concat_tables(parts))
+
+
+def _grouped(table: pa.Table) -> pa.Table:
+    grouped = table.group_by(_KEYS, use_threads=False).aggregate(_SUMS)
+    return grouped.select([*_KEYS, *(f"{name}_{how}" for name, how in _SUMS)]).rename_columns(
+        [*_KEYS, *(name for name, _ in _SUMS)]
+    )
+
+
+class _Kept:
+    """The rows that a report needs one by one, out of rows in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[pa.RecordBatch] = []
+        self._before: pa.RecordBatch | None = None  # the last row so far
+        self._extremes: dict[tuple[str, str], tuple[int, pa.RecordBatch]] = {}
+        self._takes_next = False
+        self._schema: pa.Schema | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Look at the next rows, all of one journal."""
+        self._schema = rows.schema
+        journal = rows.column("journal")[0].as_py()
+        is_special = pc.not_equal(rows.column("kind"), str(Kind.MESSAGE))
+        wanted: set[int] = {0} if self._takes_next else set()
+        for at in pc.indices_nonzero(is_special).to_pylist():
+            wanted |= {at - 1, at, at + 1}
+        if -1 in wanted and self._before is not None:
+            self._parts.append(self._before)
+        inside = sorted(at for at in wanted if 0 <= at < rows.num_rows)
+        if inside:
+            self._parts.append(rows.take(pa.array(inside)))
+        self._takes_next = rows.num_rows in wanted
+        self._before = _copied(rows.slice(rows.num_rows - 1))
+        for name in ("time", "seq"):
+            values = rows.column(name).cast(pa.int64())
+            for sign, found in ((1, pc.max(values).as_py()), (-1, pc.min(values).as_py())):
+                place = (journal, f"{name}{sign}")
+                if place not in self._extremes or sign * found > self._extremes[place][0]:
+                    at = pc.index(values, found).as_py()
+                    self._extremes[place] = (sign * found, _copied(rows.slice(at, 1)))
+
+    def table(self) -> pa.Table:
+        """Return the rows, each once."""
+        parts = [*self._parts, *(row for _, row in self._extremes.values())]
+        rows = pa.Table.from_batches(parts, schema=self._schema)
+        return pa.Table.from_pylist(list(_unique(rows)), schema=self._schema)
+
+
+def _unique(rows: pa.Table) -> Iterator[dict[str, object]]:
+    seen = set()
+    for row in rows.sort_by([("journal", "ascending"), ("seq", "ascending")]).to_pylist():
+        place = row["journal"], row["seq"]
+        if place not in seen:
+            seen.add(place)
+            yield row if row["kind"] != Kind.MESSAGE else row | {"payload": b""}
+
+
+def _copied(row: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy a row, so that it does not keep its batch in memory."""
+    return row.take(pa.array([0]))

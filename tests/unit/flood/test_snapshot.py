@@ -1,0 +1,112 @@
+"""A snapshot between two queues: the order on the wire, and packets that the socket can never take."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+
+from zope.interface.verify import verifyObject
+
+from sbus.flood import QueueLimits, SendQueue, SharedBudget, UserShare
+from sbus.flood.snapshot import Snapshot
+from sbus.interfaces import IPacketQueue
+from tests.unit.flood.test_send_queue import Connection
+
+LONGEST = 60
+"""Bytes that the socket takes at most."""
+LARGE = b"x" * (LONGEST + 1)
+
+
+def packets(*some: bytes | None) -> Generator[bytes | None, None, None]:
+    """The packets of a snapshot; None is a pause."""
+    yield from some
+
+
+class Reader:
+    """A receiver that has asked for a snapshot while some packets waited for it.
+
+    :ivar wire: what its socket has taken.
+    """
+
+    def __init__(self, *waiting: bytes, snapshot: Generator[bytes | None, None, None]) -> None:
+        self.connection = Connection()
+        self.connection.queue.pending += waiting
+        self.live = SendQueue(self.connection, QueueLimits(1000, 1 << 20), UserShare(SharedBudget()))
+        self.is_over = False
+        self.wire: list[bytes] = []
+        self.queue = Snapshot(self.connection.queue, snapshot, self.live, self.connection, self._over)
+
+    def _over(self) -> None:
+        self.is_over = True
+
+    def flush(self, times: int = 1) -> None:
+        """Send as a transport does that is asked to flush some times."""
+        for _ in range(times):
+            taken = self.queue.take(64)
+            at = 0
+            while at < len(taken):
+                packet = taken[at]
+                if len(packet) > LONGEST:
+                    assert self.queue.reject_oversized(taken, at)
+                    if taken[at] is not packet:
+                        continue
+                else:
+                    self.wire.append(packet)
+                at += 1
+            self.queue.ack(taken, at)
+
+
+def test_front_snapshot_live() -> None:
+    """What waited comes first, then the snapshot, and then what has come since; a pause lets nothing past."""
+    reader = Reader(b"front", snapshot=packets(b"one", None, b"two"))
+    assert verifyObject(IPacketQueue, reader.queue)
+    reader.connection.act(reader.live.enqueue([b"live"], True))
+    reader.flush()
+    assert reader.wire == [b"front", b"one"]
+    assert not reader.is_over
+    reader.flush(times=2)
+    reader.queue.write(b"reply")
+    reader.flush()
+    assert reader.wire == [b"front", b"one", b"two", b"live", b"reply"]
+    assert reader.is_over
+    assert len(reader.queue) == 0
+
+
+def test_packets_that_no_socket_takes() -> None:
+    """A packet that is too large is left out and counted, before, in and behind the snapshot; the others keep order."""
+    reader = Reader(b"front", LARGE, snapshot=packets(b"one", LARGE, b"two"))
+    reader.connection.act(reader.live.enqueue([b"live", LARGE, b"last"], True))
+    reader.flush(times=4)
+    assert reader.wire == [b"front", b"one", b"two", b"live", b"last"]
+    assert reader.connection.lost == [3, 3 * len(LARGE)]
+
+
+def test_receipts_behind_a_snapshot() -> None:
+    """With receipts, the place of a message that is too large for the socket has one, in the order of the queue."""
+    reader = Reader(snapshot=packets(b"one"))
+    reader.live.configure(replace(reader.live.settings, receipts=True))
+    reader.connection.act(reader.live.enqueue([LARGE, b"last"], True))
+    reader.flush(times=4)
+    assert reader.wire == [b"one", b"CMSG lost\0001 %d 1 too-large" % len(LARGE), b"last"]
+
+
+def test_the_end_of_the_connection() -> None:
+    """All three are dropped; messages are counted, packets of the snapshot are not."""
+    closed = []
+
+    def unread() -> Generator[bytes | None, None, None]:
+        try:
+            while True:
+                yield b"value"
+        finally:
+            closed.append(True)
+
+    reader = Reader(b"front", snapshot=unread())
+    reader.connection.act(reader.live.enqueue([b"live"], True))
+    taken = reader.queue.take(2)
+    assert taken == [b"front", b"value"]
+    reader.queue.discard_all(taken)
+    assert closed == [True]
+    assert reader.is_over
+    assert reader.connection.lost == [2, len(b"frontlive")]
+    assert len(reader.queue) == 0

@@ -1,0 +1,30 @@
+// Uses the page as a reader does, and writes what it finds into the title.
+const seen = [];
+const note = (text) => seen.push(text);
+const paths = () => [...document.querySelectorAll(".chart svg")].map((one) => one.getAttribute("viewBox").split(" ")[2]).join();
+const count = (selector) => [...document.querySelectorAll(selector)].filter((one) => one.offsetParent).length;
+note(document.querySelectorAll(".cursor").length + " cursors");
+note(document.images.length + " images");
+note(document.querySelector(".chart svg").clientWidth > 200 ? "wide" : "narrow chart");
+const cut = [...document.querySelectorAll("main *")].filter((one) => one.getClientRects().length && !one.closest("svg, .bar, .x, .pct")
+  && (one.getBoundingClientRect().right > innerWidth + 1 || (one.scrollWidth > one.clientWidth + 1 && one.clientWidth && getComputedStyle(one).overflowX !== "visible")));
+note("cut:" + cut.map((one) => one.tagName + "." + one.className + " " + one.textContent.slice(0, 20)).join("; "));
+note("windows " + paths());
+const chart = document.querySelector(".chart[data-of]"), box = chart.getBoundingClientRect();
+const pointer = (kind, x, on) => on.dispatchEvent(new PointerEvent(kind, { bubbles: true, button: 0, clientX: box.left + x * box.width, clientY: box.top + 9 }));
+pointer("pointerdown", 0.25, chart); pointer("pointermove", 0.5, chart); pointer("pointerup", 0.5, chart);
+note("zoomed " + paths() + " " + document.querySelector(".zoom span").textContent);
+chart.dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
+note("closer " + paths());
+chart.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+note("whole " + paths() + " " + document.querySelector(".zoom").hidden);
+const input = document.querySelector("#filter"), areas = () => document.querySelector(".chart svg").querySelectorAll("path.area").length;
+const before = areas(), rows = count("[data-scope]");
+input.value = "plant/sto"; input.dispatchEvent(new Event("input"));
+note("filtered " + before + " to " + areas() + ", all " + [...document.querySelectorAll("[data-scope]")].filter((one) => one.offsetParent).every((one) => one.dataset.scope.startsWith("plant/sto")) + ", fewer " + (count("[data-scope]") < rows));
+input.value = ""; input.dispatchEvent(new Event("input"));
+note("again " + areas() + " " + (count("[data-scope]") === rows));
+note([...document.querySelectorAll(".findings a")].every((one) => document.querySelector(one.getAttribute("href"))) ? "links lead" : "broken links");
+note("here " + document.querySelectorAll(".here").length + " " + document.querySelector(".local").textContent.includes("in your time zone"));
+document.title = seen.join(" | ");
+parent.postMessage(document.title, "*");
