@@ -59,6 +59,7 @@ def recorded() -> Samples:
     publisher.send(*[b"MSG k\0x"] * 100)
     reader.drain()
     bus.registry.attached["recorder"] = lambda: True
+    bus.registry.upstream.has_link = True
     page, _ = pages(bus.registry)["GET", "/metrics"]
     found = samples("".join(piece or "" for piece in page(Asked({}))))
 
@@ -136,6 +137,7 @@ CASES: dict[str, dict[tuple[str, str], float]] = {
     "SbusNobodyListens": {("sbus_unrouted_messages_total", ""): 1000},
     "SbusDescriptorsNearLimit": {("process_open_fds", ""): 1 << 40},
     "SbusAttachedProgramGone": {("sbus_attached_up", "recorder"): -1},
+    "SbusLinkLosesMessages": {("sbus_link_lost_messages_total", "up"): 1},
     "SbusRecorderBehind": {("sbus_recorder_last_sync_timestamp_seconds", ""): -1000},
     "SbusRecorderLosesMessages": {("sbus_recorder_lost_messages_total", ""): 1},
 }
