@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from sbus.client.connecting import find_address
 from sbus.errors import AddressError
 
 __all__ = ["SUFFIX", "VARIABLE", "admin_path", "find_admin"]
@@ -31,6 +30,8 @@ def find_admin(given: str | None = None, bus: str | None = None, environ: Mappin
     found = given or (None if bus else environ.get(VARIABLE))
     if found:
         return found
+    from sbus.client.connecting import find_address  # the server uses `admin_path` alone, and loads no client
+
     address = find_address(bus)
     path = admin_path(address)
     if path is None:

@@ -138,6 +138,16 @@ class Bridge(Process):
         self.wait_log("joined NATS at", count)
         return self
 
+    def settled(self) -> dict[str, int]:
+        """Wait until nats-server has confirmed what was sent, or its connection is lost; return the counters."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            found = self.counters()
+            under_way = found.get("sent", 0) - found.get("confirmed", 0) - found.get("unconfirmed", 0)
+            if not under_way and not found["out"] and not found["come"]:
+                return found
+            assert time.monotonic() < deadline, found
+
     def counters(self) -> dict[str, int]:
         """Return the counters, and ``out`` and ``come``: what waits."""
         before = len(re.findall("waiting: ", self.log))

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
             os.set_inheritable(connection.fileno(), True)
             os.environ[_FD] = str(connection.fileno())
             command = [sys.executable, "-P", os.path.abspath(__file__), *arguments]
-    os.execv(sys.executable, command)
+    os.execv(command[0], command)
 
 
 def _connect() -> socket.socket | None:

@@ -104,7 +104,7 @@ class Difference:
     """What the counters of a bridge have grown by."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._bridge, self._before = bridge, bridge.counters()
+        self._bridge, self._before = bridge, bridge.settled()
 
     def wait(self, **expected: int) -> dict[str, int]:
         """Wait until they have grown by these values; return what they have grown by."""

@@ -28,7 +28,7 @@ const charts = [...document.querySelectorAll(".chart[data-of]")].map((chart) => 
     ({ mark, left: parseFloat(mark.style.left) / 100, width: parseFloat(mark.style.width) / 100 })) };
 });
 let from = 0, to = charts.length ? charts[0].data.times.length : 0, prefix = "";
-const whole = to, SVG = "http://www.w3.org/2000/svg";
+const whole = to;
 const belongs = (name) => name.startsWith(prefix) || (name.endsWith("/") && prefix.startsWith(name));
 const make = (kind, inside, text = "") => {
   const part = document.createElement("div");
@@ -52,7 +52,7 @@ const draw = ({ chart, data, svg, marks }) => {
   svg.replaceChildren(svg.firstElementChild);
   svg.setAttribute("viewBox", "0 0 " + at.length + " " + data.height);
   const path = (kind, d) => {
-    const one = document.createElementNS(SVG, "path");
+    const one = document.createElementNS(svg.namespaceURI, "path");
     one.setAttribute("class", kind); one.setAttribute("d", d);
     svg.append(one);
   };
