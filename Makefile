@@ -52,8 +52,11 @@ setup: $(ready)
 run: $(ready)
 	@exec tools/run-bus '$(SOCKET)' $(OPTIONS)
 
+# Tests wait for processes half of the time, so there are more of them at once than processors.
+workers := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
+
 test: $(ready)-test
-	.venv/bin/python -m pytest --numprocesses=auto $(ARGS)
+	.venv/bin/python -m pytest --numprocesses=$(workers) $(ARGS)
 
 # The page of `sbus web`. The licences are written last.
 page := sbus/web/static/THIRD-PARTY.txt
