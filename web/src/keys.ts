@@ -6,7 +6,11 @@ import type { Keys } from "./types";
 /** Seconds after which a rate has fallen to a third. */
 const SMOOTH = 5;
 
+let made = 0;
+
 export interface KeyNode {
+  /** Names the node's row, wherever it stands. */
+  number: number;
   name: string;
   key: string;
   encoding: Encoding;
@@ -26,8 +30,9 @@ export interface KeyNode {
 }
 
 function node(name: string, key: string, encoding: Encoding, parent: KeyNode | null): KeyNode {
+  made += 1;
   return {
-    name, key, encoding, parent, depth: parent === null ? 0 : parent.depth + 1, children: null, isKey: false,
+    number: made, name, key, encoding, parent, depth: parent === null ? 0 : parent.depth + 1, children: null, isKey: false,
     own: 0, rate: 0, count: 0, value: "", valueEncoding: "text", size: 0, at: 0,
   };
 }

@@ -103,7 +103,7 @@ export class TreeView {
     const top = Math.max(1, ...(this.tree.root.children ? [...this.tree.root.children.values()].map((each) => each.rate) : [1]));
     for (let at = first; at < last; at += 1) this.paintRow(at, now, top);
     const active = this.rows.findIndex((row) => row.node.key === this.active);
-    if (active >= first && active < last) this.target.setAttribute("aria-activedescendant", `key-${active}`);
+    if (active >= first && active < last) this.target.setAttribute("aria-activedescendant", `key-${this.rows[active]!.node.number}`);
     else this.target.removeAttribute("aria-activedescendant");
   }
 
@@ -113,7 +113,7 @@ export class TreeView {
     if (element === undefined) {
       element = h(
         "div",
-        { class: "branch", role: "treeitem", id: `key-${at}` },
+        { class: "branch", role: "treeitem" },
         h("span", { class: "caret", "aria-hidden": "true" }),
         h("span", { class: "name mono" }),
         h("span", { class: "value mono" }),
@@ -126,6 +126,7 @@ export class TreeView {
     const isParent = node.children !== null && node.children.size > 0;
     const isOpen = isParent && this.open.has(node.key);
     const [caret, name, value, pace] = element.children as unknown as HTMLElement[];
+    element.id = `key-${node.number}`;
     element.dataset.key = node.key;
     element.style.setProperty("--depth", String(node.depth - 1));
     element.setAttribute("aria-level", String(node.depth));
