@@ -99,7 +99,7 @@ def test_every_program_reads_the_same_rows(spark, journal, tmp_path):
 
 @pytest.mark.slow
 def test_a_lake_in_object_storage(spark, journal, tmp_path):
-    """The archive writes to a bucket through the driver, Spark reads it there, and the command compacts it."""
+    """The archive writes to a bucket through the driver, and the command compacts it there."""
     with object_storage() as bucket:
         lake = Lake(f"{bucket}/lake", state=tmp_path / "state")
         put_away(spark, journal.directory, lake, "bucket")
@@ -107,10 +107,9 @@ def test_a_lake_in_object_storage(spark, journal, tmp_path):
         journal.sync()
         put_away(spark, journal.directory, lake, "bucket")
         expected = by_seq(recorded(journal.directory))
-        assert by_spark(lake.read(spark)) == expected
+        assert of_delta_by_polars(lake.location) == expected
         command = [sys.executable, "-m", "sbus.cli", "lake", "compact", lake.location, f"--state={tmp_path}/state"]
         subprocess.run(command, check=True)
-        assert by_spark(lake.read(spark)) == expected
         assert of_delta_by_polars(lake.location) == expected
         assert len(lake.table.files()) == 3
 

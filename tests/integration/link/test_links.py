@@ -156,7 +156,7 @@ def test_slow_leaf_harms_nobody(tree: StartBus) -> None:
         assert near.recv() == packet
         assert there.recv() == packet
     os.kill(link_pid(leaf), signal.SIGCONT)
-    got = []
+    got: list[bytes] = []
     while not (got and got[-1].startswith(b"MSG x\0again")):  # the link's queue is full until the link has read
         if far.has_input():
             got.append(far.recv())
