@@ -111,7 +111,7 @@ def test_a_lake_in_object_storage(spark, journal, tmp_path):
         command = [sys.executable, "-m", "sbus.cli", "lake", "compact", lake.location, f"--state={tmp_path}/state"]
         subprocess.run(command, check=True)
         assert of_delta_by_polars(lake.location) == expected
-        assert len(lake.table.files()) == 3
+        assert len(lake.table.files()) == 4
 
 
 @pytest.mark.slow
