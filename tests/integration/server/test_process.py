@@ -550,6 +550,7 @@ class TestDaemon:
         """A daemon survives SIGHUP, and stops in good order later."""
         pid = daemon()
         with Client(directory / "bus") as client:
+            client.sync()  # a signal before the reactor's first turn is ignored without a word
             os.kill(pid, signal.SIGHUP)
             while "SIGHUP: there is nothing to reload" not in (directory / "log").read_text():
                 client.sync()
