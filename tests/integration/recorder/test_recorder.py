@@ -301,7 +301,7 @@ def test_a_disk_that_stays_full_holds_nobody(
     process.wait_recording()
     fill(ballast)
     client = started.client()
-    published = [client.msg(b"key", b"%0100d" % i) for i in range(8_000)]
+    published = [client.msg(b"key", b"%0100d" % i) for i in range(20_000)]
     client.sync()  # it returns, so the publisher is not held
     process.wait_log("the journal .* cannot be written: No space left on device")
     process.wait_log(r"s behind \(--max-lag\)")
@@ -321,7 +321,7 @@ def test_a_disk_that_stays_full_holds_nobody(
     found = wait_rows(journal, goes_on)
     lost = [row["payload"].split() for row in found if row["kind"] == "lost"]
     got = packets(found)
-    assert lost
+    assert lost, (len(got), kinds(found)[-3:])
     assert len(got) + sum(int(receipt[0]) for receipt in lost) == published.index(got[-1]) + 1
     assert sorted(got) == got
     assert "full" in kinds(found)
