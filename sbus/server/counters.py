@@ -22,7 +22,7 @@ class Counters:
     :ivar user_limits: connections and subscriptions that were refused because of a limit for one user.
     :ivar published: messages that clients (or the program around the bus) have published.
     :ivar published_bytes: the bytes of their packets.
-    :ivar unrouted: of these messages, the ones that nobody was subscribed to.
+    :ivar unrouted: of these messages, the ones that nobody was subscribed to (`sbus.server.unrouted`).
     :ivar routed: copies of these that were meant for a receiver.
     :ivar routed_bytes: the bytes of the copies.
     :ivar dropped: of those copies, the ones that flood control dropped or that were left for a lost receiver.

@@ -66,6 +66,7 @@ from sbus.server.turns import (
     TURN_BUDGET,
     Turns,
 )
+from sbus.server.unrouted import is_unrouted
 
 __all__ = ["Delivery"]
 
@@ -84,6 +85,7 @@ class Delivery:
     :param turns: the turns of the users.
     :param muted: receivers that get nothing any more, although routes contain them. Those with a queue refuse messages
         by themselves (`SendQueue.deafen`).
+    :ivar observers: receivers that do not count as subscribed (`sbus.server.unrouted`).
     :ivar touched: the receivers that `flush` has to see.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
@@ -106,6 +108,7 @@ class Delivery:
         "_muted",
         "_publisher",
         "_turns",
+        "observers",
         "served",
         "touched",
         "work",
@@ -124,6 +127,7 @@ class Delivery:
         self._events = events
         self._credentials = credentials
         self._backpressure = backpressure
+        self.observers: Set[Receiver] = frozenset()
         self.touched: list[Receiver] = []
         self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
@@ -171,7 +175,7 @@ class Delivery:
         counters.published_bytes += size
         counters.routed += count * copies
         counters.routed_bytes += size * copies
-        if copies < 2 and (not copies or receivers[0] is self._keeper):
+        if not copies or (receivers[0] in self.observers and is_unrouted(receivers, self.observers)):
             counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = {} if count > 1 else None

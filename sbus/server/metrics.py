@@ -107,8 +107,8 @@ class Metrics:
         yield counter("sbus_published_bytes", "Bytes of their packets.", counters.published_bytes)
         yield counter(
             "sbus_unrouted_messages",
-            "Messages that nobody was subscribed to. If all of a program's are, a key or a pattern is misspelt: "
-            "/v1/events?unrouted=1 shows the keys.",
+            "Messages that nobody but observers, such as the recorder, was subscribed to. If all of a program's are, a "
+            "key or a pattern is misspelt: /v1/events?unrouted=1 shows the keys.",
             counters.unrouted,
         )
         yield counter(

@@ -159,6 +159,7 @@ class SubscriptionRegistry(Service):
             flush=self.delivery.flush,
             forget_user=self._forget_user,
         )
+        self.delivery.observers = self.interest.observers
         self.last_values: LastValues | None = None
         if last_values:
             self.last_values = LastValues(last_values, dialect, self.turns, account.charge)

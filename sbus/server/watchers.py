@@ -11,6 +11,7 @@ from sbus.protocol.keys import Dialect, matches_open
 from sbus.server.interfaces import Receiver
 from sbus.server.observers import redact
 from sbus.server.tap import Run, Source
+from sbus.server.unrouted import is_unrouted
 
 __all__ = [
     "DEEPEST",
@@ -155,7 +156,7 @@ class TalkWatcher:
 
 
 class UnroutedWatcher:
-    """Counts messages that no receiver but observers, such as a recorder, gets.
+    """Counts messages that nobody is subscribed to (`sbus.server.unrouted`).
 
     :param observers: the receivers that do not count.
     :ivar others: messages of more keys than are counted.
@@ -169,7 +170,7 @@ class UnroutedWatcher:
 
     def note(self, run: Run) -> None:
         """See `sbus.server.tap.Watcher`."""
-        if len(run.receivers) > len(self._observers) or not self._observers.issuperset(run.receivers):
+        if not is_unrouted(run.receivers, self._observers):
             return
         for packet in run.packets:
             key = packet[4 : packet.index(b"\0", 4)]
