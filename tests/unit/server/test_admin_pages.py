@@ -133,6 +133,21 @@ def test_explain_a_client():
     assert got(bus, "/v1/explain", key="a/b", receiver="2")["others"][0]["text"] == "it has no subscriptions"
 
 
+def test_explain_long_patterns():
+    """Long patterns are compared one by one, so that no piece of the answer takes long, and are shown cut."""
+    bus = Bus()
+    key = b"k" * 7000
+    bus.connect().send(*(b"SUB %b%d" % (key, n) for n in range(30)), b"SUB a/" + b"x" * 100_000)
+    page, _ = pages(bus.registry)["GET", "/v1/explain"]
+    pieces = list(page(Asked({"key": key.decode(), "receiver": "1"})))
+    assert len(pieces) > 30
+    found = json.loads("".join(piece or "" for piece in pieces))
+    assert {len(row["pattern"]) for row in found["compared"]} == {1024}
+    assert all("the key's segment ends here" in row["why"] for row in found["compared"])
+    found = got(bus, "/v1/explain", key="a/b", receiver="1")
+    assert found["compared"][0]["why"] == "pattern and key differ here"
+
+
 @implementer(ICredentials)
 class NoPublishing(KernelCredentials):
     """Allows no user to publish keys that begin with x."""
