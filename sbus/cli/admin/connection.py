@@ -108,7 +108,7 @@ class Admin:
         query = "&".join(f"{name}={_quoted(value)}" for name, value in parameters.items() if value is not None)
         connection = _Connection(self.path, timeout)
         try:
-            connection.request(method, f"{what}?{query}" if query else what)
+            connection.request(method, f"{what}?{query}" if query else what, headers={"Connection": "close"})
             response = connection.getresponse()
         except TimeoutError:
             raise TimedOut(f"the bus has not answered at {self.path}: it is stopped or overloaded") from None
