@@ -135,7 +135,7 @@ def test_events(tmp_path: Path) -> None:
         while not (messages and len(flows) == 2 and unrouted and last is not first):
             name, data = stream.any()
             if name == "status":
-                assert data["time"] - last["time"] > 0.9
+                assert data["time"] > last["time"]
                 last = data
             messages += data.get("messages", ())
             flows.update({flow["prefix"]: flow["receivers_total"] for flow in data.get("flows", ())})
