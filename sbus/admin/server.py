@@ -8,8 +8,10 @@ the answers on their way (`sbus.admin.answers`), which are made in slices betwee
 
 Everything a peer can make the server hold is bounded: connections (`MOST_CONNECTIONS`, and `MOST_OTHERS` of users who
 may not ask everything, of which one user has at most `MOST_OF_USER`), the time of an idle one, the head of a request,
-and its body. Connections of others are closed after one answer, and after `_OTHERS_TIME` whether they have one or not:
-a peer that sends its request byte by byte, or does not read, gives its place back.
+and its body. Some places are kept for root and the server's user, and some for readers of the metrics, so nobody with
+less authority locks them out. A query is parsed only for a peer that may ask. Connections of others are closed after
+one answer, and after `_OTHERS_TIME` whether they have one or not: a peer that sends its request byte by byte, or does
+not read, gives its place back.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 from twisted.internet import defer, error
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -38,12 +41,18 @@ MOST_OTHERS = 16
 """Connections at one time of users who may not ask everything."""
 MOST_OF_USER = 8
 """Connections at one time of one such user."""
+_KEPT = 8
+"""Connections, and streams of events, that are kept for root and the server's user."""
+_MOST_STRANGERS = 8
+"""Connections at one time of users who may ask nothing, and of one such user: each is told so (403)."""
+_MOST_OF_STRANGER = 2
 MOST_STREAMS = 16
 """Streams of events at one time."""
 MOST_BODY = 4096
 """Bytes in the body of a request."""
 _MOST_HEAD = 8192
 _MOST_HEADERS = 64
+_MOST_PARAMETERS = 16
 _OTHERS_TIME = 30.0
 """Seconds after which a connection of such a user is closed."""
 _REST = 1.0
@@ -54,18 +63,46 @@ _ACCEPTED = 4
 
 
 class _Request(Request):
-    """One request, answered by the pages of the service."""
+    """One request, answered by the pages of the service.
+
+    The query is parsed when the answer is made, by then for a peer that may ask; a body is not read at all.
+    """
+
+    _is_refused = False
 
     def gotLength(self, length: int | None) -> None:
         Request.gotLength(self, 0)
-        if length is None or length > MOST_BODY:
-            transport: Any = self.channel.transport
+        channel: Any = self.channel
+        if length is None or length > (MOST_BODY if channel.authority.is_admin else 0):
+            self._is_refused = True
+            transport = channel.transport
             transport.write(b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             transport.loseConnection()
 
-    def process(self) -> None:
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Have the request answered, as soon as all of it is here."""
+        if self._is_refused:
+            return
         channel: Any = self.channel
+        self.method, self.uri, self.clientproto = command, path, version
+        self.path, _, self.query = path.partition(b"?")
         channel.service.answer(self)
+
+    def parameters(self) -> dict[str, str]:
+        """Return the parameters of the query; of several with one name, the last.
+
+        :raises Problem: if there are too many.
+        """
+        try:
+            pairs = parse_qsl(
+                self.query.decode("ascii", "surrogateescape"),
+                keep_blank_values=True,
+                errors="surrogateescape",
+                max_num_fields=_MOST_PARAMETERS,
+            )
+        except ValueError:
+            raise Problem(400, f"the query has more than {_MOST_PARAMETERS} parameters: leave some out") from None
+        return dict(pairs)
 
 
 class AdminService(Service):
@@ -145,14 +182,25 @@ class AdminService(Service):
 
     def _accepted(self, sock: socket.socket) -> None:
         authority = self._access.authority(sock)
-        if len(self._open) >= MOST_CONNECTIONS:
-            return
-        if not authority.is_admin:
-            others = [each.peer.uid for each in self._open.values() if not each.is_admin]
-            if len(others) >= MOST_OTHERS or others.count(authority.peer.uid) >= MOST_OF_USER:
-                return
-        sock.setblocking(False)
-        self._reactor.adoptStreamConnection(sock.fileno(), socket.AF_UNIX, _Factory(self, authority))
+        if self._has_room(authority):
+            sock.setblocking(False)
+            self._reactor.adoptStreamConnection(sock.fileno(), socket.AF_UNIX, _Factory(self, authority))
+
+    def _has_room(self, authority: Authority) -> bool:
+        """Return whether one more connection of such a peer has room."""
+        if len(self._open) >= MOST_CONNECTIONS - (0 if authority.is_owner else _KEPT):
+            return False
+        if authority.is_admin:
+            return True
+        others = [each for each in self._open.values() if not each.is_admin]
+        if len(others) >= MOST_OTHERS:
+            return False
+        most = MOST_OF_USER
+        if not authority.may_read:
+            most = _MOST_OF_STRANGER
+            if sum(not each.may_read for each in others) >= _MOST_STRANGERS:
+                return False
+        return sum(each.peer.uid == authority.peer.uid for each in others) < most
 
     def opened(self, transport: Any, authority: Authority) -> IDelayedCall | None:
         """Count a connection; return what closes it in time, if anything does."""
@@ -192,13 +240,10 @@ class AdminService(Service):
             known = sorted(p for m, p in self._pages if m == method)
             raise Problem(404, f"there is no {path[:100]}: ask for one of {', '.join(known)}")
         page, kind = found
-        parameters = {
-            name.decode("utf-8", "surrogateescape"): values[-1].decode("utf-8", "surrogateescape")
-            for name, values in request.args.items()
-        }
+        parameters = request.parameters()
         if kind == EVENTS:
-            if self._streams >= MOST_STREAMS:
-                raise Problem(503, f"{MOST_STREAMS} programs watch events already: stop one of them")
+            if self._streams >= MOST_STREAMS - (0 if authority.is_owner else _KEPT):
+                raise Problem(503, f"{self._streams} programs watch events already: stop one of them")
             pieces = page(Asked(parameters, authority.is_owner))
             self._streams += 1
             request.notifyFinish().addBoth(self._stream_ended)

@@ -76,6 +76,8 @@ LOGGER = "sbus.client"
 """The name of the logger (`logging`) of the blocking and the asyncio client."""
 _REPLY = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
+_MOST_NAMES = 2
+"""Names for which replies are received: the client's own, and the one before."""
 _MAX_ERROR = 1000
 """Characters of an error's text that are sent to the requester."""
 _MAX_REPLY_KEY = 1024
@@ -117,7 +119,9 @@ class ClientApi(ABC, Generic[Sub]):
     def __init__(self) -> None:
         self._me: bytes | None = None
         self._requests: dict[bytes, Waiter] = {}
-        self._replies: Sub | None = None
+        self._name_changes = 0
+        self._replies: list[Sub] = []  # the newest last; replies to the name before it may be on their way
+        self._replies_to: bytes | None = None
         self._lost = 0
 
     # --- what a backend implements -----------------------------------------------------------
@@ -315,14 +319,16 @@ class ClientApi(ABC, Generic[Sub]):
         return Inbox(key, self.subscribe(key))
 
     async def _request(self, key: bytes | str, payload: bytes) -> bytes:
-        if self._me is None:
-            self._me = await self._own_name()
-        if self._replies is None:
-            self._replies = self.subscribe(self._me + _REPLY + b"*", self._reply_received)
+        me = await self._observed_name()
+        if self._replies_to != me:
+            self._replies.append(self.subscribe(me + _REPLY + b"*", self._reply_received))
+            self._replies_to = me
+            while len(self._replies) > _MOST_NAMES:
+                self.send(self.core.unsubscribe(self._replies.pop(0)))
         token = os.urandom(16).hex().encode()
         waiter = self._requests[token] = self.waiter()
         try:
-            packet = self.core.publish(key, b"%b%b%b\0%b" % (self._me, _REPLY, token, payload))
+            packet = self.core.publish(key, b"%b%b%b\0%b" % (me, _REPLY, token, payload))
             on_count = CallingWaiter(lambda count: _fail_if_none(count, key, waiter))
             self.send([packet, *self.core.probe_request(key, on_count)])
             reply = await waiter
@@ -331,6 +337,20 @@ class ClientApi(ABC, Generic[Sub]):
         if not reply.startswith(b"+"):
             raise RequestFailed(reply[1:].decode(errors="replace"))
         return reply[1:]
+
+    async def _observed_name(self) -> bytes:
+        """Return this client's name, as `_own_name` does; it is asked for again only when it has changed."""
+        while self._me is None:
+            changes = self._name_changes
+            self.send(self.core.observe_name(self._name_changed))
+            me = await self._own_name()
+            if changes == self._name_changes:
+                self._me = me
+        return self._me
+
+    def _name_changed(self) -> None:
+        self._name_changes += 1
+        self._me = None
 
     def _reply_received(self, message: Message) -> None:
         waiter = self._requests.get(message.key.rpartition(b"/")[2])
@@ -426,7 +446,8 @@ class ClientApi(ABC, Generic[Sub]):
         :returns: the waiters to fail once the caller's own state is consistent.
         """
         self._me = None
-        if self._replies is not None:
-            self.core.unsubscribe(self._replies)
-            self._replies = None
+        self._replies_to = None
+        for replies in self._replies:
+            self.core.unsubscribe(replies)
+        self._replies.clear()
         return [*self.core.disconnected(), *self._requests.values()]

@@ -45,7 +45,19 @@ from sbus.client.extensions import Extensions
 from sbus.client.losses import Lost
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, Violation, ViolationReason
-from sbus.protocol.controls import BUNDLE, BUNDLE_ON, BYE, BYE_ON, INTEREST, LAST, PROBE, RECEIPTS_ON, WHOAMI
+from sbus.protocol.controls import (
+    BUNDLE,
+    BUNDLE_ON,
+    BYE,
+    BYE_ON,
+    CHAIN,
+    CHAIN_ON,
+    INTEREST,
+    LAST,
+    PROBE,
+    RECEIPTS_ON,
+    WHOAMI,
+)
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, SecretKey
 from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
 from sbus.routing.runs import build_messages
@@ -119,6 +131,7 @@ class ClientCore:
     :param bye: ask the server to give the reason before it disconnects this client, if the dialect has that.
     :param on_lost: called with each loss that the server reports, in its place among the messages; None: do not ask
         for such reports.
+    :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
     :ivar extensions: what was asked beyond the original protocol.
@@ -139,6 +152,7 @@ class ClientCore:
         self.bundle_limit = 0
         self._configured_max_packet = self._max_sendable = max_packet
         self.on_control = on_control
+        self.on_name_change: Callable[[], object] | None = None
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
         for key, wanted in ((BUNDLE_ON, bundles), (BYE_ON, bye), (RECEIPTS_ON, on_lost is not None)):
             if wanted and dialect.control:
@@ -244,6 +258,16 @@ class ClientCore:
         self.extensions.questions.ask(WHOAMI, b"", waiter)
         return [packet]
 
+    def observe_name(self, on_change: Callable[[], object]) -> list[bytes]:
+        """Have the server say on this connection when this client's name changes; a server may not know that.
+
+        On a bus with a master the name begins with that of the bus's link, which changes with the link.
+        """
+        if not self.dialect.control:
+            return []
+        self.on_name_change = on_change
+        return [build(CMSG, CHAIN_ON)]
+
     def fence(self, waiter: Waiter) -> list[bytes]:
         """Complete `waiter` once the server has handled every packet sent before these."""
         if self.dialect.control:
@@ -344,8 +368,16 @@ class ClientCore:
         if key == BUNDLE_ON and BUNDLE_ON in self._choices.controls and _is_limit(payload):
             self.bundle_limit = min(int(payload), self._max_sendable)
             self.extensions.answered.add("bundle")
-        elif not self.extensions.handle(key, payload) and self.on_control is not None:
+        elif not self.extensions.handle(key, payload) and not self._name_received(key) and self.on_control is not None:
             self.on_control(key, payload)
+
+    def _name_received(self, key: bytes) -> bool:
+        """Handle what the server says of a changed name; return whether the application has not asked for it."""
+        if key not in (CHAIN, CHAIN_ON) or self.on_name_change is None:
+            return False
+        if key == CHAIN:
+            self.on_name_change()
+        return CHAIN_ON not in self._choices.controls
 
     def _set_intercept(self, intercept: Callable[[bytes], bool] | None) -> None:
         self._dispatcher.intercept = intercept

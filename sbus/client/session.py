@@ -247,7 +247,7 @@ class Session(ClientApi[Sub]):
         sinks = self.core.sinks()
         place_loss(
             lost,
-            [sink for sink in sinks if isinstance(sink, QueuedSubscription) and sink is not self._replies],
+            [sink for sink in sinks if isinstance(sink, QueuedSubscription) and sink not in self._replies],
             self.report_lost,
         )
 

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from sbus.errors import Violation, ViolationReason
 
-__all__ = ["CURRENT", "EARLY", "Dialect", "PeerCredentials", "SecretKey", "matches", "matches_open"]
+__all__ = ["CURRENT", "EARLY", "Dialect", "OpenPattern", "PeerCredentials", "SecretKey", "matches", "matches_open"]
 
 _BANG = re.compile(rb"(?<![^/])!(?![^/])")
 _CREDENTIALS = re.compile(rb"!/cred/([^/]*)/([^/]*)/([^/]*)/")
@@ -152,31 +152,50 @@ def _check_reserved(key: bytes) -> SecretKey | None:
     return secret
 
 
+class OpenPattern:
+    """A pattern that is compared with many keys: rules 1 to 4, without what is reserved.
+
+    A key is split no further than the pattern goes, so a comparison takes time in proportion to `segments`, however
+    long the key is.
+
+    :ivar segments: the number of segments that a key is compared with.
+    """
+
+    __slots__ = ("_below", "_is_everything", "_parts", "_separator", "segments")
+
+    def __init__(self, pattern: bytes, separator: bytes = b"/") -> None:
+        self._is_everything = not pattern
+        self._separator = separator
+        self._parts = pattern.split(separator)
+        self._below = not self._parts[-1]
+        if self._below:
+            self._parts.pop()
+        self.segments = len(self._parts)
+
+    def matches(self, key: bytes) -> bool:
+        """Return whether the pattern matches a key."""
+        if self._is_everything:
+            return True
+        stars = b"*"
+        segments = key.split(self._separator, self.segments)
+        if len(segments) != self.segments + self._below:
+            return False
+        for part, segment in zip(self._parts, segments, strict=False):
+            literal, star, rest = part.partition(stars)
+            if not star:
+                if segment != part:
+                    return False
+            elif rest.strip(stars) or not segment.startswith(literal):
+                return False
+        return True
+
+
 def matches_open(pattern: bytes, key: bytes, separator: bytes = b"/") -> bool:
     """Apply rules 1 to 4: return whether the pattern matches the key.
 
     What is reserved is not considered.
     """
-    if not pattern:
-        return True
-    stars = b"*"
-    parts = pattern.split(separator)
-    segments = key.split(separator)
-    below = not parts[-1]
-    if below:
-        parts.pop()
-        if len(segments) <= len(parts):
-            return False
-    elif len(segments) != len(parts):
-        return False
-    for part, segment in zip(parts, segments, strict=False):
-        literal, star, rest = part.partition(stars)
-        if not star:
-            if segment != part:
-                return False
-        elif rest.strip(stars) or not segment.startswith(literal):
-            return False
-    return True
+    return OpenPattern(pattern, separator).matches(key)
 
 
 def matches(pattern: bytes, key: bytes, dialect: Dialect = CURRENT, subscriber: PeerCredentials | None = None) -> bool:

@@ -101,25 +101,15 @@ class _Stream:
             while True:
                 tap.settle()
                 if self._messages is not None:
-                    yield from self._charged(self._message_events(self._messages))
+                    yield from tap.charged(self._message_events(self._messages))
                 if time.monotonic() >= due:
                     due = time.monotonic() + _INTERVAL
                     yield from self._status()
-                    yield from self._charged(self._counted())
+                    yield from tap.charged(self._counted())
                 yield None
         finally:
             for watcher in watchers:
                 tap.remove(watcher)
-
-    def _charged(self, pieces: Iterator[str]) -> Iterator[str]:
-        """Charge the time of making pieces to the tap's budget."""
-        while True:
-            began = time.perf_counter()
-            piece = next(pieces, None)
-            self._tap.charge(time.perf_counter() - began)
-            if piece is None:
-                return
-            yield piece
 
     def _status(self) -> Iterator[str]:
         largest = 0

@@ -21,11 +21,14 @@ from sbus.server.admin_status import STEP
 from sbus.server.interfaces import Client, Receiver
 from sbus.server.observers import redact
 from sbus.server.registry import SubscriptionRegistry
+from sbus.server.watchers import LONGEST_KEY
 
 __all__ = ["explain"]
 
 _COMPARED = 1000
 """Patterns of one client that are compared with the key."""
+_BYTES_OF_PATTERN = 100
+"""Bytes of patterns and keys that take as long to compare as the rest of it."""
 _EXPLAINED = 10
 """Of these, patterns that are explained."""
 
@@ -199,11 +202,17 @@ class _Explanation:
         """Compare the patterns of a client that the key does not reach with the key."""
         dialect = self._registry.dialect
         explained: list[tuple[int, str, str]] = []
-        for at, pattern in enumerate(list(islice(client.patterns, _COMPARED))):
+        looked, longest = 0, 2 * len(self._key) + LONGEST_KEY
+        for pattern, (_, secret) in list(islice(client.patterns.items(), _COMPARED)):
+            if secret is None:
+                pattern = pattern[:longest]  # no key of this length matches what stands behind that
             mismatch = explain_mismatch(pattern, self._key, dialect)
             if mismatch is not None:
-                explained.append((mismatch.key_at, as_text(redact(dialect, pattern)), mismatch.reason))
-            if at % STEP == STEP - 1:
+                shown = as_text(redact(dialect, pattern)[:LONGEST_KEY])
+                explained.append((mismatch.key_at, shown, mismatch.reason))
+            looked += _BYTES_OF_PATTERN + len(pattern) + len(self._key)
+            if looked >= STEP * _BYTES_OF_PATTERN:
+                looked = 0
                 explained = sorted(explained, reverse=True)[:_EXPLAINED]
                 yield ""
         rows = [{"pattern": pattern, "why": why} for _, pattern, why in sorted(explained, reverse=True)[:_EXPLAINED]]
@@ -224,7 +233,7 @@ class _Explanation:
             "pid": receiver.peer.pid,
             "uid": receiver.peer.uid,
             "listener": "" if listener is None else listener.name,
-            "pattern": None if pattern is None else as_text(pattern),
+            "pattern": None if pattern is None else as_text(pattern[:LONGEST_KEY]),
             "is_congested": queue is not None and queue.is_congested,
             "queue_messages": 0 if queue is None else queue.messages,
             "is_observer": receiver in self._registry.interest.observers,

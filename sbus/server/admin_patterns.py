@@ -9,7 +9,7 @@ from typing import Any
 
 from sbus.admin.pages import Asked, Pieces, Problem
 from sbus.journal.keytext import as_text
-from sbus.protocol.keys import matches_open
+from sbus.protocol.keys import OpenPattern
 from sbus.server.admin_lists import Best, limit_of, listed
 from sbus.server.admin_status import STEP
 from sbus.server.interfaces import Client
@@ -88,14 +88,16 @@ def last(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
     if values is None:
         raise Problem(404, "this bus keeps no last values: start it with --last-value=PATTERN")
     limit, head = limit_of(asked), asked.number("head", _DEFAULT_HEAD, 0, LONGEST_HEAD)
-    pattern = asked.parameters.get("pattern", "").encode("utf-8", "surrogateescape")
+    pattern = OpenPattern(
+        asked.parameters.get("pattern", "").encode("utf-8", "surrogateescape"), registry.dialect.separator
+    )
 
     def rows() -> Iterator[dict[str, Any] | None]:
         left = limit
         for at, key in enumerate(reversed(values.keys()), 1):
             if at % STEP == 0:
                 yield None
-            if pattern and not matches_open(pattern, key, registry.dialect.separator):
+            if not pattern.matches(key):
                 continue
             found = values.value(key)
             if found is None:

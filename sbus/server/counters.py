@@ -24,7 +24,7 @@ class Counters:
     :ivar refused_by: the same, by the reason.
     :ivar user_limits: connections and subscriptions that were refused because of a limit for one user.
     :ivar tally: what `published`, `published_bytes`, `routed` and `routed_bytes` are read from.
-    :ivar unrouted: of the published messages, the ones that nobody was subscribed to.
+    :ivar unrouted: of the published messages, the ones that nobody was subscribed to (`sbus.server.unrouted`).
     :ivar dropped: of the routed copies, the ones that flood control dropped or that were left for a lost receiver.
     :ivar dropped_bytes: the bytes of these.
     :ivar dropped_by: the same, by cause.

@@ -66,6 +66,7 @@ from sbus.server.turns import (
     TURN_BUDGET,
     Turns,
 )
+from sbus.server.unrouted import is_unrouted
 
 __all__ = ["Delivery"]
 
@@ -84,6 +85,7 @@ class Delivery:
     :param turns: the turns of the users.
     :param muted: receivers that get nothing any more, although routes contain them. Those with a queue refuse messages
         by themselves (`SendQueue.deafen`).
+    :ivar observers: receivers that do not count as subscribed (`sbus.server.unrouted`).
     :ivar touched: the receivers that `flush` has to see.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
@@ -107,6 +109,7 @@ class Delivery:
         "_muted",
         "_publisher",
         "_turns",
+        "observers",
         "served",
         "touched",
         "work",
@@ -126,6 +129,7 @@ class Delivery:
         self._events = events
         self._credentials = credentials
         self._backpressure = backpressure
+        self.observers: Set[Receiver] = frozenset()
         self.touched: list[Receiver] = []
         self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
@@ -167,9 +171,9 @@ class Delivery:
             return done + self.deliver(packets[half:], receivers, publisher)
         if self.touched and publisher is not self._publisher:
             self.flush()
-        count, copies = len(packets), len(receivers)
+        count, copies, observers = len(packets), len(receivers), self.observers
         self._count(packets, copies)
-        if copies < 2 and (not copies or receivers[0] is self._keeper):
+        if not copies or (observers and receivers[0] in observers and is_unrouted(receivers, observers)):
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = {} if count > 1 else None

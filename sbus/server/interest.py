@@ -69,6 +69,8 @@ EFFORT = 40_000
 
 _WATCH_STEPS = 12
 """Steps that a watch costs when a walk finds it, besides those of its look-up."""
+_NOTICE_STEPS = 20
+"""Steps that a changed answer costs besides: the notice is made and queued."""
 _WATCH_MEMORY = 700
 """Bytes of memory that a watched key takes, besides its own and those of its segments."""
 _SEGMENT_MEMORY = 400
@@ -348,6 +350,7 @@ class Interest:
                         if value != found.value:
                             watched.answer(found, value)
                             self._notify(found)
+                            self._effort -= _NOTICE_STEPS
                 if self._effort <= 0:
                     break
             else:

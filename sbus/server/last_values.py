@@ -39,7 +39,7 @@ from typing import NamedTuple
 from sbus.daemon.values import size
 from sbus.errors import CloseReason, UsageError, Violation
 from sbus.flood import Outcome, SharedBudget
-from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
+from sbus.protocol.keys import Dialect, OpenPattern, PeerCredentials, SecretKey
 from sbus.server.interfaces import Client, Publisher
 from sbus.server.turns import Turns
 from sbus.server.users import User
@@ -63,6 +63,8 @@ _RECOUNTED = 256 << 10
 """Bytes of replaced values after which the memory of the snapshots is counted again."""
 _MATCH_WORK = 2
 """The price of a value of a snapshot that is matched, and sent if it matches."""
+_SEGMENTS_PER_WORK = 8
+"""Segments of the pattern that are compared for one unit of work more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +159,11 @@ class _Image:
 class _Store:
     """The values of one rule, by user, each user's oldest first."""
 
-    __slots__ = ("bytes_by_user", "keys", "keys_by_user", "rule", "size")
+    __slots__ = ("bytes_by_user", "keys", "keys_by_user", "pattern", "rule", "size")
 
-    def __init__(self, rule: LastValueRule) -> None:
+    def __init__(self, rule: LastValueRule, separator: bytes) -> None:
         self.rule = rule
+        self.pattern = OpenPattern(rule.pattern, separator)
         self.keys = 0
         self.size = 0
         self.keys_by_user: dict[int, dict[bytes, None]] = {}
@@ -234,7 +237,7 @@ class LastValues:
         self.can_block = False
         # The values, by key: the oldest publication first.
         self._values: dict[bytes, _Value] = {}
-        self._stores = [_Store(rule) for rule in rules]
+        self._stores = [_Store(rule, dialect.separator) for rule in rules]
         self._images: dict[_Image, None] = {}
         self._replaced = self._recounted = 0
         self._separator = dialect.separator
@@ -298,7 +301,7 @@ class LastValues:
             store.remove(key, len(before.packet), before.uid)
             self._replaced += len(before.packet) + VALUE_OVERHEAD
         else:
-            store = next(s for s in self._stores if matches_open(s.rule.pattern, key, self._separator))
+            store = next(s for s in self._stores if s.pattern.matches(key))
         if size == end + 1 or size > store.rule.bytes:
             return 0
         self._values[key] = _Value(packet, uid, store)
@@ -350,15 +353,18 @@ class LastValues:
         self, client: Client, pattern: bytes, values: list[tuple[bytes, _Value]], done: bytes
     ) -> Generator[bytes | None, None, None]:
         user, waiter = client.user, _Waiter(client)
+        wanted = OpenPattern(pattern, self._separator)
+        price = _MATCH_WORK + wanted.segments // _SEGMENTS_PER_WORK
+        at_once = max(1, _SLICE * _MATCH_WORK // price)
         try:
             for at, (key, value) in enumerate(values):
-                if user.work_left <= 0 or (at and at % _SLICE == 0):
+                if user.work_left <= 0 or (at and at % at_once == 0):
                     waiter.is_waiting = True
                     self._turns.wait(user, waiter)
                     while waiter.is_waiting:
                         yield None
-                user.work_left -= _MATCH_WORK
-                if not pattern or matches_open(pattern, key, self._separator):
+                user.work_left -= price
+                if wanted.matches(key):
                     yield value.packet
             yield done
         finally:

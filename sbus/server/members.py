@@ -9,6 +9,7 @@ from collections import Counter
 
 from twisted.internet import defer
 
+from sbus.server.admission import reserve
 from sbus.server.interfaces import Client
 from sbus.server.listeners import MAIN, Listener
 
@@ -33,6 +34,7 @@ class Members:
         self._last_number = 0
         self._sidecars: set[int] = set()
         self._at: Counter[str] = Counter()
+        self._of_user_at: Counter[tuple[str, int]] = Counter()
         self._when_empty: list[defer.Deferred[None]] = []
         self._when_gone: list[defer.Deferred[None]] = []
 
@@ -53,6 +55,19 @@ class Members:
             listener.max_clients is None or self._at[listener.name] < listener.max_clients
         )
 
+    def keeps(self, listener: Listener, uid: int) -> bool:
+        """Return whether the places that are left at a socket are kept for others than a user.
+
+        Those that `sbus.server.admission.reserve` keeps of a socket's own limit are for users without a client at it,
+        unless the socket is that of one user.
+
+        :param uid: the UID that the user counts for.
+        """
+        most = listener.max_clients
+        if most is None or (listener.users is not None and len(listener.users) == 1):
+            return False
+        return most - self._at[listener.name] <= reserve(most) and self._of_user_at[listener.name, uid] > 0
+
     def _is_sidecar(self, pid: int) -> bool:
         return pid != 0 and pid in (self.sidecar, self.link)
 
@@ -65,6 +80,8 @@ class Members:
             self._sidecars.add(client.number)
         else:
             self._at[client.listener.name] += 1
+            if client.listener.max_clients is not None:
+                self._of_user_at[client.listener.name, client.user.uid] += 1
 
     def __contains__(self, client: Client) -> bool:
         return client.number in self.clients
@@ -81,6 +98,10 @@ class Members:
             is_last = False
         else:
             self._at[client.listener.name] -= 1
+            if client.listener.max_clients is not None:
+                self._of_user_at[client.listener.name, client.user.uid] -= 1
+                if not self._of_user_at[client.listener.name, client.user.uid]:
+                    del self._of_user_at[client.listener.name, client.user.uid]
             is_last = len(self.clients) == len(self._sidecars)
         if is_last:
             fired, self._when_empty = self._when_empty, []

@@ -107,8 +107,8 @@ class Metrics:
         yield counter("sbus_published_bytes", "Bytes of their packets.", counters.published_bytes)
         yield counter(
             "sbus_unrouted_messages",
-            "Messages that nobody was subscribed to. If all of a program's are, a key or a pattern is misspelt: "
-            "/v1/events?unrouted=1 shows the keys.",
+            "Messages that nobody but observers, such as the recorder, was subscribed to. If all of a program's are, a "
+            "key or a pattern is misspelt: /v1/events?unrouted=1 shows the keys.",
             counters.unrouted,
         )
         yield counter(
@@ -213,13 +213,13 @@ class Metrics:
         yield gauge("sbus_patterns", "Subscriptions of all clients to different patterns.", patterns)
 
     def _link(self) -> Iterator[Metric]:
-        """Yield the metrics of the link to the bus's master, if there has been one, or should be."""
+        """Yield the metrics of the link to the bus's master, or its bridge, if there has been one, or should be."""
         upstream = self._registry.upstream
         if not upstream.has_link and not upstream.secrets_go_up:
             return
         yield gauge(
             "sbus_link_up",
-            "Whether the link to the master carries messages. If not, the log says why.",
+            "Whether the link to the master, or the bridge to NATS, carries messages. If not, its log says why.",
             upstream.is_up,
         )
         yield counter(

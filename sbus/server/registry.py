@@ -63,7 +63,7 @@ from sbus.server.stall import StallTimer
 from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.upstream import Upstream
-from sbus.server.users import LINK, RECORDER, User, Users
+from sbus.server.users import LINK, RECORDER, User, Users, is_exempt
 
 __all__ = ["Counters", "SubscriptionRegistry"]
 
@@ -159,6 +159,7 @@ class SubscriptionRegistry(Service):
             flush=self.delivery.flush,
             forget_user=self._forget_user,
         )
+        self.delivery.observers = self.interest.observers
         self.last_values: LastValues | None = None
         if last_values:
             self.last_values = LastValues(last_values, dialect, self.turns, account.charge)
@@ -272,7 +273,8 @@ class SubscriptionRegistry(Service):
         if not self._members.has_room(peer.pid, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
-            reason = self.admission.refusal(self._uid_of(peer), self._members.count)
+            uid = self._uid_of(peer)
+            reason = self.admission.refusal(uid, self._members.count) or self._kept_at(listener, uid)
         if reason is not None:
             self._refuse(peer, reason, listener)
         return reason is None
@@ -290,7 +292,9 @@ class SubscriptionRegistry(Service):
             reason = CloseReason.USER_LIMIT
         else:
             user = client.user
-            reason = self.admission.room(user.uid, user.connections - 1, self._members.count)
+            reason = self.admission.room(user.uid, user.connections - 1, self._members.count) or self._kept_at(
+                client.listener, user.uid
+            )
         if reason is not None:
             self._refuse(client.peer, reason, client.listener)
             return reason
@@ -299,6 +303,12 @@ class SubscriptionRegistry(Service):
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
+        return None
+
+    def _kept_at(self, listener: Listener, uid: int) -> CloseReason | None:
+        """Return the reason if the places that are left at a socket are kept for other users."""
+        if not is_exempt(uid) and self._members.keeps(listener, uid):
+            return CloseReason.KEPT_FOR_OTHERS
         return None
 
     def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:

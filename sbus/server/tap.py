@@ -6,7 +6,7 @@ Nobody looks: the registry's ``deliver`` is that of `sbus.server.delivery`, and 
 `Watcher` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each watcher.
 
 Noting has a budget: a tenth of the time that passes, and at most `BURST` at once, which is a tenth of the longest turn
-of a user. Making the text of the events is charged to it as well (`Tap.charge`). Messages that the budget does not
+of a user. Making the text of the events is charged to it as well (`Tap.charged`). Messages that the budget does not
 cover are delivered and counted (`Tap.missed`), but not looked at.
 
 Who lost a message: flood control reports losses by receiver, as numbers, and drops what came last. So a loss of n
@@ -23,7 +23,7 @@ without a route); an observer (`IObserver.published` takes the fast path from al
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from sbus.server.interfaces import Publisher, Receiver
@@ -195,9 +195,15 @@ class Tap:
         if len(self._losses) < MOST_LOSSES:
             self._losses.append(_Loss(receiver, messages, self.seen))
 
-    def charge(self, seconds: float) -> None:
-        """Charge time that the watchers' events have taken."""
-        self._left -= seconds
+    def charged(self, pieces: Iterator[str]) -> Iterator[str]:
+        """Yield the pieces of the watchers' events, and charge the time that making them takes."""
+        while True:
+            began = self._clock()
+            piece = next(pieces, None)
+            self._left -= self._clock() - began
+            if piece is None:
+                return
+            yield piece
 
     def settle(self) -> None:
         """Find out who lost which of the messages noted so far; call it before the events are made."""
@@ -211,7 +217,7 @@ class Tap:
         effort = _EFFORT
         for loss in losses:
             effort = self._mark(spans, loss, effort)
-        self.charge(self._clock() - now)
+        self._left -= self._clock() - now
 
     def _mark(self, spans: list[_Span], loss: _Loss, effort: int) -> int:
         """Mark the messages that one report is about; return the effort that is left."""

@@ -3,7 +3,7 @@
 .. rubric:: Theory of operation
 
 A bus has at most one master, which a *link* connects it to: a client of both, of root or of the server's user
-(`sbus.link`). The server does not know the master. It obeys the few control messages of the link, and does five things:
+(`sbus.link`). The server does not know the master. It obeys the few control messages of the link, and does six things:
 
 * *Path.* The bus has an identifier, 128 random bits, and a name. The link reports the buses above; anybody may ask for
   the list, and gets it again when it changes. A link that finds its own bus in the master's list has found a loop.
@@ -16,6 +16,8 @@ A bus has at most one master, which a *link* connects it to: a client of both, o
 * *Fences.* A reply to ``whoami`` says that the client's subscriptions are in force. Therefore it waits for the link's
   word (``link/fence``) if one of them is still on its way up, for `PATIENCE` seconds at most; and if secrets go up,
   until P is known, because the client would go by a name that is worth nothing. Replies behind it wait, too.
+* *Bridges.* A bridge to other hosts is a link without a master. It says ``link/up`` with no name and confirms nothing,
+  so nothing but ``is_up`` changes.
 * *Counters* of what the link has lost, for the operator.
 
 All of it is free of cost for messages: routes of keys that P or the link changes are not cached, and all other keys
@@ -100,6 +102,7 @@ class Upstream:
         self._watchers: dict[Client, bool] = {}
         self._named: dict[Client, bytes] = {}
         self._confirmed = 0
+        self._is_bridge = False
         self._fresh: dict[Receiver, dict[bytes, int]] = {}
         self._holding: dict[Client, deque[tuple[int, float]]] = {}
         self._timer: IDelayedCall | None = None
@@ -151,7 +154,7 @@ class Upstream:
 
     def subscribed(self, receiver: Receiver, pattern: bytes) -> None:
         """Note a new subscription to an open pattern, while there is a link."""
-        if self.link is not None and receiver is not self.link:
+        if self.link is not None and receiver is not self.link and not self._is_bridge:
             number = self._number_of(self.link, pattern)
             if number > self._confirmed:
                 self._fresh.setdefault(receiver, {})[pattern] = number
@@ -213,6 +216,7 @@ class Upstream:
         if self.link is None and key in (controls.LINK_PATH, controls.LINK_UP):
             self.link = client
             self.has_link = True
+            self._is_bridge = False
             self._lost_before = self.lost
         elif client is not self.link:
             if key in (controls.LINK_PATH, controls.LINK_UP):
@@ -224,7 +228,12 @@ class Upstream:
         if key == controls.LINK_PATH:
             self._set_path(payload or b"")
         elif key == controls.LINK_UP:
-            self._up(payload or b"")
+            self._is_bridge = payload is None
+            if payload is None:
+                self.is_up = True
+                self._fresh.clear()
+            else:
+                self._up(payload)
         elif key == controls.LINK_DOWN:
             self._down()
         elif key == controls.LINK_FENCE:

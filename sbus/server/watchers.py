@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sbus.protocol.keys import Dialect, matches_open
+from sbus.protocol.keys import Dialect, OpenPattern
 from sbus.server.interfaces import Receiver
 from sbus.server.observers import redact
 from sbus.server.tap import Run, Source
+from sbus.server.unrouted import is_unrouted
 
 __all__ = [
     "DEEPEST",
@@ -68,14 +69,14 @@ class MessageWatcher:
 
     def __init__(self, dialect: Dialect, pattern: bytes, head: int) -> None:
         self._dialect = dialect
-        self._pattern = pattern
+        self._pattern = OpenPattern(pattern, dialect.separator)
         self._head = head
         self._notes: list[Note] = []
         self.missed = 0
 
     def note(self, run: Run) -> None:
         """See `sbus.server.tap.Watcher`."""
-        pattern, separator = self._pattern, self._dialect.separator
+        matches = self._pattern.matches
         notes = self._notes
         for at, packet in enumerate(run.packets, run.first):
             end = packet.index(b"\0", 4)
@@ -83,7 +84,7 @@ class MessageWatcher:
             is_secret = key[:1] == b"!" and self._dialect.is_secret(key)
             if is_secret:
                 key = redact(self._dialect, key)
-            if pattern and not matches_open(pattern, key, separator):
+            if not matches(key):
                 continue
             if len(notes) >= MOST_NOTES:
                 self.missed += 1
@@ -155,7 +156,7 @@ class TalkWatcher:
 
 
 class UnroutedWatcher:
-    """Counts messages that no receiver but observers, such as a recorder, gets.
+    """Counts messages that nobody is subscribed to (`sbus.server.unrouted`).
 
     :param observers: the receivers that do not count.
     :ivar others: messages of more keys than are counted.
@@ -169,7 +170,7 @@ class UnroutedWatcher:
 
     def note(self, run: Run) -> None:
         """See `sbus.server.tap.Watcher`."""
-        if len(run.receivers) > len(self._observers) or not self._observers.issuperset(run.receivers):
+        if not is_unrouted(run.receivers, self._observers):
             return
         for packet in run.packets:
             key = packet[4 : packet.index(b"\0", 4)]

@@ -194,7 +194,7 @@ class Admin:
         )
         try:
             return await request.addTimeout(TIMEOUT, self._clock)
-        except (defer.TimeoutError, defer.CancelledError):
+        except (defer.TimeoutError, defer.CancelledError, error.ConnectingCancelledError):
             raise AdminError(0, f"the admin socket has not answered within {TIMEOUT:g} seconds") from None
         except (error.ConnectError, OSError) as problem:
             why = getattr(problem, "osError", None)

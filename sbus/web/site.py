@@ -2,15 +2,19 @@
 
 Every answer has the headers of `HEADERS`, and every request passes the `sbus.web.guard.Guard` first. No answer has a
 CORS header, so no other origin can read one.
+
+Every local user can connect, and read the files. A connection without the token gets one answer, so nobody makes this
+process hold more than one file for each; and of these connections `MOST_STRANGERS` are open: the oldest gives its place
+to the next. A query is parsed once the token is there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from twisted.internet import defer
+from twisted.internet import defer, error
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.web import http
@@ -19,10 +23,13 @@ from twisted.web.server import Request, Site
 from sbus.web.files import File
 from sbus.web.guard import Guard, Headers, Refused
 
-__all__ = ["HEADERS", "MOST_BODY", "PageRequest", "PageSite"]
+__all__ = ["HEADERS", "MOST_BODY", "MOST_STRANGERS", "PageRequest", "PageSite"]
 
 MOST_BODY = 2 * 1024 * 1024
 """Bytes in the body of a request: a message of the longest packet, as JSON."""
+MOST_STRANGERS = 128
+"""Connections at one time that have not shown the token."""
+_MOST_PARAMETERS = 16
 _IDLE = 60.0
 """Seconds after which an idle connection is closed."""
 
@@ -43,7 +50,13 @@ Handler = Callable[["PageRequest"], Awaitable[Any]]
 
 
 class PageRequest(Request):
-    """One request."""
+    """One request.
+
+    :ivar query: the query of the URL, not parsed yet.
+    """
+
+    query = b""
+    _is_refused = False
 
     def gotLength(self, length: int | None) -> None:
         """See `twisted.web.http.Request`: a body is read only if it is short and comes with the token."""
@@ -53,13 +66,30 @@ class PageRequest(Request):
         if length and not status and not channel.site.may_send(self.requestHeaders):
             status = b"401 Unauthorized"
         if status:
+            self._is_refused = True
             channel.transport.write(b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: 0\r\n\r\n" % status)
             channel.transport.loseConnection()
 
-    def process(self) -> None:
-        channel: Any = self.channel
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """See `twisted.web.http.Request`; the query is parsed later, and a body is JSON or nothing."""
+        if self._is_refused:
+            return
+        channel, content = cast(Any, self.channel), cast(Any, self.content)
+        content.seek(0)
+        self.method, self.uri, self.clientproto = command, path, version
+        self.path, _, self.query = path.partition(b"?")
+        self.args = {}
         self.site = channel.site
         channel.site.answer(self)
+
+    def parse_query(self) -> None:
+        """Parse the parameters of the URL.
+
+        :raises Refused: if there are too many.
+        """
+        if self.query.count(b"&") >= _MOST_PARAMETERS:
+            raise Refused(400, f"the URL has more than {_MOST_PARAMETERS} parameters: leave some out")
+        self.args = http.parse_qs(self.query, 1)
 
     def set_headers(self, headers: Mapping[str, str]) -> None:
         """Set headers of the answer."""
@@ -106,6 +136,20 @@ class PageRequest(Request):
         return value
 
 
+class _Channel(http.HTTPChannel):
+    """A connection."""
+
+    site: PageSite
+
+    def connectionMade(self) -> None:
+        http.HTTPChannel.connectionMade(self)
+        self.site.opened(self)
+
+    def connectionLost(self, reason: Any = error.ConnectionDone) -> None:
+        self.site.is_known(self)
+        http.HTTPChannel.connectionLost(self, reason)
+
+
 class PageSite(Site):
     """Answers the requests of the page.
 
@@ -126,6 +170,28 @@ class PageSite(Site):
         self._guard = guard
         self._files = files
         self._handlers = handlers
+        self._clock = reactor
+        self._strangers: dict[Any, None] = {}
+
+    def buildProtocol(self, address: object) -> Any:
+        """Return the protocol of a new connection."""
+        make: Any = _Channel
+        channel = make()
+        channel.requestFactory, channel.site, channel.factory = self.requestFactory, self, self
+        channel.timeOut, channel.callLater = _IDLE, self._clock.callLater
+        return channel
+
+    def opened(self, channel: Any) -> None:
+        """Count a connection that has not shown the token; if there are too many, the oldest ends."""
+        self._strangers[channel] = None
+        if len(self._strangers) > MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abortConnection()
+
+    def is_known(self, channel: Any) -> None:
+        """Count a connection no more: it has shown the token, or has ended."""
+        self._strangers.pop(channel, None)
 
     def log(self, request: object) -> None:
         """Write no access log."""
@@ -148,23 +214,33 @@ class PageSite(Site):
             self._guard.check_source(request.requestHeaders)
             file = self._files.get(path)
             if file is not None:
+                self._close_after(request)
                 if method not in ("GET", "HEAD"):
                     raise Refused(405, f"{path} cannot be asked with {method}: use GET")
                 request.send(200, file.kind, file.data)
                 return
             self._guard.check_token(request.requestHeaders)
+            self.is_known(request.channel)
+            request.parse_query()
             handler = self._handlers.get((method, path))
             if handler is None:
                 if any(known == path for _, known in self._handlers):
                     raise Refused(405, f"{path} cannot be asked with {method}: use another method")
                 raise Refused(404, f"there is no {path}")
         except Refused as problem:
+            self._close_after(request)
             _refuse(request, problem.status, problem.detail)
             return
         answering = defer.ensureDeferred(_run(handler, request))
         finished = request.notifyFinish()
         finished.addErrback(lambda _: answering.cancel())
         answering.addCallbacks(self._answered, self._failed, callbackArgs=(request,), errbackArgs=(request,))
+
+    def _close_after(self, request: PageRequest) -> None:
+        """Have the connection end with this answer: what is pipelined behind it would be answered unread."""
+        channel: Any = request.channel
+        channel.persistent = False
+        request.responseHeaders.setRawHeaders(b"connection", [b"close"])
 
     def _answered(self, value: Any, request: PageRequest) -> None:
         if value is not None and not request.finished and not request._disconnected:

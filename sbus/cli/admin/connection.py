@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import quote_from_bytes
@@ -52,8 +53,13 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # A blocking connect(2) waits for a place among the connections to be accepted; a non-blocking one fails.
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(_TIMEOUT), 0))
+        try:
+            self.sock.connect(self._path)
+        except BlockingIOError:
+            raise TimeoutError from None
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class Admin:
@@ -102,7 +108,7 @@ class Admin:
         query = "&".join(f"{name}={_quoted(value)}" for name, value in parameters.items() if value is not None)
         connection = _Connection(self.path, timeout)
         try:
-            connection.request(method, f"{what}?{query}" if query else what)
+            connection.request(method, f"{what}?{query}" if query else what, headers={"Connection": "close"})
             response = connection.getresponse()
         except TimeoutError:
             raise TimedOut(f"the bus has not answered at {self.path}: it is stopped or overloaded") from None

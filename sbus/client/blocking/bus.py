@@ -246,7 +246,7 @@ class Bus(BlockingConnection[Subscription]):
         return own
 
     def _keepers(self) -> list[LossKeeper]:
-        return [s for s in self.core.sinks() if isinstance(s, Subscription) and s is not self._replies]
+        return [s for s in self.core.sinks() if isinstance(s, Subscription) and s not in self._replies]
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.

@@ -22,6 +22,7 @@ two hand-overs a message.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -42,7 +43,7 @@ from sbus.link.nats.settings import Settings
 from sbus.link.nats.state import State
 from sbus.link.nats.wanted import Wanted
 from sbus.metrics_file import MetricsFile
-from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_LOST, LINK_PATH
+from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_DOWN, LINK_LOST, LINK_PATH, LINK_UP
 from sbus.protocol.packets import CMSG, UNSUB, build
 
 __all__ = ["Bridge", "BusHasMaster"]
@@ -236,6 +237,13 @@ class Bridge:
         # Take the one place that the bus has for a link, so that nobody links it to a master meanwhile.
         bus.send([build(CMSG, LINK_PATH, b"")])
         await bus.fence(_ANSWER_TIME)
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        """Tell a bus that knows links whether messages cross."""
+        if self._bus is not None and self._path:
+            with contextlib.suppress(Disconnected):  # it is told when it comes back
+                self._bus.send([build(CMSG, LINK_DOWN if self._connection is None else LINK_UP)])
 
     def _own_id(self) -> bytes:
         """Return the identity of this bus: its own, or, if it has none, that of the state file."""
@@ -310,6 +318,7 @@ class Bridge:
             await outgoing.run(connection)
             urls = self._all_servers(connection)
             self._connection = None
+            self._tell_state()
             self._wanted.disconnected()
             why = connection.lost.result() if connection.lost.done() else "it takes no more messages"
             connection.abort(why)
@@ -335,6 +344,7 @@ class Bridge:
             if not await connection.fence(self._settings.confirm_time):
                 raise ConnectionFailed(connection.lost.result() if connection.lost.done() else "it does not answer")
             self._connection = connection
+            self._tell_state()
         except BaseException:
             self._wanted.disconnected()
             connection.abort("not used")

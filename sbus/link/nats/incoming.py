@@ -25,7 +25,7 @@ from collections.abc import Callable
 from sbus.client.aio import Bus
 from sbus.errors import Closed, Disconnected, Violation
 from sbus.link.nats.counters import Counters
-from sbus.link.nats.sequence import Ledger
+from sbus.link.nats.sequence import LONGEST_KEY, Ledger
 from sbus.link.subjects import subject
 from sbus.protocol.keys import CURRENT, PeerCredentials
 from sbus.routing.trie import PatternIndex
@@ -171,9 +171,10 @@ class Incoming:
         if not self._index.route(key, None):
             self._counters.unlisted += 1
             return False
-        if len(self._verdicts) >= _KEYS:
-            self._verdicts.clear()
-        self._verdicts[key] = name
+        if len(key) <= LONGEST_KEY:
+            if len(self._verdicts) >= _KEYS:
+                self._verdicts.clear()
+            self._verdicts[key] = name
         return True
 
     async def run(self, bus: Bus) -> None:

@@ -23,7 +23,7 @@ from nats.errors import Error as NatsError
 
 from sbus.link.nats.client import Connection
 from sbus.link.nats.counters import Counters
-from sbus.link.nats.sequence import Numbering
+from sbus.link.nats.sequence import LONGEST_KEY, Numbering
 from sbus.link.subjects import subject
 
 __all__ = ["WINDOW", "Outgoing"]
@@ -145,9 +145,11 @@ class Outgoing:
                     continue
                 name = subjects.get(key)
                 if name is None:
-                    if len(subjects) >= _SUBJECTS:
-                        subjects.clear()
-                    name = subjects[key] = subject(self._realm, key)
+                    name = subject(self._realm, key)
+                    if len(key) <= LONGEST_KEY:
+                        if len(subjects) >= _SUBJECTS:
+                            subjects.clear()
+                        subjects[key] = name
                 headers["Sbus-Seq"] = next_number(key)
                 try:
                     await publish(name, packet, headers=headers)

@@ -23,17 +23,25 @@ one of that key arrives.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 
 from sbus.protocol.keys import matches_open
 
-__all__ = ["MAX_ENTRIES", "MAX_KEYS", "Ledger", "Numbering"]
+__all__ = ["LONGEST_KEY", "MAX_ENTRIES", "MAX_KEYS", "Ledger", "Numbering"]
 
 MAX_KEYS = 65_536
 """Keys that an origin numbers at a time: 10 MB."""
 MAX_ENTRIES = 262_144
 """Pairs of origin and key that a receiver remembers: 60 MB. When there are more, it begins again with the next ones."""
+LONGEST_KEY = 128
+"""Bytes of the longest key that is remembered itself; of a longer one the SHA-256 is."""
 _REMEMBERED = 4_096
+
+
+def _short(key: bytes) -> bytes:
+    """Return what is remembered of a key: no key of a bus has a NUL."""
+    return key if len(key) <= LONGEST_KEY else b"\0" + hashlib.sha256(key).digest()
 
 
 class Numbering:
@@ -48,7 +56,7 @@ class Numbering:
 
     def next(self, key: bytes) -> str:
         """Return the value of ``Sbus-Seq`` for the next message with this key."""
-        counts = self._counts
+        counts, key = self._counts, _short(key)
         number = counts.get(key, 0) + 1
         if number == 1 and len(counts) >= MAX_KEYS:
             counts.clear()
@@ -58,6 +66,7 @@ class Numbering:
 
     def take_back(self, key: bytes) -> None:
         """Take back the last number of a key: its message was not sent."""
+        key = _short(key)
         if key in self._counts:
             self._counts[key] -= 1
 
@@ -80,7 +89,7 @@ class Ledger:
 
         :returns: how many messages before it were missed; -1 if it is a double, or late.
         """
-        entry = (origin, key)
+        entry = (origin, _short(key))
         last = self._last.get(entry)
         missed = 0
         if last is None:

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from sbus.cli.admin.connection import Admin
+from sbus.cli.options import Target
 from sbus.testing import RunningBus, running_bus
 
 
@@ -55,6 +58,25 @@ def sbus(bus: RunningBus, *arguments: str, status: int = 0, **environ: str) -> t
     )
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
     return done.stdout, done.stderr
+
+
+def test_a_full_backlog(tmp_path: Path) -> None:
+    """A command waits for its place if others connect more quickly than the bus accepts."""
+    path = str(tmp_path / "admin")
+    with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as other:
+        door.bind(path)
+        door.listen(0)
+        other.connect(path)
+
+        def accept() -> None:
+            with door.accept()[0], door.accept()[0] as asked:
+                asked.recv(4096)
+                asked.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 17\r\nConnection: close\r\n\r\n{"is_late": true}')
+
+        late = threading.Timer(0.1, accept)
+        late.start()
+        assert Admin(Target(), path).get("/v1/status") == {"is_late": True}
+        late.join()
 
 
 def test_status(bus: RunningBus) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
+from sbus.client.blocking import connect
 from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
-from tests.support.harness import WHOAMI, Client
+from tests.support.harness import TIMEOUT, WHOAMI, Client
 from tests.support.original import OriginalServer
 
 
@@ -218,3 +220,30 @@ def test_killed_links_double_nothing(tree: StartBus) -> None:
             killed_at = number
             leaf.wait_log(r"link \d+ was started", kills + 2)
     assert one.sync() == two.sync() == []
+
+
+def test_requests_go_on_with_a_new_link(tree: StartBus) -> None:
+    """A client's requests to a responder on another bus get replies after its bus has another link, and so a new P."""
+    root = tree("root")
+    leaf, other = tree("leaf", root, "--upstream-secrets"), tree("other", root, "--upstream-secrets")
+    with connect(str(leaf.address)) as asker, connect(str(other.address)) as answerer:
+        requests = answerer.subscribe("ask")
+        answerer.fence()
+
+        def ask() -> None:
+            found: list[bytes] = []
+            asking = threading.Thread(target=lambda: found.append(asker.request("ask", timeout=TIMEOUT)))
+            asking.start()
+            answerer.answer(requests.get(timeout=TIMEOUT), b"yes")
+            asking.join()
+            assert found == [b"yes"]
+
+        while not asker.has_subscribers("ask"):  # the links carry the subscription across; nothing announces it
+            pass
+        ask()
+        for count in (2, 3):
+            os.kill(link_pid(leaf), signal.SIGKILL)
+            leaf.wait_log("link: linked to", count)
+            while not asker.has_subscribers("ask"):
+                pass
+            ask()

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +17,13 @@ pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
 
 import nats
 
+from sbus.cli.admin.connection import Admin
+from sbus.cli.options import Target
 from sbus.link.nats.state import has_bridge
 from sbus.link.subjects import pattern_subject, subject
 from sbus.protocol.keys import matches_open
 from tests.support import servers
-from tests.support.harness import Bus, Client, Process
+from tests.support.harness import TIMEOUT, Bus, Client, Process
 from tests.support.nats import Bridge, NatsServer, free_ports, nats_matches
 
 directory, spawn = servers.directory, servers.spawn
@@ -56,7 +59,8 @@ class Joined:
         self.server.wait_started()
         for name in _OPTIONS:
             (self.folder / name).mkdir()
-            self.buses[name] = self.start(Bus(self.folder / name)).wait_started()
+            self.buses[name] = self.start(Bus(self.folder / name, f"--admin={self.folder}/{name}/admin"))
+            self.buses[name].wait_started()
             self.bridges[name] = self.bridge(name)
         for bridge in self.bridges.values():
             bridge.wait_joined()
@@ -68,6 +72,15 @@ class Joined:
 
     def bridge(self, name: str) -> Bridge:
         return self.start(Bridge(self.folder / name, self.buses[name].address, name, self.server.url, *_OPTIONS[name]))
+
+    def wait_link_up(self, name: str, is_up: bool) -> None:
+        """Wait until the metrics of a bus say that its bridge is up, or down; nothing announces it."""
+        admin = Admin(Target(), str(self.folder / name / "admin"))
+        deadline = time.monotonic() + TIMEOUT
+        while f"\nsbus_link_up {float(is_up)}\n" not in (
+            found := admin._ask("GET", "/metrics", {}, TIMEOUT).read().decode()
+        ):
+            assert time.monotonic() < deadline, found
 
     def replace_server(self) -> None:
         self.server = self.start(self.server.again()).wait_started()
@@ -292,12 +305,14 @@ def test_losses_are_counted_to_the_message(hosts: Joined) -> None:
         hosts.server.wait_subscriptions("sbus b", "sbus.t.x")
         publish(1)
         before_out.wait(taken=count, out=0)
+        hosts.wait_link_up("a", True)
         publish(2000)
         if number == 1:
             hosts.server.kill(signal.SIGSTOP)
             publish(10_000)
             out.wait_log("has not answered for 2 seconds")
         hosts.server.kill_now()
+        hosts.wait_link_up("a", False)
         publish(1000)
         hosts.replace_server()
         for bridge in hosts.bridges.values():

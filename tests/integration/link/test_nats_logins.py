@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +30,11 @@ authorization {{ users = [
     {{ nkey: {nkey} }}
 ] }}
 tls {{ cert_file: "{home}/cert.pem", key_file: "{home}/key.pem" }}
+"""
+
+_CERTIFIED = """
+authorization {{ token: "t0ken" }}
+tls {{ cert_file: "{home}/cert.pem", key_file: "{home}/key.pem", ca_file: "{home}/cert.pem", verify: true }}
 """
 
 
@@ -52,6 +61,69 @@ def server(home: Path) -> Iterator[NatsServer]:
     nkey = nkeys.from_seed(_SEED.encode()).public_key.decode()
     (home / "config").write_text(_CONFIG.format(nkey=nkey, home=home))
     server = NatsServer(home, "-c", str(home / "config")).wait_started()
+    yield server
+    server.ensure_gone()
+
+
+@pytest.fixture(scope="module")
+def certified(home: Path) -> Iterator[NatsServer]:
+    """A nats-server that requires a token, and a certificate of the client."""
+    (home / "token").write_text("t0ken\n")
+    (home / "certified").write_text(_CERTIFIED.format(home=home))
+    server = NatsServer(home, "-c", str(home / "certified")).wait_started()
+    yield server
+    server.ensure_gone()
+
+
+class _Entity:
+    """An operator, an account or a user: a key, and what it signs (JWT, version 2).
+
+    :param kind: the kind; its first letter begins the public key.
+    """
+
+    def __init__(self, kind: str, prefix: int) -> None:
+        self.kind = kind
+        self.seed = nkeys.encode_seed(os.urandom(32), prefix)
+        self._pair = nkeys.from_seed(self.seed)
+        self.name = self._pair.public_key.decode()
+
+    def sign(self, other: _Entity, **claims: object) -> str:
+        """Return the signed claims about an entity."""
+        about = {"iss": self.name, "sub": other.name, "name": other.kind, "iat": int(time.time())}
+        about["nats"] = {**claims, "type": other.kind, "version": 2}
+        words = [_encoded(json.dumps(each).encode()) for each in ({"typ": "JWT", "alg": "ed25519-nkey"}, about)]
+        return ".".join([*words, _encoded(self._pair.sign(".".join(words).encode()))])
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+@pytest.fixture(scope="module")
+def trusting(home: Path) -> Iterator[NatsServer]:
+    """A nats-server that knows an operator and an account; the credentials of a user are in ``me.creds``."""
+    operator, account, user, stranger = (
+        _Entity(kind, prefix)
+        for kind, prefix in (
+            ("operator", nkeys.PREFIX_BYTE_OPERATOR),
+            ("account", nkeys.PREFIX_BYTE_ACCOUNT),
+            ("user", nkeys.PREFIX_BYTE_USER),
+            ("account", nkeys.PREFIX_BYTE_ACCOUNT),
+        )
+    )
+    limits = {"subs": -1, "data": -1, "payload": -1}
+    of_account = {**limits, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}
+    for name, signer in (("me", account), ("stranger", stranger)):
+        token = signer.sign(user, pub={"allow": ["sbus.a.>"]}, sub={}, **limits)
+        (home / f"{name}.creds").write_text(
+            f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"
+        )
+    (home / "operator").write_text(
+        f"operator: {operator.sign(operator)}\nresolver: MEMORY\n"
+        f"resolver_preload: {{ {account.name}: {operator.sign(account, limits=of_account)} }}\n"
+    )
+    server = NatsServer(home, "-c", str(home / "operator")).wait_started()
     yield server
     server.ensure_gone()
 
@@ -101,3 +173,25 @@ def test_a_refused_login_gives_the_reason(server: NatsServer, home: Path) -> Non
     ]:
         with pytest.raises(ConnectionFailed, match=why):
             attempt(server, login)
+
+
+def test_a_token_and_a_certificate_of_the_client(certified: NatsServer, home: Path) -> None:
+    """A token logs in, from a file or in the URL, if the bridge shows the certificate that nats-server requires."""
+    tls = {"tls_ca": str(home / "cert.pem"), "tls_cert": str(home / "cert.pem"), "tls_key": str(home / "key.pem")}
+    assert attempt(certified, Login(token_file=str(home / "token"), **tls)) == []
+    assert attempt(certified, Login(**tls), url=certified.url.replace("nats://", "tls://t0ken@")) == []
+    (home / "wrong").write_text("wrong")
+    with pytest.raises(ConnectionFailed, match="Authorization Violation"):
+        attempt(certified, Login(token_file=str(home / "wrong"), **tls))
+    with pytest.raises(ConnectionFailed, match=r"certificate required|[Ll]ost|closed"):
+        attempt(certified, Login(token_file=str(home / "token"), tls_ca=str(home / "cert.pem")))
+
+
+def test_credentials_of_an_operator_s_user(trusting: NatsServer, home: Path) -> None:
+    """A file of credentials logs in, with the rights that it names; one that no known account has signed does not."""
+    assert attempt(trusting, Login(creds=str(home / "me.creds"))) == []
+    (report,) = attempt(trusting, Login(creds=str(home / "me.creds")), publish="sbus.b.x")
+    assert 'permissions violation for publish to "sbus.b.x"' in report
+    for login in (Login(creds=str(home / "stranger.creds")), Login()):
+        with pytest.raises(ConnectionFailed, match="Authorization Violation"):
+            attempt(trusting, login)

@@ -111,9 +111,9 @@ class Running:
 
 
 def started(call: Coroutine[Any, None, Any], backend: Backend, me: bytes = ME) -> Running:
-    """Start a call, and answer its ``whoami``."""
+    """Start a call, and answer its ``whoami``; one that keeps the name asks for its changes as well."""
     running = Running(call)
-    assert backend.take() == [WHOAMI]
+    assert backend.take() in ([WHOAMI], [b"CMSG chain/on", WHOAMI])
     backend.core.receive([WHOAMI + b"\0" + me])
     return running.resume()
 
@@ -144,6 +144,46 @@ def test_request_asks_for_an_answer_to_a_private_key(me: bytes) -> None:
     assert isinstance(first.resume().result, RequestFailed)
     assert str(first.result) == "no"
     assert backend._requests == {}
+
+
+def test_a_request_goes_by_the_newest_name() -> None:
+    """After the server has reported another name, requests ask for replies to that one; replies to the name before are
+    taken, too, and those to older ones are not subscribed to any more. The application does not see it."""
+    backend, seen = Backend(), []
+    backend.core.extensions.answered.add("probe")
+    backend.core.on_control = lambda key, payload: seen.append(key)
+    names = [b"!/cred/1/2/%d/!/cred/4/5/6" % number for number in (7, 8, 9)]
+    requests, replies = [], []
+    for at, name in enumerate(names):
+        if at:
+            backend.core.receive([b"CMSG chain\0" + name])
+        requests.append(started(backend._request("k", b""), backend, name))
+        subscription, *more, packet = [p for p in backend.take() if not p.startswith(b"CMSG")]
+        assert subscription == b"SUB %b/sbus/reply/*" % name
+        assert more == ([b"UNSUB %b/sbus/reply/*" % names[0]] if at == 2 else [])
+        assert reply_to(packet).startswith(name)
+        replies.append(reply_to(packet))
+    backend.core.receive([b"MSG %b\0+late" % reply for reply in replies])
+    assert [request.resume().result for request in requests[1:]] == [b"late", b"late"]
+    assert not requests[0].is_done
+    backend.core.receive([b"CMSG chain/on\0"])
+    assert seen == []
+    backend.control("chain/on")
+    backend.core.receive([b"CMSG chain/on\0", b"CMSG chain\0" + ME])
+    assert seen == [b"chain/on", b"chain"]
+
+
+def test_a_name_that_changes_while_it_is_asked_for() -> None:
+    """A name that the server has replaced before the call could go on is asked for again."""
+    backend = Backend()
+    running = Running(backend._request("k", b""))
+    backend.take()
+    backend.core.receive([WHOAMI + b"\0" + ME, b"CMSG chain\0" + CHAINED])
+    running.resume()
+    assert backend.take() == [b"CMSG chain/on", WHOAMI]
+    backend.core.receive([WHOAMI + b"\0" + CHAINED])
+    running.resume()
+    assert backend.take()[0] == b"SUB %b/sbus/reply/*" % CHAINED
 
 
 def test_replies_without_a_request_are_ignored() -> None:

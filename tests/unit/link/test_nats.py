@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,24 @@ def test_a_number_can_be_taken_back() -> None:
     assert numbering.next(b"k") == "7.1"
     numbering.take_back(b"k")
     assert numbering.next(b"k") == "7.1"
+
+
+def test_long_keys_are_remembered_in_few_bytes() -> None:
+    """The numbers of keys of any length take the same memory, and are those of each key alone."""
+    numbering, ledger = Numbering(1), Ledger()
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            for at in range(100):
+                key = b"%d/" % at + b"x" * 100_000
+                value = numbering.next(key)
+                assert _enter(ledger, key, value) == 0
+                assert _enter(ledger, key, value) == -1
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    numbering.take_back(key)
+    assert numbering.next(key) == value
 
 
 # --- headers -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -85,6 +86,15 @@ def test_different_keys_have_different_subjects(key: bytes, others: list[bytes])
     """Within 14 segments the mapping is one to one (but for collisions of a hash)."""
     other = b"/".join(others)
     assert (subject("r", key) == subject("r", other)) is (key == other)
+
+
+def test_a_long_key_costs_little() -> None:
+    """A segment of 400,000 bytes that would all be escaped, and as many segments, are mapped at once."""
+    began = time.process_time()
+    found = [subject("sbus", key) for key in (b"." * 400_000, b"/" * 400_000) for _ in range(20)]
+    assert time.process_time() - began < 0.3  # escaping and splitting all of it takes 1 s
+    assert found[0] == "sbus.=~" + hashlib.sha256(b"." * 400_000).hexdigest()[:32]
+    assert found[-1] == "sbus" + ".=" * 14 + ".=+"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from sbus.server.credentials import AccessSettings, KernelCredentials
 from sbus.server.interfaces import ICredentials
 from sbus.server.last_values import LastValueRule
 from sbus.server.limits import Limits
+from sbus.server.tap import Tap
+from sbus.server.watchers import UnroutedWatcher
 from tests.support.buses import Bus
 
 
@@ -131,6 +133,21 @@ def test_explain_a_client():
     assert got(bus, "/v1/explain", key="a/b", receiver="2")["others"][0]["text"] == "it has no subscriptions"
 
 
+def test_explain_long_patterns():
+    """Long patterns are compared one by one, so that no piece of the answer takes long, and are shown cut."""
+    bus = Bus()
+    key = b"k" * 7000
+    bus.connect().send(*(b"SUB %b%d" % (key, n) for n in range(30)), b"SUB a/" + b"x" * 100_000)
+    page, _ = pages(bus.registry)["GET", "/v1/explain"]
+    pieces = list(page(Asked({"key": key.decode(), "receiver": "1"})))
+    assert len(pieces) > 30
+    found = json.loads("".join(piece or "" for piece in pieces))
+    assert {len(row["pattern"]) for row in found["compared"]} == {1024}
+    assert all("the key's segment ends here" in row["why"] for row in found["compared"])
+    found = got(bus, "/v1/explain", key="a/b", receiver="1")
+    assert found["compared"][0]["why"] == "pattern and key differ here"
+
+
 @implementer(ICredentials)
 class NoPublishing(KernelCredentials):
     """Allows no user to publish keys that begin with x."""
@@ -204,6 +221,35 @@ def test_totals():
     assert found["sbus_route_cache_misses_total"] == 2
     assert found["sbus_route_cache_hits_total"] == 1
     assert (found["sbus_patterns"], found["sbus_clients"], found["sbus_clients_connected_total"]) == (2, 2, 3)
+
+
+def test_nobody_subscribed():
+    """A message is unrouted in the metric exactly if the answer to `probe` is 0: observers do not count, nor does echo
+    that is off; the events agree."""
+    bus = Bus(last_values=(LastValueRule(b"k*"),))
+    observer, other, reader, publisher = bus.connect(), bus.connect(), bus.connect(), bus.connect()
+    observer.send(b"CMSG observer/on", b"SUB ")
+    other.send(b"SUB k2", b"SUB k4", b"CMSG observer/on")
+    reader.send(b"SUB k3", b"SUB k4")
+    publisher.send(b"CMSG echo/off", b"SUB own")
+    watcher = UnroutedWatcher(bus.registry.dialect, bus.registry.interest.observers)
+    tap = Tap(bus.registry, lambda: 1.0)
+    for key, unrouted in ((b"k1", 1), (b"k2", 1), (b"k3", 0), (b"k4", 0), (b"own", 1)):
+        publisher.take()
+        publisher.send(b"CMSG probe\0" + key)
+        assert publisher.take() == [b"CMSG probe\0%d %b" % (1 - unrouted, key)]
+        for is_watched in (False, True):
+            before = bus.registry.counters.unrouted
+            if is_watched:
+                tap.add(watcher)
+            publisher.send(b"MSG %b\0x" % key, b"MSG %b\0y" % key)
+            assert bus.registry.counters.unrouted - before == 2 * unrouted, key
+            tap.remove(watcher)
+        assert sum(flow.messages for flow in watcher.take().values()) == 2 * unrouted
+    observer.send(b"CMSG observer/off")
+    before = bus.registry.counters.unrouted
+    publisher.send(b"MSG k1\0")
+    assert bus.registry.counters.unrouted == before
 
 
 def test_queues_and_limits():

@@ -502,3 +502,18 @@ def test_one_notice_of_each_key_waits():
     assert len(got) <= 400
     assert watcher.protocol.on_room == ()
     assert not watcher.protocol.is_paused
+
+
+def test_notices_are_part_of_the_effort():
+    """One turn of the reactor makes about a thousand notices, however many watched keys a subscription concerns."""
+    bus = Bus()
+    watchers = [bus.connect() for _ in range(3)]
+    for at, watcher in enumerate(watchers):
+        for start in range(0, 1000, 50):
+            watcher.send(*(b"CMSG interest/on\0k/%d/%d" % (at, n) for n in range(start, start + 50)))
+            watcher.take()
+    bus.connect(uid=2).transport.deliver(b"SUB k/")
+    told = sum(len(watcher.take()) for watcher in watchers)
+    assert 900 < told < 1300
+    bus.settle()
+    assert sum(len(watcher.take()) for watcher in watchers) == 3000 - told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -278,6 +279,29 @@ def test_a_snapshot_is_work_of_its_user():
     while bus.registry.turns._waiting:
         bus.settle()
     assert late.take() == [*(b"MSG %d\0x" % n for n in range(10_000)), done(b"*")]
+
+
+def test_long_keys_and_patterns_are_work_of_the_asking_user():
+    """Kept keys of many segments cost who asks nothing more; a pattern of many segments costs its user a turn for each
+    few keys, so that the bus serves others in between."""
+    bus = Bus(last_values=EVERYTHING)
+    one, late = bus.connect(uid=2), bus.connect()
+    for n in range(20):
+        one.protocol.user.work_left = TURN_BUDGET
+        one.send(b"MSG %d/" % n + b"a/" * 150_000 + b"\0x")
+    began = time.process_time()
+    for n in range(20):
+        late.protocol.user.work_left = TURN_BUDGET
+        late.send(b"CMSG last\0%d/b" % n)
+    assert time.process_time() - began < 1  # splitting the keys takes 4 s
+    assert late.take() == [done(b"%d/b" % n) for n in range(20)]
+    late.protocol.user.work_left = TURN_BUDGET
+    late.transport.deliver(b"CMSG last\0" + (pattern := b"0/" + b"a/" * 3000))
+    assert bus.registry.turns._waiting
+    assert not late.transport.written[1:]
+    while bus.registry.turns._waiting:
+        bus.settle()
+    assert late.take()[1:] == [done(pattern)]
 
 
 def test_a_client_leaves_while_its_snapshot_waits_for_a_turn():

@@ -205,6 +205,28 @@ class TestAdmission:
         bus.settle()
         assert self.connect(bus, app)[1].connected
 
+    def test_one_user_cannot_take_all_places_of_a_socket(self):
+        """The last quarter of max-clients= is kept for users without a client at the socket; root may have it, and so
+        may the user of a socket that is one user's alone."""
+        bus = Bus()
+        app, own = Listener("app", max_clients=8), Listener("own", frozenset((1001,)), max_clients=8)
+        first, *_ = [self.connect(bus, app, 1001) for _ in range(6)]
+        protocol, transport = self.connect(bus, app, 1001)
+        assert (transport.connected, protocol.reason) == (False, CloseReason.KEPT_FOR_OTHERS)
+        assert not bus.registry.admits(PeerCredentials(1, 1001, 0), app)
+        assert bus.registry.admits(PeerCredentials(1, 1002, 0), app)
+        assert self.connect(bus, MAIN, 1001)[1].connected
+        newcomer = self.connect(bus, app, 1002)[1]
+        assert newcomer.connected
+        assert self.connect(bus, app, 1002)[0].reason is CloseReason.KEPT_FOR_OTHERS
+        assert self.connect(bus, app, 0)[1].connected
+        assert self.connect(bus, app, 1003)[0].reason is CloseReason.TOO_MANY_CLIENTS
+        newcomer.end()
+        first[1].end()
+        bus.settle()
+        assert self.connect(bus, app, 1002)[1].connected
+        assert [self.connect(bus, own, 1001)[1].connected for _ in range(9)] == [True] * 8 + [False]
+
     def test_label_is_on_the_client(self):
         """The state of a connection names its socket."""
         bus = Bus()

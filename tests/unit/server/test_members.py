@@ -20,7 +20,13 @@ SMALL = Listener("small", max_clients=1)
 
 
 def client(pid: int, listener: Listener) -> Any:
-    return SimpleNamespace(peer=SimpleNamespace(pid=pid), number=0, listener=listener, close=lambda reason: None)
+    return SimpleNamespace(
+        peer=SimpleNamespace(pid=pid),
+        user=SimpleNamespace(uid=1),
+        number=0,
+        listener=listener,
+        close=lambda reason: None,
+    )
 
 
 class MembersMachine(RuleBasedStateMachine):

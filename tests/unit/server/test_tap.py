@@ -183,6 +183,21 @@ def test_the_budget():
     assert len(stream.messages()) == 1
 
 
+def test_making_the_events_is_charged():
+    """The time that making events takes counts toward the budget, by the clock of the tap."""
+    bus = Bus()
+    publisher = bus.connect()
+    clock = Time()
+    stream = Stream(bus, tap=Tap(bus.registry, clock), monitor="")
+    publisher.send(b"MSG k\0")
+    clock.step = BURST
+    assert len(stream.messages()) == 1
+    clock.step = 0.0
+    publisher.send(b"MSG k\0")
+    (event,) = stream.read()["messages"]
+    assert (event["messages"], event["missed"]["budget"]) == ([], 1)
+
+
 def test_a_reader_that_does_not_read():
     """A stream that is not read keeps a bounded number of messages, flows and keys; the others are counted."""
     bus = Bus()

@@ -292,3 +292,25 @@ def test_link_without_a_name_leaves_secrets_here():
     assert client.take() == [WHOAMI + b"\0" + OWN]
     client.send(b"MSG " + OWN + b"/x\0")
     assert (client.take(), link.take()) == ([b"MSG " + OWN + b"/x\0"], [])
+
+
+def test_a_bridge_has_no_name_and_no_fences():
+    """A bridge that is up changes neither names nor secrets, and no reply waits for it."""
+    bus = Bus()
+    bridge, client = bus.connect(uid=0), bus.connect(pid=7)
+    bridge.send(b"CMSG interest/patterns", b"CMSG link/path\0", b"CMSG link/up")
+    upstream = bus.registry.upstream
+    assert (upstream.is_up, upstream.is_chained) == (True, False)
+    client.send(b"SUB a", WHOAMI)
+    assert client.take() == [WHOAMI + b"\0" + OWN]
+    bridge.send(b"CMSG link/down")
+    assert not upstream.is_up
+    bridge.send(b"CMSG link/up")
+    bridge.transport.hang_up()
+    bus.settle()
+    assert not upstream.is_up
+    link_to(bus)
+    client.send(b"SUB b", WHOAMI)
+    assert client.take() == []
+    bus.clock.advance(PATIENCE)
+    assert client.take() == [WHOAMI + b"\0" + P + b"/" + OWN]

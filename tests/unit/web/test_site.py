@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import StringTransport, StringTransportWithDisconnection
 from twisted.logger import globalLogPublisher
 
 from sbus.errors import SbusError
 from sbus.web.files import File, load
 from sbus.web.guard import Guard, Refused
-from sbus.web.site import HEADERS, MOST_BODY, PageRequest, PageSite
+from sbus.web.site import HEADERS, MOST_BODY, MOST_STRANGERS, PageRequest, PageSite
 
 TOKEN = "token-of-this-test-that-is-long-enough-00000"
 OWN = "Host: 127.0.0.1:8080\r\n"
@@ -150,3 +150,53 @@ def test_a_page_that_was_not_built(tmp_path: Path) -> None:
     """In a source tree without the page the error names the command that builds it."""
     with pytest.raises(SbusError, match="make web"):
         load(tmp_path)
+
+
+def connect(site: PageSite) -> tuple[Any, StringTransportWithDisconnection]:
+    """Connect to a site."""
+    channel: Any = site.buildProtocol(IPv4Address("TCP", "127.0.0.1", 50000))
+    transport = StringTransportWithDisconnection()
+    transport.protocol = channel
+    transport.abortConnection = transport.loseConnection  # type: ignore[method-assign]
+    channel.makeConnection(transport)
+    return channel, transport
+
+
+def new_site() -> PageSite:
+    return PageSite(Clock(), Guard(TOKEN), {"/": File("text/html", b"page")}, {("POST", "/api/echo"): echo})
+
+
+def test_a_stranger_gets_one_answer() -> None:
+    """Of pipelined requests for files the first is answered alone: nobody fills the memory by not reading."""
+    channel, transport = connect(new_site())
+    channel.dataReceived(f"GET / HTTP/1.1\r\n{OWN}\r\n".encode() * 1000)
+    assert transport.value().count(b"HTTP/1.1 200") == 1
+    assert not transport.connected
+    channel, transport = connect(new_site())
+    body = b'{"say": 1}'
+    fields = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /api/echo HTTP/1.1\r\n{ALLOWED}{fields}\r\n"
+    channel.dataReceived((head.encode() + body) * 2)
+    assert transport.value().count(b"HTTP/1.1 200") == 2
+    assert transport.connected
+
+
+def test_strangers_give_their_places_to_each_other() -> None:
+    """Beyond 128 connections without the token the oldest ends; one that has shown it stays."""
+    site = new_site()
+    channel, transport = connect(site)
+    head = f"POST /api/echo HTTP/1.1\r\n{ALLOWED}Content-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+    channel.dataReceived(head.encode() + b"{}")
+    strangers = [connect(site)[1] for _ in range(MOST_STRANGERS + 2)]
+    assert transport.connected
+    assert [each.connected for each in strangers] == [False] * 2 + [True] * MOST_STRANGERS
+    strangers[5].loseConnection()
+    assert connect(site)[1].connected
+    assert strangers[2].connected
+
+
+def test_parameters_are_few() -> None:
+    """A query of more than 16 parameters is refused, and parsed only with the token."""
+    query = "a=b&" * 1000
+    assert ask(f"GET /api/refuse?{query} HTTP/1.1\r\n{OWN}")[0] == 401
+    assert ask(f"GET /api/refuse?{query} HTTP/1.1\r\n{ALLOWED}")[0] == 400
