@@ -1,11 +1,17 @@
-"""What a page of the admin socket is: a question with its parameters, pieces of an answer, and a problem."""
+"""What a page of the admin socket is: a request with its parameters, pieces of an answer, and a problem.
+
+``sbus web`` answers its own requests with the same requests and problems.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["EVENTS", "Asked", "Page", "Pieces", "Problem"]
+__all__ = ["CLIENT_SORTS", "EVENTS", "Asked", "Page", "Pieces", "Problem"]
+
+CLIENT_SORTS = ("number", "queue", "lost", "memory", "patterns")
+"""What clients can be sorted by: the values of ``sort=``."""
 
 EVENTS = "text/event-stream"
 """The content type of a page that never ends."""
@@ -38,6 +44,11 @@ class Asked:
     parameters: Mapping[str, str]
     is_owner: bool = True
 
+    @classmethod
+    def with_query(cls, query: Mapping[bytes, Sequence[bytes]], is_owner: bool = True) -> Asked:
+        """Return a request with the last value of each parameter (`twisted.web.http.Request.args`)."""
+        return cls({_text(name): _text(values[-1]) for name, values in query.items()}, is_owner)
+
     def need(self, name: str) -> str:
         """Return a parameter.
 
@@ -59,6 +70,10 @@ class Asked:
         if not (text.isascii() and text.isdigit() and len(text) < 10 and lowest <= int(text) <= highest):
             raise Problem(400, f"{name}={text[:20]}: give a number from {lowest} to {highest}")
         return int(text)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 Page = Callable[[Asked], Pieces]

@@ -12,9 +12,10 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.logger import globalLogPublisher
 
+from sbus.admin.pages import Problem
 from sbus.errors import SbusError
 from sbus.web.files import File, load
-from sbus.web.guard import Guard, Refused
+from sbus.web.guard import Guard
 from sbus.web.site import HEADERS, MOST_BODY, PageRequest, PageSite
 
 TOKEN = "token-of-this-test-that-is-long-enough-00000"
@@ -27,7 +28,7 @@ async def echo(request: PageRequest) -> Any:
 
 
 async def refuse(request: PageRequest) -> Any:
-    raise Refused(502, "the bus is not there")
+    raise Problem(502, "the bus is not there")
 
 
 async def fail(request: PageRequest) -> Any:
