@@ -145,7 +145,7 @@ class Bridge:
                 self._wanted.follow(self._incoming),
                 self._report_losses(),
                 self._write_metrics(),
-                *([self._take(bus, self._outgoing)] if settings.listed_out else []),
+                *([self._take(self._outgoing)] if settings.listed_out else []),
             ):
                 self._start(work)
             await self._failure
@@ -285,7 +285,7 @@ class Bridge:
         except Disconnected:
             pass  # it comes back, and is asked again
 
-    async def _take(self, bus: Bus, outgoing: Outgoing) -> None:
+    async def _take(self, outgoing: Outgoing) -> None:
         assert self._local is not None
         while True:
             try:
