@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from sbus.testing import RunningBus, running_bus
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -129,10 +130,7 @@ def test_serve_has_an_admin_socket(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sbus", "serve", f"--socket={address}"]
     serving = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 20
-        while not os.path.exists(address + ".admin"):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: os.path.exists(address + ".admin"))
         ask = [sys.executable, "-m", "sbus", "--socket", address, "status", "--json"]
         done = subprocess.run(ask, capture_output=True, text=True, timeout=30)
         assert json.loads(done.stdout)["pid"] == serving.pid
