@@ -62,7 +62,7 @@ class Asked:
     def number(self, name: str, default: int, lowest: int, highest: int) -> int:
         """Return a parameter that is a number.
 
-        :raises Problem: if it is none, or out of range.
+        :raises Problem: if it is not a number, or out of range.
         """
         text = self.parameters.get(name)
         if text is None:

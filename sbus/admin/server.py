@@ -1,4 +1,4 @@
-"""HTTP on the admin socket: accepts, checks the peer, and has the pages answer.
+"""HTTP on the admin socket: connections, the authority of each peer, and the pages.
 
 Theory of operation
 -------------------

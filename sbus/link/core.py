@@ -126,7 +126,7 @@ class _Bus:
     :ivar fences: the questions under way, each with the number of the change of interest that its reply confirms.
     :ivar receipts: messages that the bus has dropped for the link.
     :ivar known: the keys of messages that may cross, for `next_run`.
-    :ivar grants: whether this bus tells the link what is wanted here.
+    :ivar grants: whether this bus lists the wanted patterns for the link.
     """
 
     def __init__(self, listed: tuple[bytes, ...], limit: int) -> None:
@@ -157,7 +157,7 @@ class LinkCore:
     :raises sbus.errors.UsageError: if a listed pattern cannot be used.
     :ivar lost: messages lost on the way up, and on the way down.
     :ivar carried: messages carried up, and down.
-    :ivar refused: secret messages from above that were for nobody below.
+    :ivar refused: secret messages from above without a receiver below.
     """
 
     def __init__(
@@ -418,7 +418,7 @@ class LinkCore:
 
     def _greeted_below(self, now: float) -> None:
         if not self._below.grants:
-            reason = "it does not tell this link what is wanted: run the link as root or as the bus's user"
+            reason = "it does not list the wanted patterns for this link: run the link as root or as the bus's user"
             self._refuse(Side.BELOW, reason)
             return
         self._below.stage = Stage.KNOWN

@@ -94,7 +94,7 @@ class PageRequest(Request):
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise Problem(400, "the body is no JSON object: send one")
+            raise Problem(400, "the body is not a JSON object: send one")
         return value
 
 

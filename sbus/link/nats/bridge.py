@@ -233,7 +233,7 @@ class Bridge:
             bus.send([build(CMSG, INTEREST_PATTERNS)])
         await bus.fence(_ANSWER_TIME)
         self._check_path()
-        # Take the one place that the bus has for a link, so that nobody links it to a master meanwhile.
+        # Take the one place that the bus has for a link, so that no link to a master takes it meanwhile.
         bus.send([build(CMSG, LINK_PATH, b"")])
         await bus.fence(_ANSWER_TIME)
 
@@ -271,7 +271,7 @@ class Bridge:
         """The connection to the bus was lost, and made again."""
         self._log.warn("the bus was away: {reason}; messages on it may have been missed", reason=reason)
         if isinstance(reason, ConnectionLost) and reason.reason is CloseReason.NOT_ALLOWED:
-            self._fail(reason)  # somebody else has the place
+            self._fail(reason)  # another link has the place
         if self._incoming is not None:
             self._incoming.bus_lost()
         if self._bus is not None and not self._stopping:
@@ -383,7 +383,7 @@ class Bridge:
             try:
                 self._metrics_file.write(metrics)
             except OSError as error:
-                self._report(f"{self._metrics_file.path} cannot be written: {error.strerror}")
+                self._report(self._metrics_file.problem(error))
             await asyncio.sleep(_METRICS_INTERVAL)
 
     def _say_what_was_lost(self) -> None:

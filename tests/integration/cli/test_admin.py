@@ -90,7 +90,7 @@ def test_explain(bus: RunningBus) -> None:
         number = output.partition("+ client ")[2].split()[0]
         output, error = sbus(bus, "explain", "other", "--receiver", number, status=3)
         assert "none of its patterns matches" in output
-        assert "nobody would get it" in error
+        assert "nobody would receive it" in error
     _, error = sbus(bus, "explain", "!/bad", status=2)
     assert "reserved" in error
 
