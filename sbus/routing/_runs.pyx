@@ -146,8 +146,7 @@ def build_messages(list messages not None, Py_ssize_t start, Py_ssize_t longest)
     return packets
 
 
-def total_size(list packets not None):
-    """See `sbus.routing.runs._total_size`."""
+cdef Py_ssize_t _size(list packets) except -1:
     cdef object packet
     cdef Py_ssize_t size = 0
     for packet in packets:
@@ -155,3 +154,27 @@ def total_size(list packets not None):
             raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
         size += PyBytes_GET_SIZE(packet)
     return size
+
+
+def total_size(list packets not None):
+    """See `sbus.routing.runs._total_size`."""
+    return _size(packets)
+
+
+cdef class Tally:
+    """See `sbus.routing.runs._Tally`."""
+
+    cdef readonly long long messages, size, copies, copied_size
+
+    def add(self, list packets not None, Py_ssize_t copies):
+        """See `sbus.routing.runs._Tally.add`."""
+        cdef Py_ssize_t size = _size(packets)
+        self.messages += len(packets)
+        self.size += size
+        self.copies += len(packets) * copies
+        self.copied_size += size * copies
+
+    def no_copy(self, list packets not None):
+        """See `sbus.routing.runs._Tally.no_copy`."""
+        self.copies -= len(packets)
+        self.copied_size -= _size(packets)

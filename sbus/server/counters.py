@@ -7,8 +7,11 @@ from typing import Any
 
 from sbus.errors import CloseReason, ViolationReason
 from sbus.protocol.notices import LossReason
+from sbus.routing.runs import Tally
 
 __all__ = ["Counters", "word_of"]
+
+_READ_FROM_TALLY = ("published", "published_bytes", "routed", "routed_bytes")
 
 
 @dataclass(slots=True)
@@ -20,12 +23,9 @@ class Counters:
     :ivar refused: connections that were accepted only to be closed.
     :ivar refused_by: the same, by the reason.
     :ivar user_limits: connections and subscriptions that were refused because of a limit for one user.
-    :ivar published: messages that clients (or the program around the bus) have published.
-    :ivar published_bytes: the bytes of their packets.
-    :ivar unrouted: of these messages, the ones that nobody was subscribed to.
-    :ivar routed: copies of these that were meant for a receiver.
-    :ivar routed_bytes: the bytes of the copies.
-    :ivar dropped: of those copies, the ones that flood control dropped or that were left for a lost receiver.
+    :ivar tally: what `published`, `published_bytes`, `routed` and `routed_bytes` are read from.
+    :ivar unrouted: of the published messages, the ones that nobody was subscribed to.
+    :ivar dropped: of the routed copies, the ones that flood control dropped or that were left for a lost receiver.
     :ivar dropped_bytes: the bytes of these.
     :ivar dropped_by: the same, by cause.
     :ivar conflated: of those copies, the ones that a newer message replaced (``blocking/soft/latest``).
@@ -40,11 +40,8 @@ class Counters:
     refused: int = 0
     refused_by: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(CloseReason, 0))
     user_limits: int = 0
-    published: int = 0
-    published_bytes: int = 0
+    tally: Tally = field(default_factory=Tally)
     unrouted: int = 0
-    routed: int = 0
-    routed_bytes: int = 0
     dropped: int = 0
     dropped_bytes: int = 0
     dropped_by: dict[LossReason, int] = field(default_factory=lambda: dict.fromkeys(LossReason, 0))
@@ -54,10 +51,32 @@ class Counters:
     unknown_controls: int = 0
     unknown_unsubscriptions: int = 0
 
+    @property
+    def published(self) -> int:
+        """Messages that clients (or the program around the bus) have published."""
+        return self.tally.messages
+
+    @property
+    def published_bytes(self) -> int:
+        """The bytes of their packets."""
+        return self.tally.size
+
+    @property
+    def routed(self) -> int:
+        """Copies of these messages that were meant for a receiver."""
+        return self.tally.copies
+
+    @property
+    def routed_bytes(self) -> int:
+        """The bytes of the copies."""
+        return self.tally.copied_size
+
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as JSON can write them; those by a reason are dictionaries from its word."""
         found: dict[str, Any] = {}
-        for name in self.__slots__:
+        for name in (*_READ_FROM_TALLY, *self.__slots__):
+            if name == "tally":
+                continue
             value = getattr(self, name)
             if isinstance(value, dict):
                 value = {word_of(why): count for why, count in value.items()}

@@ -96,6 +96,7 @@ class Delivery:
         "_backpressure",
         "_blocking",
         "_catches_left",
+        "_count",
         "_counters",
         "_credentials",
         "_events",
@@ -121,6 +122,7 @@ class Delivery:
         muted: Set[Receiver] = frozenset(),
     ) -> None:
         self._counters = counters
+        self._count = counters.tally.add
         self._events = events
         self._credentials = credentials
         self._backpressure = backpressure
@@ -165,14 +167,10 @@ class Delivery:
             return done + self.deliver(packets[half:], receivers, publisher)
         if self.touched and publisher is not self._publisher:
             self.flush()
-        count, copies, counters = len(packets), len(receivers), self._counters
-        size = len(packets[0]) if count == 1 else total_size(packets)
-        counters.published += count
-        counters.published_bytes += size
-        counters.routed += count * copies
-        counters.routed_bytes += size * copies
+        count, copies = len(packets), len(receivers)
+        self._count(packets, copies)
         if copies < 2 and (not copies or receivers[0] is self._keeper):
-            counters.unrouted += count
+            self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = {} if count > 1 else None
         late = bundled = work_left = 0
@@ -418,8 +416,7 @@ class Delivery:
         keeper = self._keeper
         if keeper is not None and receiver is keeper:
             keeper.keep(packets, publisher)
-            self._counters.routed -= len(packets)
-            self._counters.routed_bytes -= total_size(packets)
+            self._counters.tally.no_copy(packets)
             return
         if receiver in self._muted:
             return

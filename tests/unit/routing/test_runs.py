@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from sbus.client.core import Message
 from sbus.flood.orders import Reply
-from sbus.routing.runs import _build_messages, _next_messages, _next_run, _total_size
+from sbus.routing.runs import _build_messages, _next_messages, _next_run, _Tally, _total_size
 
 try:
     compiled_runs = importlib.import_module("sbus.routing._runs")
     compiled, compiled_messages = compiled_runs.next_run, compiled_runs.next_messages
     compiled_build, compiled_size = compiled_runs.build_messages, compiled_runs.total_size
+    compiled_tally = compiled_runs.Tally
 except ImportError:
-    compiled = compiled_messages = compiled_build = compiled_size = None
+    compiled = compiled_messages = compiled_build = compiled_size = compiled_tally = None
 
 needs_compiled = pytest.mark.skipif(compiled is None, reason="the compiled part was not built")
 
@@ -216,3 +217,19 @@ def test_total_size(total_size):
     assert total_size([b"", b"12", Reply(b"345")]) == 5
     with pytest.raises(TypeError):
         total_size([b"12", 5])
+
+
+@pytest.mark.parametrize("kind", [_Tally, pytest.param(compiled_tally, marks=needs_compiled)])
+@given(runs=st.lists(st.tuples(st.lists(st.binary(max_size=9), max_size=5), st.integers(0, 4), st.booleans())))
+def test_tally(kind, runs):
+    """A tally has the messages and the bytes of all runs, and their copies without those that were taken back."""
+    tally = kind()
+    copied = []
+    for packets, copies, is_kept in runs:
+        tally.add(packets, copies + is_kept)
+        if is_kept:
+            tally.no_copy(packets)
+        copied += packets * copies
+    published = [packet for packets, _, _ in runs for packet in packets]
+    assert (tally.messages, tally.size) == (len(published), sum(map(len, published)))
+    assert (tally.copies, tally.copied_size) == (len(copied), sum(map(len, copied)))
