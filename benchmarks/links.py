@@ -12,6 +12,7 @@ On a busy machine, ``--priority`` gives all processes real-time priority while s
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import select
 import socket
@@ -33,6 +34,7 @@ from sbus.protocol.packets import SUB, build
 CHUNK = 8192
 SIZE = 64
 KEY = b"bench/k"
+THERE, BACK = b"trip/there", b"trip/back"
 _WHOAMI = b"!/cred/whoami"
 
 
@@ -73,19 +75,22 @@ def count(packet: bytes) -> int:
     return (len(packet) - 4) // (4 + SIZE) if packet[:4] == MAGIC else 1
 
 
-def subscribed(reader: socket.socket, publisher: socket.socket) -> None:
-    """Wait until the publisher's messages arrive at the reader."""
-    reader.send(build(SUB, KEY))
-    ask(reader, _WHOAMI)
+def wait_crossing(publisher: socket.socket, reader: socket.socket, key: bytes) -> None:
+    """Wait until messages with a key arrive at a reader that is subscribed to it.
+
+    Messages keep their order, so once the newest probe has arrived, none is still under way.
+
+    :raises Failed: if none arrives within 20 s.
+    """
     end = time.monotonic() + 20
-    probe = b"MSG " + KEY + b"\0probe"
-    while time.monotonic() < end:
+    for number in itertools.count():
+        probe = b"MSG %b\0probe %d" % (key, number)
         publisher.send(probe)
-        if select.select([reader], [], [], 0.1)[0]:
-            time.sleep(0.3)
-            while select.select([reader], [], [], 0)[0]:
-                reader.recv(1 << 17)
-            return
+        while select.select([reader], [], [], 0.1)[0]:
+            if reader.recv(1 << 17).endswith(probe):  # a bundle ends with its last message
+                return
+        if time.monotonic() > end:
+            break
     raise Failed("no message arrives")
 
 
@@ -155,7 +160,7 @@ def pinned(pids: Iterable[int]) -> Iterator[None]:
 
 def trip(one: socket.socket, other: socket.socket, trips: int) -> float:
     """Return the median of the seconds that a message and its answer take."""
-    there, back = b"MSG trip/there\0", b"MSG trip/back\0"
+    there, back = b"MSG " + THERE + b"\0", b"MSG " + BACK + b"\0"
     times = []
     for _ in range(trips):
         began = time.perf_counter()
@@ -205,9 +210,11 @@ def main() -> None:
             for number in range(options.rounds):
                 for name in ("bus", "link") if number % 2 else ("link", "bus"):
                     addresses = (alone, alone) if name == "bus" else (leaf, root)
-                    reader, publisher = (prepared(address, bundled=bundled) for address in addresses)
-                    with reader, publisher:
-                        subscribed(reader, publisher)
+                    with (
+                        prepared(addresses[0], KEY, bundled=bundled) as reader,
+                        prepared(addresses[1], bundled=bundled) as publisher,
+                    ):
+                        wait_crossing(publisher, reader, KEY)
                         before = {each: cpu(pid) for each, pid in servers.items()}
                         with priority(servers.values()) if options.priority else nullcontext():
                             rates[name].append(messages / flow(reader, publisher, messages, bundled))
@@ -227,10 +234,11 @@ def main() -> None:
             both = []
             for addresses in ((alone, alone), (leaf, root)):
                 with (
-                    prepared(addresses[0], b"trip/back", bundled=False) as one,
-                    prepared(addresses[1], b"trip/there", bundled=False) as other,
+                    prepared(addresses[0], BACK, bundled=False) as one,
+                    prepared(addresses[1], THERE, bundled=False) as other,
                 ):
-                    time.sleep(0.3)  # the link gets the news of the patterns
+                    wait_crossing(one, other, THERE)
+                    wait_crossing(other, one, BACK)
                     with pinned(servers.values()), priority(servers.values()) if options.priority else nullcontext():
                         both.append(trip(one, other, options.trips))
             trips.append(both)

@@ -26,19 +26,24 @@ def counter(name: str, text: str, value: float | Mapping[str, float], label: str
     :param text: what it counts, and what to do if it rises.
     :param value: the figure, or figures by the value of `label`.
     """
-    if not isinstance(value, Mapping):
-        return CounterMetricFamily(name, text, value=value)
-    family = CounterMetricFamily(name, text, labels=[label])
-    for word, figure in value.items():
-        family.add_metric([word], figure)
-    return family
+    return _family(CounterMetricFamily, name, text, value, label)
 
 
 def gauge(name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
     """Return a figure that goes up and down; see `counter`."""
+    return _family(GaugeMetricFamily, name, text, value, label)
+
+
+def _family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    value: float | Mapping[str, float],
+    label: str,
+) -> Metric:
     if not isinstance(value, Mapping):
-        return GaugeMetricFamily(name, text, value=value)
-    family = GaugeMetricFamily(name, text, labels=[label])
+        return kind(name, text, value=value)
+    family = kind(name, text, labels=[label])
     for word, figure in value.items():
         family.add_metric([word], figure)
     return family
@@ -69,9 +74,10 @@ class MetricsFile:
 
     def __init__(self, path: str, option: str = "--metrics-file") -> None:
         self.path = os.path.abspath(path)
+        self._option = option
         directory = os.path.dirname(self.path)
         if not path or os.path.isdir(self.path):
-            raise UsageError(f"{option}={path}: that is no file: name one, such as /var/lib/node_exporter/sbus.prom")
+            raise UsageError(f"{option}={path}: not a file: name one, such as /var/lib/node_exporter/sbus.prom")
         if not os.path.isdir(directory):
             raise UsageError(f"{option}={path}: there is no directory {directory}: make it first")
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -94,6 +100,13 @@ class MetricsFile:
             with suppress(OSError):
                 os.unlink(new)
             raise
+
+    def problem(self, error: OSError) -> str:
+        """Return the text of a problem that `write` had, for the log."""
+        return (
+            f"cannot write the metrics to {self.path}: {error.strerror}: make room there, or name another file "
+            f"({self._option})"
+        )
 
     def remove(self) -> None:
         """Remove the file: its figures are over."""

@@ -1,1 +1,1 @@
-"""The admin socket: HTTP over a Unix stream socket, for those who operate the bus."""
+"""The admin socket: HTTP over a Unix stream socket, for operators."""

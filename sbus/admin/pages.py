@@ -1,11 +1,20 @@
-"""What a page of the admin socket is: a question with its parameters, pieces of an answer, and a problem."""
+"""What a page of the admin socket is: a request with its parameters, pieces of an answer, and a problem.
+
+``sbus web`` answers its own requests with the same requests and problems.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
-__all__ = ["EVENTS", "Asked", "Page", "Pieces", "Problem"]
+__all__ = ["CLIENT_SORTS", "EVENTS", "Asked", "Page", "Pieces", "Problem"]
+
+CLIENT_SORTS = ("number", "queue", "lost", "memory", "patterns")
+"""What clients can be sorted by: the values of ``sort=``."""
+
+_MOST_PARAMETERS = 16
 
 EVENTS = "text/event-stream"
 """The content type of a page that never ends."""
@@ -38,6 +47,24 @@ class Asked:
     parameters: Mapping[str, str]
     is_owner: bool = True
 
+    @classmethod
+    def with_query(cls, query: bytes, is_owner: bool = True) -> Asked:
+        """Return a request with the parameters of a query; of several with one name, the last.
+
+        :param query: what follows the ``?`` of the URL.
+        :raises Problem: if there are too many parameters.
+        """
+        try:
+            pairs = parse_qsl(
+                query.decode("ascii", "surrogateescape"),
+                keep_blank_values=True,
+                errors="surrogateescape",
+                max_num_fields=_MOST_PARAMETERS,
+            )
+        except ValueError:
+            raise Problem(400, f"the query has more than {_MOST_PARAMETERS} parameters: leave some out") from None
+        return cls(dict(pairs), is_owner)
+
     def need(self, name: str) -> str:
         """Return a parameter.
 
@@ -51,7 +78,7 @@ class Asked:
     def number(self, name: str, default: int, lowest: int, highest: int) -> int:
         """Return a parameter that is a number.
 
-        :raises Problem: if it is none, or out of range.
+        :raises Problem: if it is not a number, or out of range.
         """
         text = self.parameters.get(name)
         if text is None:

@@ -1,4 +1,4 @@
-"""HTTP on the admin socket: accepts, checks the peer, and has the pages answer.
+"""HTTP on the admin socket: connections, the authority of each peer, and the pages.
 
 Theory of operation
 -------------------
@@ -19,7 +19,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from twisted.internet import defer, error
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -31,6 +30,7 @@ from sbus.admin.access import METRICS, Access, Authority
 from sbus.admin.answers import Answers
 from sbus.admin.pages import EVENTS, Asked, Page, Pieces, Problem
 from sbus.daemon.service import Service
+from sbus.daemon.stream_port import StreamPort
 from sbus.syscalls.listening import ListeningSocket
 
 __all__ = ["MOST_BODY", "MOST_CONNECTIONS", "MOST_OF_USER", "MOST_OTHERS", "MOST_STREAMS", "AdminService"]
@@ -52,14 +52,9 @@ MOST_BODY = 4096
 """Bytes in the body of a request."""
 _MOST_HEAD = 8192
 _MOST_HEADERS = 64
-_MOST_PARAMETERS = 16
 _OTHERS_TIME = 30.0
 """Seconds after which a connection of such a user is closed."""
-_REST = 1.0
-"""Seconds without accepting after the kernel had no descriptors or memory left."""
 _IDLE = 10.0
-_ACCEPTED = 4
-"""Connections accepted in a turn of the reactor."""
 
 
 class _Request(Request):
@@ -88,22 +83,6 @@ class _Request(Request):
         self.path, _, self.query = path.partition(b"?")
         channel.service.answer(self)
 
-    def parameters(self) -> dict[str, str]:
-        """Return the parameters of the query; of several with one name, the last.
-
-        :raises Problem: if there are too many.
-        """
-        try:
-            pairs = parse_qsl(
-                self.query.decode("ascii", "surrogateescape"),
-                keep_blank_values=True,
-                errors="surrogateescape",
-                max_num_fields=_MOST_PARAMETERS,
-            )
-        except ValueError:
-            raise Problem(400, f"the query has more than {_MOST_PARAMETERS} parameters: leave some out") from None
-        return dict(pairs)
-
 
 class AdminService(Service):
     """Answers on a socket that listens already.
@@ -123,13 +102,12 @@ class AdminService(Service):
         pages: Mapping[tuple[str, str], tuple[Page, str]],
     ) -> None:
         self._reactor = reactor
-        self._bound = bound
+        self._port = StreamPort(reactor, bound, "the admin socket", self._log, self._accepted)
         self._access = access
         self._pages = pages
         self.answers = Answers(reactor, self._log)
         self._open: dict[Any, Authority] = {}
         self._streams = 0
-        self._rest: IDelayedCall | None = None
         site: Any = Site(None, requestFactory=_Request, timeout=_IDLE, reactor=IReactorTime(reactor))
         self.site = site
         self.site.noisy = False
@@ -139,46 +117,17 @@ class AdminService(Service):
         """Accept connections."""
         super().startService()
         self.site.doStart()
-        self._reactor.addReader(self)
+        self._port.open()
 
     def stopService(self) -> defer.Deferred[None] | None:
         """Close the socket and all connections."""
         super().stopService()
-        self._reactor.removeReader(self)
-        if self._rest is not None and self._rest.active():
-            self._rest.cancel()
-        self._bound.close()
+        self._port.close()
         self.answers.stop()
         for protocol in tuple(self._open):
             protocol.abortConnection()
         self.site.doStop()
         return None
-
-    # IReadDescriptor
-    def fileno(self) -> int:
-        return self._bound.sock.fileno()
-
-    def logPrefix(self) -> str:
-        return "admin"
-
-    def connectionLost(self, reason: object) -> None:
-        self._log.error("the admin socket was lost: {reason}", reason=reason)
-
-    def doRead(self) -> None:
-        """Accept some connections."""
-        for _ in range(_ACCEPTED):
-            try:
-                sock, _address = self._bound.sock.accept()
-            except BlockingIOError:
-                return
-            except OSError as e:
-                # Without free descriptors the socket stays readable: look again later.
-                self._log.error("the admin socket cannot accept: {why}: raise ulimit -n", why=e.strerror)
-                self._reactor.removeReader(self)
-                self._rest = self._reactor.callLater(_REST, self._reactor.addReader, self)
-                return
-            with sock:
-                self._accepted(sock)
 
     def _accepted(self, sock: socket.socket) -> None:
         authority = self._access.authority(sock)
@@ -240,15 +189,15 @@ class AdminService(Service):
             known = sorted(p for m, p in self._pages if m == method)
             raise Problem(404, f"there is no {path[:100]}: ask for one of {', '.join(known)}")
         page, kind = found
-        parameters = request.parameters()
+        asked = Asked.with_query(request.query, authority.is_owner)
         if kind == EVENTS:
             if self._streams >= MOST_STREAMS - (0 if authority.is_owner else _KEPT):
                 raise Problem(503, f"{self._streams} programs watch events already: stop one of them")
-            pieces = page(Asked(parameters, authority.is_owner))
+            pieces = page(asked)
             self._streams += 1
             request.notifyFinish().addBoth(self._stream_ended)
             return pieces, kind
-        return page(Asked(parameters, authority.is_owner)), kind
+        return page(asked), kind
 
     def _stream_ended(self, _: object) -> None:
         self._streams -= 1

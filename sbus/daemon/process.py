@@ -61,6 +61,8 @@ class Process(Service):
     tell which, but /dev/tty does: a terminal that has closed cannot be opened any more (tty(4)).
 
     :param signals: the signals that stop the reactor, so that the process exits with status 0.
+    :ivar log_counters: called in the reactor at SIGUSR2; None: that signal is left alone. Set it before the service
+        starts. (SIGUSR1 is taken: it makes a daemon of twistd begin a new log file.)
     """
 
     _log = Logger(namespace="sbus.daemon")
@@ -70,6 +72,7 @@ class Process(Service):
         self._handles_signals = False
         self._had_terminal = False
         self._notifier: Notifier | None = None
+        self.log_counters: Callable[[], object] | None = None
 
     def startService(self) -> None:
         from twisted.internet import reactor
@@ -97,6 +100,9 @@ class Process(Service):
         self._handles_signals = True
         for number in self._signals:
             signal.signal(number, lambda *_: self.stop())
+        if self.log_counters is not None:
+            log_counters = self.log_counters
+            signal.signal(signal.SIGUSR2, lambda *_: self._call(log_counters))
         if signal.SIGHUP not in self._signals and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             self._had_terminal = _has_terminal()
             signal.signal(signal.SIGHUP, lambda *_: self._call(self._hung_up))

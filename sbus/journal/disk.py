@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["create", "remove", "replace", "sync", "sync_directory", "truncate", "write"]
+__all__ = ["create", "remove", "replace", "sync", "sync_directory", "sync_file", "truncate", "write"]
 
 
 def create(path: str, mode: int) -> int:
@@ -52,9 +52,18 @@ def sync(fd: int) -> None:
     os.fdatasync(fd)
 
 
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Return when the content of a file that others have written is on the disk."""
+    _sync_path(path, 0)
+
+
 def sync_directory(path: str) -> None:
     """Return when the names in a directory are on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync_path(path, os.O_DIRECTORY)
+
+
+def _sync_path(path: str | os.PathLike[str], flags: int) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(fd)
     finally:

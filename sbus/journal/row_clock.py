@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 class RowClock:
-    """Chooses the times of the rows of one journal. It is told what was appended, and appends nothing itself.
+    """Chooses the times of the rows of one journal; the writer reports each append.
 
     :param clock: returns the time, in µs since the epoch.
     :param elapsed: returns the time that has really passed, in µs from any origin; None: steps forward are not noticed.

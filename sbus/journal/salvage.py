@@ -59,9 +59,9 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
 def find_header(arrows: pa.NativeFile, journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
     """Return the record of a segment's header, and the format that the segment is written in.
 
-    :param record: the record in the index, if it is whole. It has the checksum of the header, so it tells the format
+    :param record: the record in the index, if it is whole. Its checksum of the header identifies the format
         even if the header itself is damaged.
-    :returns: None if neither the record nor the header tells the format.
+    :returns: None if neither the record nor the header identifies the format.
     """
     for version in sorted(FORMATS, reverse=True):
         data = FORMATS[version].header(journal_id)

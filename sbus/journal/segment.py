@@ -17,7 +17,8 @@ for one whose disk has failed:
    fsync(2), the kernel may mark pages as clean that it could not write, and another sync would report success without
    writing them. Writing the same bytes makes the pages dirty again; and if this attempt fails in the middle, the next
    one finds the same bytes.
-3. The rest is cut off.
+3. The rest is cut off, but for the end-of-stream marker of a close that failed later: the summary may be there, and a
+   segment with a summary is not opened again.
 
 Nothing that `reopen` keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
 """
@@ -136,9 +137,8 @@ class SegmentWriter:
             self._index_size += RECORD_SIZE
             self._advance_to(record)
         disk.truncate(self._index, self._index_size)
-        if size > self.size:
-            tail = os.pread(self._arrows, len(END_OF_STREAM) + 1, self.size)
-            self.torn = size - self.size if tail != END_OF_STREAM else 0
+        if size > self.size and os.pread(self._arrows, len(END_OF_STREAM) + 1, self.size) != END_OF_STREAM:
+            self.torn = size - self.size
             disk.truncate(self._arrows, self.size)
 
     def add(self, kind: Kind, rows: int, data: pa.Buffer, min_time: int, max_time: int) -> None:

@@ -28,6 +28,7 @@ Nothing that was reported can be lost in a repair, because it was synced before.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -144,11 +145,5 @@ def _remove_checksums(log: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return  # Spark has removed it in the meantime
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with contextlib.suppress(FileNotFoundError):  # Spark has removed it in the meantime
+        disk.sync_file(path)

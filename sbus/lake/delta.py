@@ -163,7 +163,7 @@ class DeltaLake(Table):
     def _put(self, path: Path, name: str) -> None:
         if self._is_local:
             target = Path(self.location) / name
-            _sync(path)
+            disk.sync_file(path)
             make_directories(target.parent)
             os.replace(path, target)
             disk.sync_directory(str(target.parent))
@@ -202,7 +202,7 @@ class DeltaLake(Table):
             log = Path(self.location) / "_delta_log"
             names = sorted(name for name in os.listdir(log) if name.endswith(".json"))
             for name in names[-3:]:
-                _sync(log / name)
+                disk.sync_file(log / name)
             disk.sync_directory(str(log))
 
     # --- rewrites -------------------------------------------------------------------------------
@@ -365,11 +365,3 @@ def _statistics(metadata: pq.FileMetaData) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     return value.isoformat(timespec="microseconds").replace("+00:00", "Z") if isinstance(value, datetime) else value
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sbus.lake.state import FILE_MODE, State, make_directories
+from sbus.syscalls.locks import is_locked
 
 __all__ = ["Pins"]
 
@@ -103,26 +104,12 @@ class Pins:
             for entry in sorted(self._readers.iterdir()):
                 if entry.suffix == ".lock":
                     continue
-                if _is_held(Path(f"{entry}.lock")):
+                if is_locked(f"{entry}.lock"):
                     living += 1
                 else:
                     shutil.rmtree(entry, ignore_errors=True)
                     Path(f"{entry}.lock").unlink(missing_ok=True)
         return living
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _forget(pid: int, directory: Path) -> None:

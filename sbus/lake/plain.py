@@ -274,11 +274,7 @@ def _data_file(hour: Hour, name: str, directory: int) -> DataFile | None:
 
 
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    disk.sync_file(path)
 
 
 def _move(path: Path, target: Path) -> None:

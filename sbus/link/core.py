@@ -126,7 +126,7 @@ class _Bus:
     :ivar fences: the questions under way, each with the number of the change of interest that its reply confirms.
     :ivar receipts: messages that the bus has dropped for the link.
     :ivar known: the keys of messages that may cross, for `next_run`.
-    :ivar grants: whether this bus tells the link what is wanted here.
+    :ivar grants: whether this bus lists the wanted patterns for the link.
     """
 
     def __init__(self, listed: tuple[bytes, ...], limit: int) -> None:
@@ -157,7 +157,7 @@ class LinkCore:
     :raises sbus.errors.UsageError: if a listed pattern cannot be used.
     :ivar lost: messages lost on the way up, and on the way down.
     :ivar carried: messages carried up, and down.
-    :ivar refused: secret messages from above that were for nobody below.
+    :ivar refused: secret messages from above without a receiver below.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class LinkCore:
 
     # --- connections -------------------------------------------------------------------------
 
-    def connected(self, side: Side, now: float) -> None:
+    def connected(self, side: Side) -> None:
         """Begin a new connection."""
         bus = self._buses[side]
         bus.reset()
@@ -199,7 +199,7 @@ class LinkCore:
         if side is Side.ABOVE:
             self._ask(None)
 
-    def disconnected(self, side: Side, now: float) -> None:
+    def disconnected(self, side: Side) -> None:
         """Note the end of a connection. Without the bus below, the one above is left, too."""
         if self._buses[side].stage is Stage.CLOSED:
             return
@@ -216,8 +216,8 @@ class LinkCore:
         if was_up:
             self._wire.is_up(False, self._master)
 
-    def _refuse(self, side: Side, now: float, reason: str, retry: float | None = None) -> None:
-        self.disconnected(side, now)
+    def _refuse(self, side: Side, reason: str, retry: float | None = None) -> None:
+        self.disconnected(side)
         self._wire.disconnect(side, reason, retry)
 
     # --- time --------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class LinkCore:
             return
         for side in Side:
             self._follow(side, now)
-        self._fence(now)
+        self._fence()
         if tuple(self.lost) != self._reported and now >= self._report_due:
             self._reported = (self.lost[0], self.lost[1])
             self._report_due = now + _REPORT_INTERVAL
@@ -257,7 +257,7 @@ class LinkCore:
             else:
                 self._wire.log(f"subscribing {where} to what is wanted again, and no more to the listed patterns whole")
 
-    def _fence(self, now: float) -> None:
+    def _fence(self) -> None:
         """Have the master confirm what has been asked for, unless a question is under way."""
         above = self._above
         if not above.fences and above.interest.settled > self._fenced:
@@ -322,12 +322,12 @@ class LinkCore:
             self.lost[side] += 1  # longer than the longest packet of this end
             return False
         if verb == MSG:
-            return self._may_cross(side, bus, key, now)
+            return self._may_cross(side, bus, key)
         if verb == CMSG:
             self._control(side, bus, key, payload, now)
         return False
 
-    def _may_cross(self, side: Side, bus: _Bus, key: bytes, now: float) -> bool:
+    def _may_cross(self, side: Side, bus: _Bus, key: bytes) -> bool:
         if not key.startswith(b"!/"):
             if len(bus.known) >= _MAX_KEYS:
                 bus.known.clear()
@@ -336,9 +336,7 @@ class LinkCore:
         if side is Side.BELOW:
             return self._secrets
         if bus.stage is Stage.GREETING and key == bus.name + _PROBE:
-            self._refuse(
-                side, now, "it does not know echo/off, so every message would come back: link only a newer master"
-            )
+            self._refuse(side, "it does not know echo/off, so every message would come back: link only a newer master")
             return False
         if bus.name and key.startswith(bus.name + _CREDENTIALS):
             return True
@@ -357,7 +355,7 @@ class LinkCore:
         elif key == controls.INTEREST_PATTERNS:
             self._list_complete(side, bus, now)
         elif key == controls.LINK_PATH:
-            self._path(side, bus, payload, now)
+            self._path(side, bus, payload)
         elif key == controls.CHAIN:
             self._renamed(bus, payload)
         elif key == controls.BUNDLE_ON:
@@ -416,12 +414,12 @@ class LinkCore:
             self._open(now)
         elif number is not None and self.is_up:
             self._tell_below(controls.LINK_FENCE, b"%d" % number)
-            self._fence(now)
+            self._fence()
 
     def _greeted_below(self, now: float) -> None:
         if not self._below.grants:
-            reason = "it does not tell this link what is wanted: run the link as root or as the bus's user"
-            self._refuse(Side.BELOW, now, reason)
+            reason = "it does not list the wanted patterns for this link: run the link as root or as the bus's user"
+            self._refuse(Side.BELOW, reason)
             return
         self._below.stage = Stage.KNOWN
         self._tell_below(controls.LINK_PATH, b"")  # from here on this is the link of that bus, also without a master
@@ -452,7 +450,7 @@ class LinkCore:
         if above.grants and not above.is_listed:
             return
         self._master = above.path[0][1].decode(errors="replace") if above.path else "a master without a name"
-        if not self._check_path(now):
+        if not self._check_path():
             return
         self._tell_below(controls.LINK_PATH, _lines(above.path))
         packets = []
@@ -470,7 +468,7 @@ class LinkCore:
     def _open(self, now: float) -> None:
         """The master has confirmed the subscriptions: carry messages from now on."""
         below, above = self._below, self._above
-        if not self._check_path(now):
+        if not self._check_path():
             return
         proven = explain_name(above.name) is None
         above.stage = Stage.OPEN
@@ -495,15 +493,15 @@ class LinkCore:
 
     # --- the path ----------------------------------------------------------------------------
 
-    def _path(self, side: Side, bus: _Bus, payload: bytes, now: float) -> None:
+    def _path(self, side: Side, bus: _Bus, payload: bytes) -> None:
         path = [(line[:32], line[33:]) for line in payload.split(b"\n") if line]
         if path == bus.path:
             return
         bus.path = path
-        if side is Side.ABOVE and self.is_up and self._check_path(now):
+        if side is Side.ABOVE and self.is_up and self._check_path():
             self._tell_below(controls.LINK_PATH, _lines(path))
 
-    def _check_path(self, now: float) -> bool:
+    def _check_path(self) -> bool:
         """Return whether the bus below is not in the path above; if it is, end the connection and say so."""
         if not self._below.path:
             return True
@@ -513,7 +511,6 @@ class LinkCore:
         master = self._above.path[0][1].decode(errors="replace")
         self._refuse(
             Side.ABOVE,
-            now,
             f"the bus {name.decode(errors='replace')!r} cannot have {master!r} as its master: that would close a loop, "
             f"as its messages come there already; give each bus one master, as in a tree",
             LOOP_RETRY,

@@ -25,8 +25,8 @@ Changes are decided when they are done, not when they are requested. A pattern t
 the rate costs nothing, and the agenda holds each pattern once.
 
 *Fences.* The source may number its changes, upwards. `settled` is the last number up to which all added patterns have
-been asked for: what `changes` has returned by then has to be confirmed by the other side before anybody here may be
-told that these subscriptions hold.
+been asked for. The other side has to confirm what `changes` has returned by then, before a client here may count on
+these subscriptions.
 """
 
 from __future__ import annotations

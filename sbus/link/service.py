@@ -260,7 +260,7 @@ class LinkService(Service):
         finally:
             self._attempts[side] = None
         self._connections[side] = connection
-        self.core.connected(side, self._reactor.seconds())
+        self.core.connected(side)
         self._flush()
 
     def ended(self, connection: _Connection, why: str) -> None:
@@ -276,7 +276,7 @@ class LinkService(Service):
         connection.queue.discard_all()
         if self._stopped is None:
             self._report(side, f"the connection to {self._addresses[side]} was lost: {why}")
-            self.core.disconnected(side, self._reactor.seconds())
+            self.core.disconnected(side)
             self._flush()
             self._connect_after(side, next(self._delays[side]))
         self._check_stopped()

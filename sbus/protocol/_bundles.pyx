@@ -5,9 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringA
 from libc.stdint cimport uint32_t
 from libc.string cimport memcmp, memcpy
 
-
-cdef inline uint32_t _get(const unsigned char *at) noexcept:
-    return at[0] | at[1] << 8 | at[2] << 16 | <uint32_t>at[3] << 24
+from sbus.protocol._framing cimport has_magic, is_framed, read_length
 
 
 cdef inline void _put(unsigned char *at, uint32_t number) noexcept:
@@ -24,26 +22,8 @@ cdef inline Py_ssize_t _size(object packet) except -1:
 
 
 cdef inline bint _is_bundle(object packet) except -1:
-    return _size(packet) >= 4 and memcmp(PyBytes_AS_STRING(packet), b"BNDL", 4) == 0
-
-
-cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
-    """Check that the lengths add up and that no packet is empty or a bundle."""
-    cdef Py_ssize_t at = 4
-    cdef uint32_t length
-    if size == 4:
-        return False
-    while at < size:
-        if size - at < 4:
-            return False
-        length = _get(<const unsigned char *>data + at)
-        at += 4
-        if length == 0 or length > <size_t>(size - at):  # compared unsigned: a length may exceed what a signed 32-bit index holds
-            return False
-        if length >= 4 and memcmp(data + at, b"BNDL", 4) == 0:
-            return False
-        at += length
-    return True
+    cdef Py_ssize_t size = _size(packet)  # raises if it is not bytes
+    return has_magic(PyBytes_AS_STRING(packet), size)
 
 
 cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
@@ -68,13 +48,13 @@ def unbundle(list packets not None):
     for packet in packets:
         size = _size(packet)
         data = PyBytes_AS_STRING(packet)
-        if ended or not _is_bundle(packet) or not _is_framed(data, size):
+        if ended or not _is_bundle(packet) or not is_framed(data, size):
             plain.append(packet)
             ended = ended or _is_end(data, size)
             continue
         at = 4
         while at < size:
-            length = _get(<const unsigned char *>data + at)
+            length = read_length(<const unsigned char *>data + at)
             plain.append(PyBytes_FromStringAndSize(data + at + 4, length))
             ended = ended or _is_end(data + at + 4, length)
             at += 4 + <Py_ssize_t>length

@@ -6,38 +6,13 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringA
 from libc.stdint cimport int32_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from sbus.protocol._framing cimport has_magic, is_framed, read_length
+
 
 cdef struct Cursor:
     const char *data  # of the packet at hand
     Py_ssize_t size
     Py_ssize_t offset  # in it, of the next packet of a bundle; 0 where it was not begun
-
-
-cdef inline uint32_t _length(const unsigned char *at) noexcept:
-    return at[0] | at[1] << 8 | at[2] << 16 | <uint32_t>at[3] << 24
-
-
-cdef inline bint _is_bundle(const char *data, Py_ssize_t size) noexcept:
-    return size >= 4 and memcmp(data, b"BNDL", 4) == 0
-
-
-cdef bint _is_framed(const char *data, Py_ssize_t size) noexcept:
-    """Check that the lengths add up and that no packet is empty or a bundle."""
-    cdef Py_ssize_t at = 4
-    cdef uint32_t length
-    if size == 4:
-        return False
-    while at < size:
-        if size - at < 4:
-            return False
-        length = _length(<const unsigned char *>data + at)
-        at += 4
-        if length == 0 or length > <size_t>(size - at):
-            return False
-        if _is_bundle(data + at, length):
-            return False
-        at += length
-    return True
 
 
 cdef inline Py_ssize_t _key_size(const char *data, Py_ssize_t size) noexcept:
@@ -53,7 +28,7 @@ cdef inline void _open(Cursor *cursor, object packet, Py_ssize_t offset):
     cursor.data = PyBytes_AS_STRING(packet)
     cursor.size = PyBytes_GET_SIZE(packet)
     cursor.offset = offset
-    if offset == 0 and _is_bundle(cursor.data, cursor.size) and _is_framed(cursor.data, cursor.size):
+    if offset == 0 and has_magic(cursor.data, cursor.size) and is_framed(cursor.data, cursor.size):
         cursor.offset = 4
 
 
@@ -64,7 +39,7 @@ cdef inline Py_ssize_t _next(Cursor *cursor, const char **data) noexcept:
         data[0] = cursor.data
         cursor.offset = cursor.size
         return cursor.size
-    length = _length(<const unsigned char *>cursor.data + cursor.offset)
+    length = read_length(<const unsigned char *>cursor.data + cursor.offset)
     data[0] = cursor.data + cursor.offset + 4
     cursor.offset += 4 + length
     return length

@@ -52,7 +52,7 @@ class Columns:
     def add(
         self, packets: list[bytes], at: int, offset: int, *, max_rows: int, max_bytes: int
     ) -> tuple[int, int, bytes | None]:
-        """Add messages, up to the first packet that is none; see `collect`."""
+        """Add messages, up to the first packet that is not a message; see `collect`."""
         return collect(
             packets, at, offset, self.keys, self.key_ends, self.payloads, self.payload_ends, max_rows, max_bytes
         )

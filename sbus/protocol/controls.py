@@ -48,14 +48,12 @@ __all__ = [
     "RECEIPTS",
     "RECEIPTS_OFF",
     "RECEIPTS_ON",
-    "REQUESTS",
     "SOFT",
     "WHOAMI",
     "Answer",
     "Control",
     "HardChoice",
     "OrderChoice",
-    "Request",
     "SoftChoice",
     "choices",
     "find",
@@ -98,22 +96,6 @@ class Control:
     answer: Answer = Answer.NONE
     repeated: bool = True
     refines: bool = False
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One question that comes with a payload; it changes no setting.
-
-    :ivar key: the key, as sent.
-    :ivar payload: the payload in a word; empty if there is none. Without a payload that it needs, a request is unknown.
-    :ivar answer: the key of the answer.
-    :ivar meaning: the request in one line.
-    """
-
-    key: bytes
-    payload: str = ""
-    answer: bytes
     meaning: str
 
 
@@ -196,16 +178,6 @@ CONTROLS = (
     ),
 )
 """Every control message of the protocol, in the order of its documentation."""
-
-REQUESTS = (
-    Request(key=INTEREST_ON, payload="key", answer=INTEREST, meaning="say whether anybody listens, now and on change"),
-    Request(key=INTEREST_OFF, payload="key", answer=INTEREST, meaning="say no more; without a key, of none"),
-    Request(key=PROBE, payload="key", answer=PROBE, meaning="say how many listen"),
-    Request(key=INTEREST_PATTERNS, answer=INTEREST_PATTERNS, meaning="list the patterns of all others, and changes"),
-    Request(key=LAST, payload="pattern", answer=LAST_DONE, meaning="subscribe, and send the last values first"),
-    Request(key=LINK_PATH, answer=LINK_PATH, meaning="list the buses up to the root, and changes"),
-)
-"""The questions of the protocol, in the order of its documentation."""
 
 _BY_KEY = {control.key: control for control in CONTROLS}
 

@@ -4,7 +4,7 @@ Matching goes segment by segment and never backtracks (`sbus.protocol.keys`). So
 are the keys that one other pattern matches, or there are none, and both questions are decided without looking at keys.
 
 The *shape* of a pattern is its one canonical form: two patterns match the same keys if and only if their shapes are
-equal. Only open patterns have a shape; secret ones are compared by nobody.
+equal. Only open patterns have a shape; secret ones are never compared.
 """
 
 from __future__ import annotations

@@ -86,11 +86,7 @@ class RecorderMetrics(Service):
             self._file.write(families(self._recorder, bool(self.running)))
         except OSError as e:
             if not self._has_failed:
-                self._log.error(
-                    "cannot write the metrics to {path}: {why}: make room there, or name another file (--metrics-file)",
-                    path=self._file.path,
-                    why=e.strerror,
-                )
+                self._log.error("{problem}", problem=self._file.problem(e))
             self._has_failed = True
         else:
             self._has_failed = False

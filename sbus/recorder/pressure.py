@@ -9,11 +9,11 @@ the bus reads its publishers no faster than the recorder takes their messages, a
 recorder chooses ``blocking/hard/discard``: the bus lets the publishers go on at once, drops what does not fit, and
 sends a receipt for it. Below half of ``max_lag`` it chooses to block again.
 
-So a disk that fails, or a recorder that is too slow for good, holds nobody for much longer than ``max_lag``. A
+So a disk that fails, or a recorder that stays too slow, holds publishers not much longer than ``max_lag``. A
 recorder that is stopped as a process cannot choose; the ``--block-timeout`` of the bus ends that.
 
-Rejected: to go by the length of the queue. The bus does not report it, and a queue that is full but moves fast harms
-nobody. Rejected: to discard from the start and to enlarge the queue. A burst of a second at 400,000 messages a second
+Rejected: to go by the length of the queue. The bus does not report it, and a queue that is full but moves fast does
+no harm. Rejected: to discard from the start and to enlarge the queue. A burst of a second at 400,000 messages a second
 needs more than any queue of the bus has.
 """
 

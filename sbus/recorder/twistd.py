@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from twisted.application.service import IService
-from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python import usage
 
@@ -25,9 +23,6 @@ from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.recorder.settings import Settings
 from sbus.syscalls.addresses import parse
-
-if TYPE_CHECKING:
-    from sbus.recorder.service import RecorderService
 
 __all__ = ["Options", "makeService"]
 
@@ -263,10 +258,11 @@ def makeService(options: Options) -> IService:
         raise SystemExit(f"{options.command}: {e}") from None
     if early is not None:
         early.hand_over(reactor)
-    process = RecorderProcess(() if options["supervised"] else (signal.SIGTERM, signal.SIGINT))
-    recorder = process.recorder = RecorderService(
+    process = Process(() if options["supervised"] else (signal.SIGTERM, signal.SIGINT))
+    recorder = RecorderService(
         reactor, os.path.abspath(options["journal"]), options["socket"], options.settings, on_failure=process.fail
     )
+    process.log_counters = recorder.log_counters
     services = _Services()
     process.setServiceParent(services)
     if options["supervised"]:
@@ -296,24 +292,3 @@ class _Services(MultiService):
             # The standard error of a daemon goes nowhere, so the log must have the reason.
             self._log.critical("{error}", error=error)
             raise SystemExit(f"{Options.command}: {error}") from None
-
-
-class RecorderProcess(Process):
-    """The process of a recorder.
-
-    It logs the counters on SIGUSR2.
-
-    :ivar recorder: the service whose counters are logged.
-    """
-
-    recorder: RecorderService
-
-    def _handle_signals(self) -> None:
-        super()._handle_signals()
-        # SIGUSR1 is taken: it makes a daemon of twistd begin a new log file.
-        signal.signal(signal.SIGUSR2, lambda *_: self._log_counters())
-
-    def _log_counters(self) -> None:
-        from twisted.internet import reactor
-
-        IReactorFromThreads(reactor).callFromThread(self.recorder.log_counters)

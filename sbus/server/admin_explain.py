@@ -124,7 +124,7 @@ class _Explanation:
         yield f'"others": [{others}], "others_total": {self._others_total}}}\n'
 
     def _refused(self) -> str | None:
-        """Return why nobody would get the message, or None."""
+        """Return why no client would receive the message, or None."""
         registry, publisher = self._registry, self._publisher
         if publisher is None or not registry.credentials.restrictsPublishing:
             return None

@@ -48,7 +48,7 @@ class Best(Generic[T]):
 def limit_of(asked: Asked) -> int:
     """Return the limit of rows that a request has.
 
-    :raises sbus.admin.pages.Problem: if it is none.
+    :raises sbus.admin.pages.Problem: if it is not a number, or out of range.
     """
     return asked.number("limit", _DEFAULT, 1, MOST)
 

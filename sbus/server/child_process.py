@@ -42,7 +42,7 @@ def supervised_command(service: str) -> list[str]:
 def child_environment() -> dict[str, str]:
     """Return the environment for a child: it finds the same packages, wherever this process has found them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    environment.pop("NOTIFY_SOCKET", None)  # systemd is to hear of the bus, not of its children
+    environment.pop("NOTIFY_SOCKET", None)  # only the bus notifies systemd
     return environment
 
 

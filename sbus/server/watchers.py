@@ -1,4 +1,4 @@
-"""What the watchers of a tap keep until it is read: messages, who talks to whom, and keys that nobody wants.
+"""What the watchers of a tap keep until it is read: messages, flows between clients, and keys without subscribers.
 
 Each keeps a bounded number of notes. What does not fit is counted: the reader was too slow, or there was too much.
 """
@@ -38,7 +38,7 @@ DEEPEST = 8
 MOST_FLOWS = 1000
 """Flows that are counted in one second."""
 MOST_KEYS = 1000
-"""Keys that nobody wants that are counted in one second."""
+"""Keys without subscribers that are counted in one second."""
 
 
 class Note(NamedTuple):

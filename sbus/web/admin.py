@@ -92,7 +92,7 @@ class EventParser:
                 try:
                     value = json.loads("\n".join(data))
                 except ValueError:
-                    raise AdminError(0, f"an event of the admin socket is no JSON: {name[:40]}") from None
+                    raise AdminError(0, f"an event of the admin socket is not JSON: {name[:40]}") from None
                 self._on_event(name, value)
             return
         field, _, value = line.partition(":")
@@ -200,7 +200,10 @@ class Admin:
             why = getattr(problem, "osError", None)
             raise AdminError(0, _no_socket(self.path, why)) from None
         except (client.ResponseFailed, error.ConnectionClosed):
-            raise AdminError(0, "the admin socket closed the connection: it may serve as many as it can") from None
+            raise AdminError(
+                0,
+                "the admin socket closed the connection: it may have too many; try again later",
+            ) from None
 
     @property
     def _clock(self) -> IReactorTime:
@@ -210,7 +213,7 @@ class Admin:
         try:
             value = json.loads(data)
         except ValueError:
-            raise AdminError(status, f"the admin socket's answer is no JSON (status {status})") from None
+            raise AdminError(status, f"the admin socket's answer is not JSON (status {status})") from None
         if status != 200:
             detail = value.get("detail") if isinstance(value, dict) else None
             raise AdminError(status, detail if isinstance(detail, str) else f"the admin socket answered {status}")

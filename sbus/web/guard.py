@@ -28,7 +28,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["Guard", "Headers", "Host", "Refused", "parse_host"]
+from sbus.admin.pages import Problem
+
+__all__ = ["Guard", "Headers", "Host", "parse_host"]
 
 _HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[0-9A-Za-z.-]{1,253}))(?::(?P<port>[0-9]{1,5}))?")
 
@@ -51,19 +53,6 @@ class Headers(Protocol):
 
     def getRawHeaders(self, name: bytes) -> Sequence[bytes] | None:
         """Return the values of a header, or None."""
-
-
-class Refused(Exception):
-    """A request that is not answered.
-
-    :param status: the HTTP status.
-    :param detail: what happened, why, and what to do.
-    """
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
 
 
 def parse_host(value: bytes) -> Host | None:
@@ -103,42 +92,42 @@ class Guard:
     def check_source(self, headers: Headers) -> None:
         """Check where a request comes from.
 
-        :raises Refused: with status 403, or 400 without exactly one ``Host``.
+        :raises Problem: with status 403, or 400 without exactly one ``Host``.
         """
         raw = _only(headers, b"host")
         if raw is None:
-            raise Refused(400, "the request has no Host header: use HTTP/1.1")
+            raise Problem(400, "the request has no Host header: use HTTP/1.1")
         host = parse_host(raw)
         if host is None or not host.is_loopback:
-            raise Refused(
+            raise Problem(
                 403,
                 "this Host is no loopback address: open the page as 127.0.0.1 or localhost (ssh -L from elsewhere)",
             )
         origin = _only(headers, b"origin")
         if origin is not None and (not origin.startswith(b"http://") or parse_host(origin[7:]) != host):
-            raise Refused(403, "the request comes from another origin: use the page that this server sends")
+            raise Problem(403, "the request comes from another origin: use the page that this server sends")
         site = _only(headers, b"sec-fetch-site")
         if site not in (None, b"same-origin", b"none"):
-            raise Refused(403, "another site has sent you here: paste the link into the address bar")
+            raise Problem(403, "another site has sent you here: paste the link into the address bar")
 
     def check_token(self, headers: Headers) -> None:
         """Check the token.
 
-        :raises Refused: with status 401.
+        :raises Problem: with status 401.
         """
         scheme, _, given = (_only(headers, b"authorization") or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(given, self._token):
-            raise Refused(401, "the token is missing or of another sbus web: open the link that sbus web has printed")
+            raise Problem(401, "the token is missing or of another sbus web: open the link that sbus web has printed")
 
 
 def _only(headers: Headers, name: bytes) -> bytes | None:
     """Return a header that may be there once.
 
-    :raises Refused: if it is there more than once: two readers could take different ones.
+    :raises Problem: if it is there more than once: two readers could take different ones.
     """
     values = headers.getRawHeaders(name)
     if not values:
         return None
     if len(values) > 1:
-        raise Refused(400, f"the request has {len(values)} {name.decode().title()} headers: send one")
+        raise Problem(400, f"the request has {len(values)} {name.decode().title()} headers: send one")
     return values[0].strip()

@@ -54,7 +54,7 @@ class ClientsView(NamedTuple):
 
 
 class _Events(NamedTuple):
-    """The stream of who talks to whom, by prefixes of `depth` segments, and of keys that nobody wants."""
+    """The stream of flows by prefixes of `depth` segments, and of keys without subscribers."""
 
     depth: int
 

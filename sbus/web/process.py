@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,22 +14,25 @@ from urllib.parse import quote
 from twisted.internet import defer, error
 from twisted.logger import (
     FilteringLogObserver,
+    Logger,
     LogLevel,
     LogLevelFilterPredicate,
     globalLogBeginner,
     textFileLogObserver,
 )
 
+from sbus.daemon.stream_port import StreamPort
 from sbus.errors import ListenError
 from sbus.syscalls.addresses import parse
 from sbus.syscalls.listening import listen
 from sbus.web.admin import Admin
-from sbus.web.door import Door
 from sbus.web.files import load
 from sbus.web.service import WebService, new_token
 from sbus.web.taps import BusAddress
 
 __all__ = ["Settings", "run"]
+
+_log = Logger(namespace="sbus.web")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +75,26 @@ def run(settings: Settings, echo: Callable[[str], object]) -> None:
         os.geteuid(),
     )
     failed: list[BaseException] = []
-    doors: list[Door] = []
+    ports: list[StreamPort] = []
     loop: Any = reactor
+    site: Any = service.site
 
     async def begin() -> None:
         await service.connect()
         if settings.unix is not None:
-            doors.append(_listen_on_path(loop, settings.unix, service))
+            ports.append(_listen_on_path(loop, settings.unix, service))
             echo(f"On this machine or another one:  ssh -L 8080:{os.path.abspath(settings.unix)} HOST")
             echo(f"Then open  http://localhost:8080/#{quote(token)}")
         else:
             port = _listen_on_port(loop, settings.port, service)
             echo(f"Open  http://127.0.0.1:{port}/#{quote(token)}")
         service.startService()
-        echo(f"It shows {settings.address} to whoever has this link. Ctrl-C ends it.")
+        echo(f"Everyone with this link sees {settings.address}. Ctrl-C ends it.")
 
-    def close_doors() -> None:
-        for door in doors:
-            door.close()
+    def close_ports() -> None:
+        for port in ports:
+            port.close()
+            site.doStop()
 
     def give_up(failure: Any) -> None:
         failed.append(failure.value)
@@ -97,7 +103,7 @@ def run(settings: Settings, echo: Callable[[str], object]) -> None:
 
     loop.callWhenRunning(lambda: defer.Deferred.fromCoroutine(begin()).addErrback(give_up))
     loop.addSystemEventTrigger("before", "shutdown", service.stopService)
-    loop.addSystemEventTrigger("before", "shutdown", close_doors)
+    loop.addSystemEventTrigger("before", "shutdown", close_ports)
     loop.run()
     if failed:
         raise failed[0]
@@ -117,10 +123,17 @@ def _listen_on_port(reactor: Any, port: int, service: WebService) -> int:
     return number
 
 
-def _listen_on_path(reactor: Any, path: str, service: WebService) -> Door:
-    door = Door(reactor, listen(parse(os.path.abspath(path)), mode=0o600, reuse=True, stream=True), service.site)
-    door.open()
-    return door
+def _listen_on_path(reactor: Any, path: str, service: WebService) -> StreamPort:
+    def adopt(sock: socket.socket) -> None:
+        sock.setblocking(False)
+        reactor.adoptStreamConnection(sock.fileno(), socket.AF_UNIX, service.site)
+
+    bound = listen(parse(os.path.abspath(path)), mode=0o600, reuse=True, stream=True)
+    port = StreamPort(reactor, bound, "the page's socket", _log, adopt)
+    site: Any = service.site
+    site.doStart()
+    port.open()
+    return port
 
 
 def _log_to_standard_error() -> None:

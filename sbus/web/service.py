@@ -8,13 +8,14 @@ from typing import Any, cast
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 
+from sbus.admin.pages import CLIENT_SORTS, Asked, Problem
 from sbus.client.tx import Bus
 from sbus.daemon.service import Service
 from sbus.errors import Disconnected, InvalidKey, PacketTooLong, SbusError, UsageError
 from sbus.version import __version__
 from sbus.web.admin import Admin, AdminError
 from sbus.web.files import File
-from sbus.web.guard import Guard, Refused
+from sbus.web.guard import Guard
 from sbus.web.names import user_name
 from sbus.web.overview import ClientsView, Overview, View
 from sbus.web.payloads import decode
@@ -26,7 +27,6 @@ __all__ = ["MOST_PAGES", "WebService", "new_token"]
 
 MOST_PAGES = 16
 """Pages that may be open at one time."""
-_SORTS = ("number", "queue", "lost", "memory", "patterns")
 _TIMEOUT = 5.0
 """Seconds to wait for the bus."""
 
@@ -96,14 +96,15 @@ class WebService(Service):
     async def _events(self, request: PageRequest) -> None:
         """Begin the stream: ``tail``, ``keys`` (patterns), ``clients`` (sort), ``limit``, ``depth``."""
         if len(self._streams) >= MOST_PAGES:
-            raise Refused(503, f"{MOST_PAGES} pages are open: close one")
-        tail, keys = (_optional(request, name) for name in ("tail", "keys"))
-        sort = request.parameter("clients", "")
-        if sort and sort not in _SORTS:
-            raise Refused(400, f"clients={sort[:20]}: use one of {', '.join(_SORTS)}")
+            raise Problem(503, f"{MOST_PAGES} pages are open: close one")
+        asked = request.asked()
+        tail, keys = (_pattern(asked, name) for name in ("tail", "keys"))
+        sort = asked.parameters.get("clients", "")
+        if sort and sort not in CLIENT_SORTS:
+            raise Problem(400, f"clients={sort[:20]}: use one of {', '.join(CLIENT_SORTS)}")
         view = View(
-            clients=ClientsView(sort, _number(request, "limit", 100, 1, 1000)) if sort else None,
-            depth=_number(request, "depth", 0, 0, 8) or None,
+            clients=ClientsView(sort, asked.number("limit", 100, 1, 1000)) if sort else None,
+            depth=asked.number("depth", 0, 0, 8) or None,
         )
         tap = Tap(self._reactor, self._address, tail, keys)
         stream = PageStream(self._reactor, request, tap, self._overview, view, self._streams.discard)
@@ -123,35 +124,35 @@ class WebService(Service):
         body = request.body()
         key, payload, encoding = (body.get(name, default) for name, default in _MESSAGE)
         if not (isinstance(key, str) and isinstance(payload, str) and isinstance(encoding, str)):
-            raise Refused(400, "key, payload and encoding are strings: send them so")
+            raise Problem(400, "key, payload and encoding are strings: send them so")
         try:
             data = decode(payload, encoding)
         except ValueError as error:
-            raise Refused(400, f"the payload is not what {encoding[:20]!r} says: {error}") from None
+            raise Problem(400, f"the payload is not what {encoding[:20]!r} says: {error}") from None
         bus = self._bus
         if bus is None or bus.state != "connected":
-            raise Refused(502, "the bus is not connected at present: try again when it is")
+            raise Problem(502, "the bus is not connected at present: try again when it is")
         try:
             raw = key.encode("utf-8", "surrogateescape")
             bus.publish(raw, data).addErrback(lambda failure: failure.trap(SbusError))
             await bus.fence(_TIMEOUT)
             return {"published": True, "has_subscribers": await _has_subscribers(bus, raw)}
         except (InvalidKey, PacketTooLong, UsageError, UnicodeEncodeError) as error:
-            raise Refused(400, str(error)) from None
+            raise Problem(400, str(error)) from None
         except Disconnected as error:
-            raise Refused(502, str(error)) from None
+            raise Problem(502, str(error)) from None
         except SbusError as error:
-            raise Refused(504, str(error)) from None
+            raise Problem(504, str(error)) from None
 
     async def _explain(self, request: PageRequest) -> Any:
         """Say who would receive a message of this ``key``."""
-        return await self._ask("GET", "/v1/explain", {"key": request.parameter("key"), "limit": "20"})
+        return await self._ask("GET", "/v1/explain", {"key": request.asked().need("key"), "limit": "20"})
 
     async def _ask(self, method: str, path: str, parameters: dict[str, str]) -> Any:
         try:
             return await self._admin.ask(path, parameters, method)
         except AdminError as problem:
-            raise Refused(problem.status if 400 <= problem.status < 500 else 502, problem.detail) from None
+            raise Problem(problem.status if 400 <= problem.status < 500 else 502, problem.detail) from None
 
 
 _MESSAGE = (("key", None), ("payload", ""), ("encoding", "text"))
@@ -165,14 +166,6 @@ async def _has_subscribers(bus: Bus, key: bytes) -> bool | None:
         return None
 
 
-def _optional(request: PageRequest, name: str) -> bytes | None:
-    if name.encode() not in request.args:
-        return None
-    return request.parameter(name).encode("utf-8", "surrogateescape")
-
-
-def _number(request: PageRequest, name: str, default: int, lowest: int, highest: int) -> int:
-    text = request.parameter(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and lowest <= int(text) <= highest):
-        raise Refused(400, f"{name}={text[:20]}: give a number from {lowest} to {highest}")
-    return int(text)
+def _pattern(asked: Asked, name: str) -> bytes | None:
+    text = asked.parameters.get(name)
+    return None if text is None else text.encode("utf-8", "surrogateescape")

@@ -20,8 +20,10 @@ from twisted.logger import Logger
 from twisted.web import http
 from twisted.web.server import Request, Site
 
+from sbus.admin.answers import refuse
+from sbus.admin.pages import Asked, Problem
 from sbus.web.files import File
-from sbus.web.guard import Guard, Headers, Refused
+from sbus.web.guard import Guard, Headers
 
 __all__ = ["HEADERS", "MOST_BODY", "MOST_STRANGERS", "PageRequest", "PageSite"]
 
@@ -29,7 +31,6 @@ MOST_BODY = 2 * 1024 * 1024
 """Bytes in the body of a request: a message of the longest packet, as JSON."""
 MOST_STRANGERS = 128
 """Connections at one time that have not shown the token."""
-_MOST_PARAMETERS = 16
 _IDLE = 60.0
 """Seconds after which an idle connection is closed."""
 
@@ -78,18 +79,8 @@ class PageRequest(Request):
         content.seek(0)
         self.method, self.uri, self.clientproto = command, path, version
         self.path, _, self.query = path.partition(b"?")
-        self.args = {}
         self.site = channel.site
         channel.site.answer(self)
-
-    def parse_query(self) -> None:
-        """Parse the parameters of the URL.
-
-        :raises Refused: if there are too many.
-        """
-        if self.query.count(b"&") >= _MOST_PARAMETERS:
-            raise Refused(400, f"the URL has more than {_MOST_PARAMETERS} parameters: leave some out")
-        self.args = http.parse_qs(self.query, 1)
 
     def set_headers(self, headers: Mapping[str, str]) -> None:
         """Set headers of the answer."""
@@ -105,34 +96,28 @@ class PageRequest(Request):
             this.write(data)
         this.finish()
 
-    def parameter(self, name: str, default: str | None = None) -> str:
-        """Return a parameter of the URL.
+    def asked(self) -> Asked:
+        """Return the parameters of the URL.
 
-        :raises Refused: if it is missing.
+        :raises Problem: if there are too many.
         """
-        values = self.args.get(name.encode())
-        if not values:
-            if default is None:
-                raise Refused(400, f"the parameter {name}= is missing: add ?{name}=...")
-            return default
-        text: str = values[-1].decode("utf-8", "surrogateescape")
-        return text
+        return Asked.with_query(self.query)
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object of the body.
 
-        :raises Refused: if there is none.
+        :raises Problem: if there is none.
         """
         kind = (self.getHeader("content-type") or "").partition(";")[0].strip()
         if kind != "application/json":
-            raise Refused(415, f"the body is {kind[:40] or 'of no type'}: send application/json")
+            raise Problem(415, f"the body is {kind[:40] or 'of no type'}: send application/json")
         try:
             content: Any = self.content
             value = json.load(content)
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise Refused(400, "the body is no JSON object: send one")
+            raise Problem(400, "the body is not a JSON object: send one")
         return value
 
 
@@ -201,7 +186,7 @@ class PageSite(Site):
         try:
             self._guard.check_source(headers)
             self._guard.check_token(headers)
-        except Refused:
+        except Problem:
             return False
         return True
 
@@ -216,20 +201,19 @@ class PageSite(Site):
             if file is not None:
                 self._close_after(request)
                 if method not in ("GET", "HEAD"):
-                    raise Refused(405, f"{path} cannot be asked with {method}: use GET")
+                    raise Problem(405, f"{path} cannot be asked with {method}: use GET")
                 request.send(200, file.kind, file.data)
                 return
             self._guard.check_token(request.requestHeaders)
             self.is_known(request.channel)
-            request.parse_query()
             handler = self._handlers.get((method, path))
             if handler is None:
                 if any(known == path for _, known in self._handlers):
-                    raise Refused(405, f"{path} cannot be asked with {method}: use another method")
-                raise Refused(404, f"there is no {path}")
-        except Refused as problem:
+                    raise Problem(405, f"{path} cannot be asked with {method}: use another method")
+                raise Problem(404, f"there is no {path}")
+        except Problem as problem:
             self._close_after(request)
-            _refuse(request, problem.status, problem.detail)
+            refuse(request, problem)
             return
         answering = defer.ensureDeferred(_run(handler, request))
         finished = request.notifyFinish()
@@ -249,18 +233,12 @@ class PageSite(Site):
     def _failed(self, failure: Any, request: PageRequest) -> None:
         if request.finished or request._disconnected or failure.check(defer.CancelledError):
             return
-        if failure.check(Refused):
-            _refuse(request, failure.value.status, failure.value.detail)
+        if failure.check(Problem):
+            refuse(request, failure.value)
             return
         self._log.failure("A request of the page failed", failure=failure)
-        _refuse(request, 500, "an error in sbus web: what it prints has the details")
+        refuse(request, Problem(500, "an error in sbus web: what it prints has the details"))
 
 
 async def _run(handler: Handler, request: PageRequest) -> Any:
     return await handler(request)
-
-
-def _refuse(request: PageRequest, status: int, detail: str) -> None:
-    title = http.RESPONSES.get(status, b"").decode()
-    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    request.send(status, "application/problem+json", json.dumps(body).encode())

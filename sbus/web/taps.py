@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 Each open page has a connection to the bus of its own, with ``soft/discard`` and receipts: what the page does not take
-is dropped for it and counted, and nobody else notices. Its subscriptions are no interest (``observer/on``).
+is dropped for it and counted, and no other client notices. Its subscriptions are no interest (``observer/on``).
 
 The page's stream drains the subscriptions a few times a second. Between two looks the client library takes
 `sbus.client.subscription.HIGH_WATER` messages and then stops reading its socket. That bounds this process's work and

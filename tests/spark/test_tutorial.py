@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from sbus.errors import SbusError
 from sbus.journal.reader import JournalReader
 from tests.integration.docs.test_docs import page
+from tests.support.waiting import wait_until
 
 TIMEOUT = 300
 """Seconds for a command on a busy machine."""
@@ -73,10 +73,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def until(is_so: Callable[[], bool]) -> None:
     """Wait for a condition that other processes bring about."""
-    deadline = time.monotonic() + TIMEOUT
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(is_so, timeout=TIMEOUT, pause=0.05)
 
 
 def has_rows(journal: Path, number: int) -> bool:

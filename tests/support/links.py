@@ -36,7 +36,7 @@ class Link:
         if self._peers[side] is None:
             uid = 0 if side is Side.BELOW else self._uid
             self._peers[side] = self._buses[side].connect(uid=uid, gid=1, pid=self._pid)
-            self.core.connected(side, self.now)
+            self.core.connected(side)
 
     def break_off(self, side: Side) -> None:
         """Lose one of the connections."""
@@ -44,7 +44,7 @@ class Link:
         if peer is not None:
             peer.transport.hang_up()
             self._buses[side].settle()
-            self.core.disconnected(side, self.now)
+            self.core.disconnected(side)
 
     def pump(self) -> bool:
         """Hand over what both buses have sent; return whether there was anything."""
@@ -58,7 +58,7 @@ class Link:
             if peer is not None and not peer.is_connected and self._peers[side] is peer:
                 self.core.received(side, peer.take(), self.now)  # the last packets, with a bye
                 self._peers[side] = None
-                self.core.disconnected(side, self.now)
+                self.core.disconnected(side)
         self.core.tick(self.now)
         return is_busy
 

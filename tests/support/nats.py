@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.harness import ALL_LINES, TIMEOUT, Process
+from tests.support.waiting import wait_until
 
 __all__ = ["Bridge", "NatsServer", "free_ports", "nats_matches", "nats_server"]
 
@@ -103,23 +103,20 @@ class NatsServer(Process):
 
     def wait_routes(self, count: int) -> None:
         """Wait until the server knows the clients' addresses of `count` others of its cluster."""
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            known = self._ask("varz")
-            if known["routes"] >= count and len(known.get("connect_urls") or ()) >= count:
-                return
-            assert time.monotonic() < deadline, known
-            time.sleep(0.02)
+        wait_until(
+            lambda: self._ask("varz"),
+            lambda known: known["routes"] >= count and len(known.get("connect_urls") or ()) >= count,
+        )
 
     def wait_subscriptions(self, client: str, *subjects: str, exactly: bool = False) -> None:
         """Wait until a client is subscribed to these subjects; the server tells nobody.
 
         :param exactly: and to no others.
         """
-        deadline = time.monotonic() + TIMEOUT
-        while not (found := self.subscriptions(client)) >= set(subjects) or (exactly and len(found) > len(subjects)):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.02)
+        wait_until(
+            lambda: self.subscriptions(client),
+            lambda found: found >= set(subjects) and not (exactly and len(found) > len(subjects)),
+        )
 
 
 class Bridge(Process):
@@ -140,13 +137,12 @@ class Bridge(Process):
 
     def settled(self) -> dict[str, int]:
         """Wait until nats-server has confirmed what was sent, or its connection is lost; return the counters."""
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            found = self.counters()
+
+        def is_settled(found: dict[str, int]) -> bool:
             under_way = found.get("sent", 0) - found.get("confirmed", 0) - found.get("unconfirmed", 0)
-            if not under_way and not found["out"] and not found["come"]:
-                return found
-            assert time.monotonic() < deadline, found
+            return not under_way and not found["out"] and not found["come"]
+
+        return wait_until(self.counters, is_settled)
 
     def counters(self) -> dict[str, int]:
         """Return the counters, and ``out`` and ``come``: what waits."""
@@ -160,10 +156,8 @@ class Bridge(Process):
 
     def wait_counters(self, **expected: int) -> dict[str, int]:
         """Wait until counters have these values; nothing announces them."""
-        deadline = time.monotonic() + TIMEOUT
-        while True:
-            found = self.counters()
-            if all(found.get(name, 0) == value for name, value in expected.items()):
-                return found
-            assert time.monotonic() < deadline, (expected, found)
-            time.sleep(0.05)
+        return wait_until(
+            self.counters,
+            lambda found: all(found.get(name, 0) == value for name, value in expected.items()),
+            pause=0.05,
+        )

@@ -6,15 +6,13 @@ import json
 
 import click
 
+from sbus.admin.pages import CLIENT_SORTS
 from sbus.cli.admin.connection import Admin, admin_option, json_option
 from sbus.cli.admin.words import echo_table, format_ago
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.types import COUNT
 
-__all__ = ["SORTS", "clients"]
-
-SORTS = ("number", "queue", "lost", "memory", "patterns")
-"""What the bus can sort clients by."""
+__all__ = ["clients"]
 
 _COLUMNS = {
     "client": ">",
@@ -43,7 +41,7 @@ Examples:
 )
 @click.option(
     "--sort",
-    type=click.Choice(SORTS),
+    type=click.Choice(CLIENT_SORTS),
     default="number",
     show_default=True,
     help="Sort by this; the highest first.",

@@ -136,11 +136,11 @@ def _quoted(value: object) -> str:
 
 
 def _problem(response: http.client.HTTPResponse) -> SbusError:
-    """Return the error for an answer that is none."""
+    """Return the error for an answer whose status is not 200."""
     try:
         detail = str(json.loads(response.read())["detail"])
     except (ValueError, KeyError, TypeError):
-        return Refused(f"the answer of the admin socket is no JSON (status {response.status}): is that a bus?")
+        return Refused(f"the answer of the admin socket is not JSON (status {response.status}): name a bus's (--admin)")
     return UsageError(detail) if response.status == 400 else Refused(detail)
 
 

@@ -45,7 +45,7 @@ def explain(
         for line in _lines(found):
             click.echo(printable_text(line))
     if not found["total"]:
-        raise Nothing("nobody would get it")
+        raise Nothing("nobody would receive it")
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

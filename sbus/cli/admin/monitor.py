@@ -29,7 +29,7 @@ _ALL_MISSED = {
 Examples:
   sbus monitor
   sbus monitor 'sensors/' --head=200
-  sbus monitor --unrouted          keys that nobody is subscribed to
+  sbus monitor --unrouted          keys without subscribers
 """,
 )
 @click.argument("pattern", type=BYTES, default="")
@@ -39,10 +39,10 @@ Examples:
     default=64,
     show_default=True,
     metavar="BYTES",
-    help="Show so many bytes of each payload.",
+    help="Bytes to show of each payload.",
 )
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N messages, or after N seconds of --unrouted.")
-@click.option("--unrouted", is_flag=True, help="Show each second the keys that nobody is subscribed to instead.")
+@click.option("--unrouted", is_flag=True, help="Show the keys without subscribers instead, every second.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
 @admin_option
 @connection_options

@@ -43,7 +43,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("sbus", f"{found['version']}, process {found['pid']}, up {format_ago(found['started_at'])}"),
         ("clients", f"{found['clients']:,} of {found['clients_limit']:,}, of {found['users']:,} users"),
         ("published", f"{counters['published']:,} messages, {format_bytes(counters['published_bytes'])}"),
-        ("unrouted", f"{counters['unrouted']:,} of these that nobody was subscribed to"),
+        ("unrouted", f"{counters['unrouted']:,} of these without a subscriber"),
         ("copies", f"{counters['routed']:,}, {format_bytes(counters['routed_bytes'])}"),
         ("dropped", f"{counters['dropped']:,} copies{_by(counters['dropped_by'])}"),
         ("conflated", f"{counters['conflated']:,} copies"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sbus.cli.admin.clients import SORTS
+from sbus.admin.pages import CLIENT_SORTS
 from sbus.cli.admin.connection import Admin, admin_option
 from sbus.cli.admin.screen import Screen, open_screen
 from sbus.cli.admin.words import format_ago, format_bytes
@@ -80,7 +80,7 @@ class View:
         if key in (" ", "p"):
             self.is_paused = not self.is_paused
         elif key == "s":
-            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+            self.sort = CLIENT_SORTS[(CLIENT_SORTS.index(self.sort) + 1) % len(CLIENT_SORTS)]
         elif key == "/":
             self.typed = ""
         elif key == "\x1b":
@@ -165,7 +165,7 @@ Examples:
 )
 @click.option(
     "--sort",
-    type=click.Choice(SORTS),
+    type=click.Choice(CLIENT_SORTS),
     default="queue",
     show_default=True,
     help="Sort clients by this; the highest first.",

@@ -128,4 +128,4 @@ def _write(file: MetricsFile, figures: list[Metric]) -> None:
     try:
         file.write(figures)
     except OSError as e:
-        _log.warning("%s: the metrics cannot be written (%s)", file.path, e.strerror)
+        _log.warning("%s", file.problem(e))

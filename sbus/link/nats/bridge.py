@@ -146,7 +146,7 @@ class Bridge:
                 self._wanted.follow(self._incoming),
                 self._report_losses(),
                 self._write_metrics(),
-                *([self._take(bus, self._outgoing)] if settings.listed_out else []),
+                *([self._take(self._outgoing)] if settings.listed_out else []),
             ):
                 self._start(work)
             await self._failure
@@ -234,7 +234,7 @@ class Bridge:
             bus.send([build(CMSG, INTEREST_PATTERNS)])
         await bus.fence(_ANSWER_TIME)
         self._check_path()
-        # Take the one place that the bus has for a link, so that nobody links it to a master meanwhile.
+        # Take the one place that the bus has for a link, so that no link to a master takes it meanwhile.
         bus.send([build(CMSG, LINK_PATH, b"")])
         await bus.fence(_ANSWER_TIME)
         self._tell_state()
@@ -279,7 +279,7 @@ class Bridge:
         """The connection to the bus was lost, and made again."""
         self._log.warn("the bus was away: {reason}; messages on it may have been missed", reason=reason)
         if isinstance(reason, ConnectionLost) and reason.reason is CloseReason.NOT_ALLOWED:
-            self._fail(reason)  # somebody else has the place
+            self._fail(reason)  # another link has the place
         if self._incoming is not None:
             self._incoming.bus_lost()
         if self._bus is not None and not self._stopping:
@@ -293,7 +293,7 @@ class Bridge:
         except Disconnected:
             pass  # it comes back, and is asked again
 
-    async def _take(self, bus: Bus, outgoing: Outgoing) -> None:
+    async def _take(self, outgoing: Outgoing) -> None:
         assert self._local is not None
         while True:
             try:
@@ -393,7 +393,7 @@ class Bridge:
             try:
                 self._metrics_file.write(metrics)
             except OSError as error:
-                self._report(f"{self._metrics_file.path} cannot be written: {error.strerror}")
+                self._report(self._metrics_file.problem(error))
             await asyncio.sleep(_METRICS_INTERVAL)
 
     def _say_what_was_lost(self) -> None:

@@ -22,6 +22,7 @@ import struct
 
 from sbus.errors import UsageError
 from sbus.syscalls.addresses import parse
+from sbus.syscalls.locks import is_locked
 
 __all__ = ["State", "has_bridge", "state_path"]
 
@@ -52,16 +53,9 @@ def has_bridge(address: str) -> bool:
     :raises OSError: if the file is there and cannot be opened.
     """
     try:
-        descriptor = os.open(state_path(address), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, UsageError):
+        return is_locked(state_path(address))
+    except UsageError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 class State:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import IService
 from twisted.internet import defer
-from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python import usage
 
@@ -160,10 +158,11 @@ def makeService(options: Options) -> IService:
     except SbusError as e:
         raise SystemExit(f"{options.command}: {e}") from None
     early.hand_over(reactor)
-    process = BridgeProcess()
-    bridge = process.bridge = BridgeService(
+    process = Process()
+    bridge = BridgeService(
         loop, options["socket"], options.settings, options["state"], process.fail, options.metrics_file
     )
+    process.log_counters = bridge.log_counters
     services = MultiService()
     process.setServiceParent(services)
     bridge.setServiceParent(services)
@@ -261,24 +260,3 @@ class BridgeService(Service):
         """Log what has been carried and lost."""
         if self._bridge is not None:
             self._bridge.log_counters()
-
-
-class BridgeProcess(Process):
-    """The process of a bridge.
-
-    It logs the counters on SIGUSR2.
-
-    :ivar bridge: the service whose counters are logged.
-    """
-
-    bridge: BridgeService
-
-    def _handle_signals(self) -> None:
-        super()._handle_signals()
-        # SIGUSR1 is taken: it makes a daemon of twistd begin a new log file.
-        signal.signal(signal.SIGUSR2, lambda *_: self._log_counters())
-
-    def _log_counters(self) -> None:
-        from twisted.internet import reactor
-
-        IReactorFromThreads(reactor).callFromThread(self.bridge.log_counters)

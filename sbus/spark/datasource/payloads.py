@@ -2,10 +2,10 @@
 
 The columns ``value`` and ``problem`` join those of a journal. A payload that has the format and the type of ``value``
 is there as a value, and ``problem`` is null. Of any other, ``value`` is null and ``problem`` says why; the column
-``payload`` has every payload as it was published. So one bad message spoils neither a query nor itself. Rows that are
-no messages have neither a value nor a problem.
+``payload`` has every payload as it was published. So one bad message spoils neither a query nor itself. Rows of
+other kinds than messages have neither a value nor a problem.
 
-Types are checked strictly, because a guess would hide what is wrong: a text is no number, and a number no text. A whole
+Types are checked strictly, because a guess would hide what is wrong: text is not a number, nor a number text. A whole
 number may stand for a fraction; dates, times and decimals may be text; binary data in JSON is Base64, as `to_json`
 writes it. A field that is missing is null, and one that the type does not have is ignored, so that publishers can add
 fields.

@@ -25,6 +25,7 @@ import pytest
 from sbus.cli.admin.connection import Admin
 from sbus.cli.options import Target
 from sbus.testing import RunningBus, running_bus
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def test_explain(bus: RunningBus) -> None:
         number = output.partition("+ client ")[2].split()[0]
         output, error = sbus(bus, "explain", "other", "--receiver", number, status=3)
         assert "none of its patterns matches" in output
-        assert "nobody would get it" in error
+        assert "nobody would receive it" in error
     _, error = sbus(bus, "explain", "!/bad", status=2)
     assert "reserved" in error
 
@@ -151,10 +152,7 @@ def test_serve_has_an_admin_socket(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sbus", "serve", f"--socket={address}"]
     serving = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 20
-        while not os.path.exists(address + ".admin"):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: os.path.exists(address + ".admin"))
         ask = [sys.executable, "-m", "sbus", "--socket", address, "status", "--json"]
         done = subprocess.run(ask, capture_output=True, text=True, timeout=30)
         assert json.loads(done.stdout)["pid"] == serving.pid

@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from sbus.client.core import Message
 from sbus.client.session import Session
 from sbus.errors import Disconnected
 from tests.support.harness import TIMEOUT, WHOAMI, Bus
+from tests.support.waiting import wait_until
 
 __all__ = [
     "BACKENDS",
@@ -593,9 +593,8 @@ def paused(server: Bus) -> Iterator[None]:
     """Pause a server with SIGSTOP."""
     server.kill(signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + TIMEOUT
-        while Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            assert time.monotonic() < deadline
+        stat = Path(f"/proc/{server.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", pause=0)
         yield
     finally:
         server.kill(signal.SIGCONT)

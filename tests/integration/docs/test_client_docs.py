@@ -22,6 +22,7 @@ from tests.integration.docs.test_docs import EXAMPLES, Script, page
 from tests.support import ROOT
 from tests.support.harness import OTHER_USER, TIMEOUT, Client, Process
 from tests.support.servers import StartBus
+from tests.support.waiting import wait_until
 
 COOKBOOK = EXAMPLES / "cookbook"
 
@@ -159,10 +160,7 @@ def test_telemetry(bus: StartBus, start: Start, directory: Path) -> None:
     watching.wait_log(r"^early 0\.25 \d+\.\d s ago$")
     start("telemetry.py", "measure", address, "host", "0.01")
     assert watching.wait_log(r"^host \d+\.\d\d \d+\.\d s ago$", count=3)
-    deadline = time.monotonic() + TIMEOUT
-    while (text := (directory / "readings").read_text()).count("\n") < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # between two reads of the file: ``keep`` does not signal its writes
+    text = wait_until((directory / "readings").read_text, lambda text: text.count("\n") >= 3)
     kept = text.rpartition("\n")[0].splitlines()
     assert all(re.fullmatch(r"telemetry/host/load \d+\.\d{3} \d+\.\d\d", line) for line in kept)
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,14 +96,21 @@ class Joined:
         shutil.rmtree(self.folder)
 
 
-@pytest.fixture(scope="module")
-def joined() -> Iterator[Joined]:
+@contextmanager
+def run_joined() -> Iterator[Joined]:
+    """Start joined hosts in a new directory, and end them."""
     joined = Joined(servers._new_directory())
     try:
         joined.start_all()
         yield joined
     finally:
         joined.end()
+
+
+@pytest.fixture(scope="module")
+def joined() -> Iterator[Joined]:
+    with run_joined() as joined:
+        yield joined
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
 
 from sbus.client.blocking import connect
 from sbus.client.losses import Lost
-from tests.integration.link.test_nats import Difference, Joined
-from tests.support import servers
+from tests.integration.link.test_nats import Difference, Joined, run_joined
 
 _KEYS = [b"k/%d" % number for number in range(10)]
 _KILLS = 20
@@ -25,12 +24,8 @@ _AHEAD = 3_000
 
 @pytest.fixture
 def joined() -> Iterator[Joined]:
-    joined = Joined(servers._new_directory())
-    try:
-        joined.start_all()
+    with run_joined() as joined:
         yield joined
-    finally:
-        joined.end()
 
 
 class Counting(threading.Thread):

@@ -24,6 +24,7 @@ from sbus.errors import JournalError
 from tests.support import servers as conftest
 from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
 from tests.support.journals import rows
+from tests.support.waiting import wait_until
 
 directory, spawn = conftest.directory, conftest.spawn
 QUICK = ("--batch-time=10ms", "--sync=0")
@@ -54,11 +55,7 @@ def there(journal: Path) -> list[dict[str, Any]]:
 
 def wait_rows(journal: Path, condition: Callable[[list[dict[str, Any]]], Any]) -> list[dict[str, Any]]:
     """Poll the files until the rows meet a condition; no event announces new rows."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition(found := there(journal)):
-        assert time.monotonic() < deadline, [(row["kind"], row["payload"][:20]) for row in found[-5:]]
-        time.sleep(0.01)
-    return found
+    return wait_until(lambda: there(journal), condition)
 
 
 def kinds(found: list[dict[str, Any]]) -> list[str]:

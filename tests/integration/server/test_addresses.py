@@ -13,7 +13,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from tests.support.harness import (
     goes_on,
     refusal,
 )
+from tests.support.waiting import wait_until
 
 
 def seqpacket(name: str | Path | bytes | None = None, *, listening: bool = False) -> socket.socket:
@@ -657,10 +657,7 @@ class TestInTheWay:
         slow.wait_log("at the gate")
         quick = spawn(Bus, directory, "--reuse")
         # It waits for its turn to look at the directory; or it has made up its mind already.
-        deadline = time.monotonic() + TIMEOUT
-        while str(directory) not in quick.descriptors().values() and not quick.log:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: str(directory) in quick.descriptors().values() or quick.log)
         with open(gate, "w"):
             pass
         assert goes_on(slow.wait_started())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.harness import Bus, Client
+from tests.support.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
@@ -34,13 +35,6 @@ def numbers(kind, *texts):
     return sum(int(n.replace(",", "")) for text in texts for n in re.findall(rf"([\d,]+) {re.escape(kind)}", text))
 
 
-def waits_until(condition, timeout=10.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def limited(spawn, directory):
     """Start a bus whose log has the limits of an operator's."""
@@ -55,7 +49,7 @@ def test_a_storm_is_few_lines_and_all_of_it_is_counted(limited, directory):
     """1,500 connections with junk take a few kilobytes, and the lines and sums account for each of them."""
     bus = limited(flags=(f"--logfile={directory}/log",))
     log = directory / "log"
-    waits_until(lambda: log.exists() and "sbus listens on" in log.read_text())
+    wait_until(lambda: log.exists() and "sbus listens on" in log.read_text())
     before = log.stat().st_size
     connections, seconds = storm(bus)
     assert bus.stop() == 0
@@ -78,13 +72,13 @@ def test_log_files_are_bounded(limited, directory):
     """However much is logged, there are --log-files files of --log-file-bytes bytes; SIGUSR1 begins a new one."""
     options = ("--log-rate=100000000", "--log-file-bytes=5000", "--log-files=3")
     bus = limited(*options, flags=(f"--logfile={directory}/log",))
-    waits_until(lambda: (directory / "log").exists() and "sbus listens on" in (directory / "log").read_text())
+    wait_until(lambda: (directory / "log").exists() and "sbus listens on" in (directory / "log").read_text())
     storm(bus, 300)
     found = sorted(path.name for path in directory.glob("log*"))
     assert found == ["log", "log.1", "log.2"]
     assert all(path.stat().st_size <= 5_000 for path in directory.glob("log*"))
     bus.kill(signal.SIGUSR1)
-    waits_until(lambda: (directory / "log").stat().st_size == 0)
+    wait_until(lambda: (directory / "log").stat().st_size == 0)
     assert bus.stop() == 0
     assert sorted(path.name for path in directory.glob("log*")) == found
 

@@ -30,6 +30,7 @@ from tests.support.harness import (
     twistd,
     wait_end,
 )
+from tests.support.waiting import wait_until
 
 
 def output_of(*arguments: str) -> str:
@@ -268,11 +269,7 @@ multiplexer.select = Select
         ) as process:
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-                    deadline = time.monotonic() + TIMEOUT
-                    while client.connect_ex(str(directory / "bus")):
-                        assert time.monotonic() < deadline
-                        assert process.poll() is None
-                        time.sleep(0.01)
+                    wait_until(lambda: process.poll() is not None or not client.connect_ex(str(directory / "bus")))
                     output, _ = process.communicate(timeout=TIMEOUT)
             finally:
                 process.kill()
@@ -310,9 +307,7 @@ class TestStop:
     def test_hangup_at_once(self, spawn, directory):
         """SIGHUP that comes as soon as the socket exists does not end the process either."""
         started = spawn(Bus, directory)
-        deadline = time.monotonic() + TIMEOUT
-        while not (directory / "bus").exists():
-            assert time.monotonic() < deadline
+        wait_until((directory / "bus").exists, pause=0)
         started.kill(signal.SIGHUP)
         assert goes_on(started.wait_started())
         assert started.stop() == 0
@@ -333,10 +328,7 @@ class TestStop:
             process = subprocess.Popen(command, stdin=terminal, stdout=log, stderr=log, env=environment_with({}))
         os.close(terminal)
         try:
-            deadline = time.monotonic() + TIMEOUT
-            while "sbus listens on" not in (directory / "log").read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until((directory / "log").read_text, lambda text: "sbus listens on" in text)
             with Client(directory / "bus") as client:
                 client.sync()
                 process.send_signal(signal.SIGHUP)  # the terminal is still there
@@ -395,9 +387,7 @@ class TestStop:
         """A signal that comes as soon as the socket exists stops the process just as cleanly."""
         for _ in range(2):
             started = spawn(Bus, directory, flags=["-n", f"--pidfile={directory}/pid"])
-            deadline = time.monotonic() + TIMEOUT
-            while not (directory / "bus").exists():
-                assert time.monotonic() < deadline
+            wait_until((directory / "bus").exists, pause=0)
             assert started.stop(number) == 0
             assert os.listdir(directory) == []
 

@@ -353,3 +353,25 @@ def test_a_segment_without_rows_that_cannot_be_removed(tmp_path):
     with JournalWriter.open(tmp_path) as journal:
         journal.append([(b"key", b"3")])
     assert messages(tmp_path) == [(b"key", b"1"), (b"key", b"2"), (b"key", b"3")]
+
+
+def test_a_crash_while_a_failed_close_is_repeated(tmp_path):
+    """If a close fails at any step, and a crash ends its repetition at any step, the segment is whole."""
+    for failed, crashed in itertools.product(range(12), range(8)):
+        directory = tmp_path / f"{failed}-{crashed}"
+        disk = FaultyDisk()
+        with disk():
+            journal = JournalWriter.open(directory)
+            journal.append([(b"key", b"1")])
+            journal.sync()
+            disk.fail_from(failed, 1, error=errno.EIO)
+            with suppress(OSError):
+                journal.roll()
+            disk.crash_at(crashed)
+            with suppress(Crash):
+                journal.append([(b"key", b"2")])
+            disk.work_again()
+            let_go(directory)
+            JournalWriter.open(directory).close()
+        assert messages(directory)[0] == (b"key", b"1")
+        assert {problem for found in verify(directory, pytest.fail) for problem in found.problems} == set()

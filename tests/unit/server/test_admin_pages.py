@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from zope.interface import implementer
 
-from sbus.admin.pages import Asked, Problem
+from sbus.admin.pages import CLIENT_SORTS, Asked, Problem
 from sbus.server.admin_pages import pages
 from sbus.server.credentials import AccessSettings, KernelCredentials
 from sbus.server.interfaces import ICredentials
@@ -284,3 +284,12 @@ def test_a_recorder_that_is_gone():
     bus.registry.sidecar = 77
     bus.connect(pid=77)
     assert figures(bus)["sbus_attached_up recorder"] == 1
+
+
+def test_sorts():
+    """Clients can be sorted by each of `CLIENT_SORTS`, which the command line and the page offer, and nothing else."""
+    bus = Bus()
+    bus.connect()
+    assert [got(bus, "/v1/clients", sort=sort)["total"] for sort in CLIENT_SORTS] == [1] * len(CLIENT_SORTS)
+    with pytest.raises(Problem, match=f"use one of {', '.join(CLIENT_SORTS)}$"):
+        got(bus, "/v1/clients", sort="name")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.web.http_headers import Headers
 
-from sbus.web.guard import Guard, Host, Refused, parse_host
+from sbus.admin.pages import Problem
+from sbus.web.guard import Guard, Host, parse_host
 
 TOKEN = "t" * 43
 PORTS = st.integers(1, 65535)
@@ -138,7 +139,7 @@ def test_the_own_page_passes(headers: list[tuple[str, str]]) -> None:
 )
 def test_other_sites_do_not(headers: list[tuple[str, str]]) -> None:
     """A rebound name, another origin (also another port) and a cross-site request are refused."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Problem) as refused:
         check(*headers)
     assert refused.value.status == 403
 
@@ -146,7 +147,7 @@ def test_other_sites_do_not(headers: list[tuple[str, str]]) -> None:
 @pytest.mark.parametrize("headers", [[], [OWN, OWN], [OWN, ("Origin", "http://127.0.0.1:8080"), ("Origin", "null")]])
 def test_headers_come_once(headers: list[tuple[str, str]]) -> None:
     """A request without a Host, or with a second one, is refused, so that two readers cannot differ."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Problem) as refused:
         check(*headers)
     assert refused.value.status == 400
 
@@ -155,7 +156,7 @@ def test_headers_come_once(headers: list[tuple[str, str]]) -> None:
 def test_a_wrong_token_is_refused(value: str | None) -> None:
     """Only the whole token, as a bearer token, is one."""
     headers = Headers({} if value is None else {"Authorization": [value]})
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Problem) as refused:
         Guard(TOKEN).check_token(headers)
     assert refused.value.status == 401
 

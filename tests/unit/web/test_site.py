@@ -12,9 +12,10 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport, StringTransportWithDisconnection
 from twisted.logger import globalLogPublisher
 
+from sbus.admin.pages import Problem
 from sbus.errors import SbusError
 from sbus.web.files import File, load
-from sbus.web.guard import Guard, Refused
+from sbus.web.guard import Guard
 from sbus.web.site import HEADERS, MOST_BODY, MOST_STRANGERS, PageRequest, PageSite
 
 TOKEN = "token-of-this-test-that-is-long-enough-00000"
@@ -27,7 +28,11 @@ async def echo(request: PageRequest) -> Any:
 
 
 async def refuse(request: PageRequest) -> Any:
-    raise Refused(502, "the bus is not there")
+    raise Problem(502, "the bus is not there")
+
+
+async def look(request: PageRequest) -> Any:
+    return dict(request.asked().parameters)
 
 
 async def fail(request: PageRequest) -> Any:
@@ -40,7 +45,12 @@ def ask(text: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
         Clock(),
         Guard(TOKEN),
         {"/": File("text/html; charset=utf-8", b"<p>page</p>")},
-        {("POST", "/api/echo"): echo, ("GET", "/api/refuse"): refuse, ("GET", "/api/fail"): fail},
+        {
+            ("POST", "/api/echo"): echo,
+            ("GET", "/api/refuse"): refuse,
+            ("GET", "/api/fail"): fail,
+            ("GET", "/api/look"): look,
+        },
     )
     channel: Any = site.buildProtocol(IPv4Address("TCP", "127.0.0.1", 50000))
     transport = StringTransport()
@@ -198,5 +208,6 @@ def test_strangers_give_their_places_to_each_other() -> None:
 def test_parameters_are_few() -> None:
     """A query of more than 16 parameters is refused, and parsed only with the token."""
     query = "a=b&" * 1000
-    assert ask(f"GET /api/refuse?{query} HTTP/1.1\r\n{OWN}")[0] == 401
-    assert ask(f"GET /api/refuse?{query} HTTP/1.1\r\n{ALLOWED}")[0] == 400
+    assert ask(f"GET /api/look?{query} HTTP/1.1\r\n{OWN}")[0] == 401
+    assert ask(f"GET /api/look?{query} HTTP/1.1\r\n{ALLOWED}")[0] == 400
+    assert json.loads(ask(f"GET /api/look?a=b&c=%C3%BC HTTP/1.1\r\n{ALLOWED}")[2]) == {"a": "b", "c": "ü"}

@@ -61,7 +61,7 @@ def find_silences(
     :param intervals: the number of intervals between messages that are looked at, of all keys together.
     """
     rows = _candidates(_pauses(cube, windows, lost, heard), windows, intervals).collect()
-    found = _merge_prefixes([_silence(row, windows) for row in rows])
+    found = _merge_prefixes([_silence(row) for row in rows])
     found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
     return found[:top], len(found)
 
@@ -158,7 +158,7 @@ def _candidates(pauses: DataFrame, windows: Windows, intervals: int) -> DataFram
     )
 
 
-def _silence(row: object, windows: Windows) -> Silence:
+def _silence(row: object) -> Silence:
     r = row.asDict()  # type: ignore[attr-defined]
     return Silence(
         r["journal"],
