@@ -12,7 +12,7 @@ import click
 from sbus.cli.admin.connection import Admin, admin_option
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize, printable_text, speaks_utf8
-from sbus.cli.types import BYTES, COUNT
+from sbus.cli.types import BYTES, COUNT, Size
 
 __all__ = ["monitor"]
 
@@ -35,11 +35,11 @@ Examples:
 @click.argument("pattern", type=BYTES, default="")
 @click.option(
     "--head",
-    type=click.IntRange(0, 4096),
+    type=Size(0, 4096),
     default=64,
     show_default=True,
-    metavar="BYTES",
-    help="Show so many bytes of each payload.",
+    metavar="SIZE",
+    help="Bytes to show of each payload; at most 4096.",
 )
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N messages, or after N seconds of --unrouted.")
 @click.option("--unrouted", is_flag=True, help="Show each second the keys that nobody is subscribed to instead.")
