@@ -84,7 +84,7 @@ def run(settings: Settings, echo: Callable[[str], object]) -> None:
             port = _listen_on_port(loop, settings.port, service)
             echo(f"Open  http://127.0.0.1:{port}/#{quote(token)}")
         service.startService()
-        echo(f"It shows {settings.address} to whoever has this link. Ctrl-C ends it.")
+        echo(f"It shows {settings.address} to anyone who has this link. Ctrl-C stops it.")
 
     def close_doors() -> None:
         for door in doors:

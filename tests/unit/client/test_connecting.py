@@ -118,7 +118,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         stream.bind(str(tmp_path / "stream"))
         stream.listen()
         for name, why, what in (
-            ("none", "No such file or directory", "start one (twistd sbus --socket="),
+            ("none", "No such file or directory", "start one (sbus serve --socket="),
             ("dead", "Connection refused", "the server is gone; start it again (with --reuse"),
             ("stream", "Protocol wrong type for socket", "that is a socket of another kind"),
             ("file", "Socket operation on non-socket", "that is not a socket; say where the bus is"),
