@@ -54,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 _OWN_SPARK = {
     "tests/spark/test_archive_killed.py",
     "tests/spark/test_cluster.py",
+    "tests/spark/test_connect.py",
     "tests/spark/test_demo.py",
     "tests/spark/test_hosts.py",
     "tests/spark/test_tutorial.py",

@@ -29,7 +29,9 @@ The state (`sbus.lake.state`) is ``_sbus`` in the directory of the table, which 
 local directory. The table has the ID of the lake in its properties, so another state cannot write to it.
 
 Credentials are those of the usual environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``,
-``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, and whatever else the ``deltalake`` package reads.
+``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, and whatever else the ``deltalake`` package reads. Executors that read files
+get those of the driver: the environment of their processes is as old as the Spark session, and on another machine it is
+another one.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ _OWNER = "sbus.lake"
 """The property of the table that has the ID of the lake."""
 _BLOCK = 8 << 20
 """Bytes of a file that are read at a time."""
+_CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
+"""The variables of the environment that reach object storage."""
 _ORPHAN_HOURS = 168
 """Hours after which a file that no commit names is an orphan."""
 
@@ -89,23 +93,28 @@ class DeltaLake(Table):
     """A lake in a Delta table.
 
     :param location: a directory or a URL.
-    :param state: the directory of the state; None: ``_sbus`` in the directory, or, for a URL, none: the lake can be
-        read only.
+    :param state: the directory of the state; None: ``_sbus`` in the directory, or, for a URL, one below the user's
+        state directory.
+    :param credentials: the variables to use instead of the environment's.
     """
 
     format = "delta"
     grace = 7 * 86400.0
     """Versions of the table can be read for as long."""
 
-    def __init__(self, location: str, state: Path | None = None) -> None:
+    def __init__(self, location: str, state: Path | None = None, credentials: Mapping[str, str] | None = None) -> None:
+        self._credentials = credentials
         self.location = location.rstrip("/")
         self._is_local = "://" not in location
         if state is None:
             state = Path(location) / "_sbus" if self._is_local else _default_state(self.location)
         self.state = State(state)
 
-    def __reduce__(self) -> tuple[type[DeltaLake], tuple[str, Path]]:
-        return DeltaLake, (self.location, self.state.directory)  # executors open files
+    def __reduce__(self) -> tuple[type[DeltaLake], tuple[str, Path, Mapping[str, str] | None]]:
+        credentials = self._credentials
+        if credentials is None and not self._is_local:
+            credentials = {name: value for name, value in os.environ.items() if name.startswith(_CREDENTIALS)}
+        return DeltaLake, (self.location, self.state.directory, credentials)  # executors open files
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -160,7 +169,9 @@ class DeltaLake(Table):
             disk.sync_directory(str(target.parent))
         else:
             # PyArrow's own stream hands buffers to the library, which takes bytes alone.
-            sink = cast("IO[bytes]", DeltaFileSystemHandler(self.location).open_output_stream(name, None))
+            sink = cast(
+                "IO[bytes]", DeltaFileSystemHandler(self.location, self._options).open_output_stream(name, None)
+            )
             with open(path, "rb") as source:
                 while block := source.read(_BLOCK):
                     sink.write(block)
@@ -265,13 +276,17 @@ class DeltaLake(Table):
 
     # --- parts ----------------------------------------------------------------------------------
 
+    @property
+    def _options(self) -> dict[str, str] | None:
+        return None if self._credentials is None else dict(self._credentials)
+
     @functools.cached_property
     def _files(self) -> pafs.FileSystem:
-        return pafs.PyFileSystem(DeltaStorageHandler(self.location))
+        return pafs.PyFileSystem(DeltaStorageHandler(self.location, self._options))
 
     def _table(self) -> DeltaTable:
         try:
-            return DeltaTable(self.location)
+            return DeltaTable(self.location, storage_options=self._options)
         except TableNotFoundError:
             raise LakeError(
                 f"{self.location}: there is no lake, or it is empty: run sbus spark archive first"
@@ -281,8 +296,8 @@ class DeltaLake(Table):
 
     def _create(self) -> DeltaTable:
         try:
-            if DeltaTable.is_deltatable(self.location):
-                return DeltaTable(self.location)
+            if DeltaTable.is_deltatable(self.location, self._options):
+                return DeltaTable(self.location, storage_options=self._options)
             if self._is_local:
                 make_directories(Path(self.location))
             DeltaTable.create(
@@ -293,9 +308,10 @@ class DeltaLake(Table):
                 name="sbus",
                 configuration={_OWNER: self.state.identity(self.format)},
                 raise_if_key_not_exists=False,
+                storage_options=self._options,
             )
             self._sync_log()
-            return DeltaTable(self.location)
+            return DeltaTable(self.location, storage_options=self._options)
         except (DeltaError, OSError) as e:
             raise _unreachable(self.location, e) from None
 

@@ -261,10 +261,11 @@ class Multiplexer:
                     failure = Failure()
                     self._log.failure("Error in {handler}", failure=failure, handler=handler)
                     self._guarded(handler, handler.failed, failure)
-            for _ in _DEFERRED_ROUNDS:
-                if not self._deferred:
-                    break
-                self._run_deferred()
+            if self._deferred:
+                for _ in _DEFERRED_ROUNDS:
+                    self._run_deferred()
+                    if not self._deferred:
+                        break
             if self._closing and not self._closing_is_due:
                 self._close_some()
         finally:

@@ -130,6 +130,38 @@ class _Pace(enum.Enum):
     PAUSED = "would produce by itself, and was paused at the high-water mark"
 
 
+@implementer(IPacketReceiver)
+class _NoReceiver:
+    """Takes the packets of a transport without a protocol."""
+
+    def packetsReceived(self, packets: list[bytes]) -> int:
+        return len(packets)
+
+
+_NO_RECEIVER: Final[IPacketReceiver] = cast(IPacketReceiver, _NoReceiver())
+
+
+@implementer(IPacketReceiver)
+class _OneByOne:
+    """Hands packets to a protocol that takes no batches."""
+
+    def __init__(self, transport: PacketTransport) -> None:
+        self._transport = transport
+
+    def packetsReceived(self, packets: list[bytes]) -> int:
+        transport = self._transport
+        assert transport.protocol is not None
+        for taken, packet in enumerate(packets):
+            if transport.read_side not in _DELIVERING:
+                return taken
+            if not packet:
+                failure = Failure(error.ConnectionAborted("a packet longer than the limit arrived"))
+                transport._abort(failure)
+                break
+            transport.protocol.dataReceived(packet)
+        return len(packets)
+
+
 @implementer(IPacketTransport, ITransport, IConsumer, IPushProducer)
 class PacketTransport(Connection):
     """A connected SEQPACKET socket as a Twisted transport (`IPacketTransport`).
@@ -196,7 +228,7 @@ class PacketTransport(Connection):
         self._events = 0
         self.credentials = peer_credentials(sock)
         self.protocol: IProtocol | None = None
-        self._receiver: IPacketReceiver | None = None
+        self._receiver = _NO_RECEIVER
         self._half: IHalfCloseableProtocol | None = None
         # Reading
         self._reader: PacketReader | FrameReader = self._multiplexer.reader(max_packet)
@@ -231,7 +263,7 @@ class PacketTransport(Connection):
         :raises Exception: what ``makeConnection`` raised; the connection is closed then.
         """
         self.protocol = protocol
-        self._receiver = IPacketReceiver(protocol, None)
+        self._receiver = IPacketReceiver(protocol, _OneByOne(self))
         self._half = IHalfCloseableProtocol(protocol, None)
         fd = self._sock.fileno()
         self._multiplexer.add(fd, self, READ)
@@ -321,7 +353,11 @@ class PacketTransport(Connection):
             if ended:
                 self.move(Event.END_OF_FILE)
             if packets:
-                self._deliver(unbundle(packets) if self._bundle_limit and not self.keeps_bundles else packets)
+                if self._bundle_limit and not self.keeps_bundles:
+                    packets = unbundle(packets)
+                taken = self._receiver.packetsReceived(packets)
+                if taken < len(packets):
+                    self._keep(packets, taken)
             if ended:
                 self._watch(self._events & ~READ)
                 if self.read_side is ReadSide.EOF and not self._undelivered:
@@ -345,25 +381,9 @@ class PacketTransport(Connection):
         if self.read_side is _READ_OPEN:
             self._watch(self._events | READ)
 
-    def _deliver(self, packets: list[bytes]) -> None:
-        """Hand packets to the protocol.
-
-        Keep those that it does not take because it has paused the transport.
-        """
-        if self._receiver is not None:
-            taken = self._receiver.packetsReceived(packets)
-        else:
-            taken = 0
-            assert self.protocol is not None
-            for packet in packets:
-                if self.read_side not in _DELIVERING:
-                    break
-                if not packet:
-                    self._abort(Failure(error.ConnectionAborted("a packet longer than the limit arrived")))
-                    return
-                taken += 1
-                self.protocol.dataReceived(packet)
-        if taken < len(packets) and self.read_side is not ReadSide.STOPPED:
+    def _keep(self, packets: list[bytes], taken: int) -> None:
+        """Keep the packets that the protocol has not taken because it has paused the transport."""
+        if self.read_side is not ReadSide.STOPPED:
             del packets[:taken]  # a copy of the rest would cost as much as a turn, turn by turn, if there are bundles
             self._undelivered = packets
 
@@ -421,7 +441,9 @@ class PacketTransport(Connection):
             return  # paused again, or closing
         kept, self._undelivered = self._undelivered, None
         if kept:
-            self._deliver(kept)
+            taken = self._receiver.packetsReceived(kept)
+            if taken < len(kept):
+                self._keep(kept, taken)
             if self._undelivered:
                 return
         if self.read_side is ReadSide.RESUMING:
@@ -826,7 +848,8 @@ class PacketTransport(Connection):
             self._sock.close()
         except OSError as e:  # the descriptor is gone all the same (close(2))
             self._log.error("{transport} was closed with an error: {why}", transport=self, why=str(e))
-        protocol, self.protocol, self._receiver, self._half = self.protocol, None, None, None
+        protocol, self.protocol, self._half = self.protocol, None, None
+        self._receiver = _NO_RECEIVER  # the protocol refers to the transport
         if protocol is not None:
             protocol.connectionLost(reason)
 

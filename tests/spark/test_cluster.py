@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import sysconfig
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,22 +13,8 @@ from typing import NamedTuple
 import pyspark
 import pytest
 
+from tests.spark.clusters import TIMEOUT, bare_python, wait_for_log
 from tests.spark.lakes import archived, files, recorded
-
-TIMEOUT = 240.0
-BROUGHT = (
-    "pyarrow",
-    "pyspark",
-    "py4j",
-    "numpy",
-    "packaging",
-    "six",
-    "dateutil",
-    "pandas",
-    "pytz",
-    "tzdata",
-    "zstandard",
-)
 
 
 class Cluster(NamedTuple):
@@ -44,16 +27,7 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with Spark and Arrow, and without this package."""
-    home = tmp_path_factory.mktemp("python")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
-    theirs = next((home / "lib").glob("python*/site-packages"))
-    for path in Path(sysconfig.get_path("platlib")).iterdir():
-        if re.split(r"[-.]", path.name)[0] in BROUGHT:
-            (theirs / path.name).symlink_to(path)
-    interpreter = home / "bin/python"
-    run = subprocess.run([interpreter, "-c", "import pyarrow, pyspark, sbus"], capture_output=True, text=True, cwd="/")
-    assert "No module named 'sbus'" in run.stderr
-    return interpreter
+    return bare_python(tmp_path_factory.mktemp("python"))
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +64,6 @@ def cluster(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             ends.callback(end, worker)
             wait_for_log(worker, log, r"Successfully registered with (master)")
         yield Cluster(url, python)
-
-
-def wait_for_log(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
-    """Wait until a process has logged a line that matches; return the group of the pattern."""
-    deadline = time.monotonic() + TIMEOUT
-    while not (found := re.search(pattern, log.read_text())):
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-    return found[1]
 
 
 JOBS = """

@@ -108,6 +108,7 @@ def test_a_lake_in_object_storage(spark, journal, tmp_path):
         put_away(spark, journal.directory, lake, "bucket")
         expected = by_seq(recorded(journal.directory))
         assert of_delta_by_polars(lake.location) == expected
+        assert by_spark(lake.read(spark)) == expected
         command = [sys.executable, "-m", "sbus.cli", "lake", "compact", lake.location, f"--state={tmp_path}/state"]
         subprocess.run(command, check=True)
         assert of_delta_by_polars(lake.location) == expected

@@ -17,7 +17,7 @@ from sbus.errors import SbusError
 from sbus.journal.reader import JournalReader
 from tests.integration.docs.test_docs import page
 
-TIMEOUT = 120
+TIMEOUT = 300
 """Seconds for a command on a busy machine."""
 MESSAGES = 200
 """Messages that the tutorial publishes."""

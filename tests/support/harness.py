@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.support.nursery import Forked
+
 TIMEOUT = 20.0
 """Time limit for anything that should happen, in seconds.
 
@@ -60,6 +62,11 @@ def twistd() -> list[str]:
     if script.exists():
         return [sys.executable, str(script)]
     return [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
+
+
+def can_fork() -> bool:
+    """Return whether a twistd may be a fork: not where coverage is measured, which each process begins by itself."""
+    return len(twistd()) == 2 and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
 
 
 def name_of(address: str | Path) -> bytes:
@@ -251,18 +258,22 @@ class Process:
         self._mark = 0
         self._changed = threading.Condition()
         self._over = False
-        self._process = subprocess.Popen(
-            self.command,
-            cwd=directory,
-            env=environment_with(env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="backslashreplace",
-            pass_fds=pass_fds,
-            umask=umask,
-        )
+        self._process: subprocess.Popen[str] | Forked
+        if before or self.launcher or env or pass_fds or umask >= 0 or not can_fork():
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=directory,
+                env=environment_with(env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="backslashreplace",
+                pass_fds=pass_fds,
+                umask=umask,
+            )
+        else:
+            self._process = Forked(self.command[1:], directory, environment_with({}))
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

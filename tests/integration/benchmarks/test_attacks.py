@@ -79,7 +79,7 @@ def test_trips_count_what_was_not_asked() -> None:
     """A server that stands still for 0.3 s spoils each of the round trips that were due meanwhile, not one."""
     found = measured(bystander.trips, 0.3, 100, 0.4)
     assert (found["count"], found["unanswered"]) == (40, 0)
-    assert found["max_ms"] >= 290
+    assert found["max_ms"] >= 250  # the server stops a moment after the first of them is due
     assert found["p50_ms"] >= 90
 
 
