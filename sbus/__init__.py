@@ -75,7 +75,7 @@ __getattr__ = lazy_names(__name__, {name: _HOMES.get(name, ".errors") for name i
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def _leave_out_current_directory() -> None:

@@ -4,7 +4,7 @@ Run by ``make dist``, which has built the manual pages; writes to ``dist/``.
 
 Wheels are made without containers. The C compiler is zig, which brings every C library to compile for; auditwheel
 checks that a wheel needs no younger one than it promises. For each architecture there is a wheel for this Python, and
-one (abi3) for all later ones.
+one (abi3) for all later ones; abi3audit checks that it needs no younger Python than it promises.
 
 The Debian package has an environment of its own in /opt/sbusd, so it needs only Debian's python3. It is built where
 Debian's Python and dpkg-deb are, for the architecture of the machine.
@@ -105,6 +105,8 @@ def build_wheel(archive: Path, architecture: str, extension: str) -> None:
         [wheel] = repaired.iterdir()
         if f"manylinux_{GLIBC.replace('.', '_')}_{architecture}" not in wheel.name:
             sys.exit(f"make_dist: {wheel.name} needs a younger C library than {GLIBC}")
+        if extension == "abi3":
+            run(sys.executable, "-m", "abi3audit", "--strict", wheel)
         shutil.move(wheel, DIST)
 
 

@@ -18,6 +18,7 @@ import click
 from sbus.cli.deadline import time_limit
 from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.tables import Row, format_table
+from sbus.cli.types import Duration, Size
 from sbus.client.blocking import Bus
 from sbus.daemon.launcher import ServerProcess
 from sbus.errors import ConnectError, SbusError
@@ -98,15 +99,13 @@ Examples:
 @click.argument("tests", type=click.Choice(_TESTS), nargs=-1, metavar=f"[{'|'.join(_TESTS)}]...")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.1, 60),
+    type=Duration(0.1, 60.0),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long each test publishes.",
+    help="How long each test publishes, from 0.1 to 60 seconds.",
 )
-@click.option(
-    "--size", type=click.IntRange(min=0), default=64, show_default=True, metavar="BYTES", help="Payload size."
-)
+@click.option("--size", type=Size(0), default=64, show_default=True, metavar="SIZE", help="Bytes of each payload.")
 @click.option(
     "--receivers",
     type=click.IntRange(1, 256),

@@ -34,3 +34,14 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(self._modules[cmd_name]), cmd_name)
         assert isinstance(command, click.Command), cmd_name
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self._modules and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self._modules, n=1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)

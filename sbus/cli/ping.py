@@ -10,7 +10,7 @@ import click
 
 from sbus.cli.deadline import Deadline, wait_readable
 from sbus.cli.options import Target, connection_options, pass_target
-from sbus.cli.types import COUNT, SECONDS
+from sbus.cli.types import COUNT, SECONDS, Duration
 from sbus.client.blocking import Bus
 from sbus.errors import SbusError, TimedOut
 
@@ -31,7 +31,7 @@ Examples:
 @click.option(
     "--interval",
     "-i",
-    type=click.FloatRange(min=0),
+    type=Duration(),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

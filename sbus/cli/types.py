@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from datetime import datetime
 from typing import Any
@@ -16,36 +17,56 @@ __all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Size", "Speed", "Ti
 
 BYTES = os.fsencode
 """A key, a pattern or a payload: the argument byte for byte, whatever its encoding."""
-COUNT = click.IntRange(min=1)
 RATE = click.FloatRange(min=0, min_open=True)
+
+
+class _Count(click.IntRange):
+    """A number above 0."""
+
+    name = "number"
+
+
+COUNT = _Count(min=1)
 
 
 class Duration(click.ParamType[float]):
     """A time such as ``500ms``, ``10s`` or ``1h``, as seconds.
 
     :param minimum: the shortest time to accept, in seconds.
+    :param maximum: the longest one.
     """
 
     name = "time"
 
-    def __init__(self, minimum: float = 0.0) -> None:
+    def __init__(self, minimum: float = 0.0, maximum: float = math.inf) -> None:
         self.minimum = minimum
+        self.maximum = maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        name = param.name if param is not None and param.name else self.name
-        return duration(name, self.minimum)(value)
+        seconds = _parse(value)
+        if not self.minimum <= seconds <= self.maximum:
+            limits = f" of {self.minimum:g} seconds or more" if self.minimum else ""
+            if self.maximum < math.inf:
+                limits = f" from {self.minimum:g} to {self.maximum:g} seconds"
+            self.fail(f"{value!r}: give a time{limits}, such as 500ms, 1s, 15m, 1h or 7d", param, ctx)
+        return seconds
+
+
+def _parse(text: str) -> float:
+    """Return a time in seconds, or -1 if the text is none."""
+    try:
+        return duration("time")(text)
+    except UsageError:
+        return -1.0
 
 
 class _TimeLimit(Duration):
     """A time above 0; plain numbers are seconds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = super().convert(value, param, ctx)
-        except UsageError:
-            seconds = 0.0
+        seconds = value if isinstance(value, float) else _parse(value)
         if not seconds > 0:
             self.fail(f"{value!r} is not a time above 0: write it as 90, 90s, 1.5m or 500ms", param, ctx)
         return seconds
@@ -58,12 +79,14 @@ class Size(click.ParamType[int]):
     """A size such as ``65536``, ``512K`` or ``1MiB``, as bytes.
 
     :param minimum: the smallest size to accept, in bytes.
+    :param maximum: the largest one; None if there is none.
     """
 
     name = "size"
 
-    def __init__(self, minimum: int) -> None:
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
         self.minimum = minimum
+        self.maximum = maximum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -71,11 +94,13 @@ class Size(click.ParamType[int]):
         try:
             number = size(self.name)(value)
         except UsageError:
-            number = 0
+            number = 0 if value == "0" else -1
         if number < self.minimum:
             self.fail(
                 f"{value!r} is not a size of {self.minimum} bytes or more: write it as 65536, 512K or 1M", param, ctx
             )
+        if self.maximum is not None and number > self.maximum:
+            self.fail(f"{value!r} is more than {self.maximum} bytes", param, ctx)
         return number
 
 

@@ -171,14 +171,18 @@ def describe_connect_error(address: str, error: Exception) -> str:
         number = errno.ENOTSOCK  # connect(2) reports ECONNREFUSED for a file of any other kind too
     where = "say where the bus is (--socket, SBUS_SOCKET)"
     permission = "you lack the permission; ask the operator of the bus for --mode, --group or --allow-user"
+    why = os.strerror(number) if number else str(error) or type(error).__name__
+    others = _others_missing(address) if number == errno.ENOENT else ""
+    start = "sbus serve" if others else f"sbus serve --socket={address}"
+    absent = f"start one ({start}), or say where it is (--socket, SBUS_SOCKET)"
+    gone = "the server is gone; start it again (with --reuse, as it left its socket behind)"
     remedies = {
-        errno.ENOENT: f"start one (twistd sbus --socket={address}), or say where it is (--socket, SBUS_SOCKET)",
-        errno.ECONNREFUSED: "the server is gone; start it again (with --reuse, as it left its socket behind)",
+        errno.ENOENT: absent,
+        # An abstract address leaves nothing behind.
+        errno.ECONNREFUSED: absent if address.startswith(("@", "/dev/unix/abstract/")) else gone,
         errno.EACCES: permission,
         errno.EPERM: permission,
         errno.EPROTOTYPE: f"that is a socket of another kind, not a bus; {where}",
         errno.ENOTSOCK: f"that is not a socket; {where}",
     }
-    why = os.strerror(number) if number else str(error) or type(error).__name__
-    others = _others_missing(address) if number == errno.ENOENT else ""
     return f"no bus at {address}{others}: {why}: {remedies.get(number, where)}"

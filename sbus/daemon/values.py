@@ -94,7 +94,7 @@ def duration(option: str, minimum: float = 0.0) -> Callable[[str], float]:
     """
 
     def parse(text: str) -> float:
-        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d|)", text)
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})(ms|s|m|h|d|)", text)
         seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else -1.0
         if seconds < minimum:
             limit = f" of {minimum:g} seconds or more" if minimum else ""

@@ -43,6 +43,7 @@ def _patterns(
 ) -> Iterator[str]:
     best: Best[tuple[bytes, bool]] = Best(limit)
     index, looked = registry.router.index, 0
+    keeper = registry.last_values  # it subscribes to the patterns of --last-value, and is no client
     for client in clients:
         looked += 1
         for pattern, is_secret in _of(client):
@@ -56,11 +57,12 @@ def _patterns(
             if not is_secret:
                 try:
                     subscribers = index.open_subscribers(pattern)
-                    if not is_one and next(iter(subscribers)) is not client:
-                        continue  # it is listed with its first subscriber
+                    first = next(receiver for receiver in subscribers if receiver is not keeper)
                 except (KeyError, StopIteration):
                     continue
-                count = len(subscribers)
+                if not is_one and first is not client:
+                    continue  # it is listed with its first subscriber
+                count = len(subscribers) - (keeper in subscribers)
             best.add(count, (pattern, is_secret))
     rows = (
         {

@@ -89,7 +89,7 @@ def run(settings: Settings, echo: Callable[[str], object]) -> None:
             port = _listen_on_port(loop, settings.port, service)
             echo(f"Open  http://127.0.0.1:{port}/#{quote(token)}")
         service.startService()
-        echo(f"Everyone with this link sees {settings.address}. Ctrl-C ends it.")
+        echo(f"Anyone who has this link sees {settings.address}. Ctrl-C stops it.")
 
     def close_ports() -> None:
         for port in ports:

@@ -163,4 +163,4 @@ async def main(reactor: Any, address: str) -> None:
 
 
 if __name__ == "__main__":
-    react(lambda reactor, address: Deferred.fromCoroutine(main(reactor, address)), sys.argv[1:])
+    react(main, sys.argv[1:])

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from sbus.cli.admin.connection import Admin, admin_option
-from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.options import DIALECTS, Target, connection_options, pass_target, warn_of_impossible
 from sbus.cli.output import escape, pluralize, printable_text, speaks_utf8
-from sbus.cli.types import BYTES, COUNT
+from sbus.cli.types import BYTES, COUNT, Size
+from sbus.errors import InvalidKey, Violation
 
 __all__ = ["monitor"]
 
@@ -35,11 +36,11 @@ Examples:
 @click.argument("pattern", type=BYTES, default="")
 @click.option(
     "--head",
-    type=click.IntRange(0, 4096),
+    type=Size(0, 4096),
     default=64,
     show_default=True,
-    metavar="BYTES",
-    help="Bytes to show of each payload.",
+    metavar="SIZE",
+    help="Bytes to show of each payload; at most 4096.",
 )
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Stop after N messages, or after N seconds of --unrouted.")
 @click.option("--unrouted", is_flag=True, help="Show the keys without subscribers instead, every second.")
@@ -55,6 +56,8 @@ def monitor(
     It is for root and the user of the bus. Of secret messages it shows the address and the size. It
     says how many messages it could not show: the bus spends at most a tenth of its time on it.
     """
+    if not pattern.startswith(b"!"):  # part of the address of secret messages will do
+        _check(pattern, target)
     bus = Admin(target, admin)
     if unrouted:
         _show_unrouted(bus, count, as_json)
@@ -69,6 +72,14 @@ def monitor(
             if printed == count:
                 return
         _report_missed(data["missed"])
+
+
+def _check(pattern: bytes, target: Target) -> None:
+    try:
+        DIALECTS[target.dialect].check(pattern)
+    except Violation as e:
+        raise InvalidKey(f"the pattern {escape(pattern)} is not allowed: {e}") from None
+    warn_of_impossible([pattern], target)
 
 
 def _show_unrouted(bus: Admin, count: int | None, as_json: bool) -> None:

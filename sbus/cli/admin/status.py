@@ -10,6 +10,7 @@ import click
 from sbus.cli.admin.connection import Admin, admin_option, json_option
 from sbus.cli.admin.words import format_ago, format_bytes, format_span
 from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.output import pluralize
 from sbus.cli.tables import format_table
 
 __all__ = ["status"]
@@ -28,7 +29,7 @@ Example:
 @connection_options
 @pass_target
 def status(target: Target, admin: str | None, as_json: bool) -> None:
-    """Show how the bus is: clients, messages, queues, losses and limits."""
+    """Show the figures of the bus: clients, messages, queues, losses and limits."""
     found = Admin(target, admin).get("/v1/status")
     if as_json:
         click.echo(json.dumps(found))
@@ -41,21 +42,22 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     counters = found["counters"]
     rows = [
         ("sbus", f"{found['version']}, process {found['pid']}, up {format_ago(found['started_at'])}"),
-        ("clients", f"{found['clients']:,} of {found['clients_limit']:,}, of {found['users']:,} users"),
-        ("published", f"{counters['published']:,} messages, {format_bytes(counters['published_bytes'])}"),
+        ("clients", f"{found['clients']:,} of {found['clients_limit']:,}, from {pluralize(found['users'], 'user')}"),
+        ("published", f"{pluralize(counters['published'], 'message')}, {format_bytes(counters['published_bytes'])}"),
         ("unrouted", f"{counters['unrouted']:,} of these without a subscriber"),
         ("copies", f"{counters['routed']:,}, {format_bytes(counters['routed_bytes'])}"),
         ("dropped", f"{counters['dropped']:,} copies{_by(counters['dropped_by'])}"),
         ("conflated", f"{counters['conflated']:,} copies"),
         (
             "queues",
-            f"{found['queues']:,} receivers behind, {found['queue_messages']:,} messages, "
+            f"{pluralize(found['queues'], 'receiver')} behind, {pluralize(found['queue_messages'], 'message')}, "
             f"{format_bytes(found['queue_bytes'])} of {format_bytes(found['queue_limit_bytes'])}, "
             f"the longest {format_bytes(found['queue_largest_bytes'])}",
         ),
         (
             "held",
-            f"{found['held_publishers']:,} publishers now, {format_span(found['held_seconds'])} since the start",
+            f"{pluralize(found['held_publishers'], 'publisher')} now, "
+            f"{format_span(found['held_seconds'])} since the start",
         ),
         ("memory", f"{format_bytes(found['memory_bytes'])} of {format_bytes(found['memory_limit_bytes'])}"),
         ("refused", f"{counters['refused']:,} connections{_by(counters['refused_by'])}"),

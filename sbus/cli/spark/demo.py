@@ -11,6 +11,7 @@ import click
 
 from sbus.cli.output import has_colors
 from sbus.cli.spark.job import Job, job_options, pass_job, stop_on_signals
+from sbus.cli.types import Duration
 from sbus.errors import UsageError
 
 __all__ = ["demo"]
@@ -21,11 +22,11 @@ _COLORS = {"alert": "red", "report": "green", "archive": "green", "recorder": "y
 @click.command(short_help="Watch the whole pipeline at work, in under three minutes.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=5, max=3600),
-    default=80,
+    type=Duration(5.0, 3600.0),
+    default=80.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the plant runs.",
+    help="How long the plant runs, from 5 seconds to 1 hour.",
 )
 @click.option(
     "--directory",

@@ -272,6 +272,8 @@ def test_pub_timeout(shared: Bus) -> None:
         ["bench", "nothing"],
         ["bench", "--seconds=1000"],
         ["bench", "--start", "--socket=x"],
+        ["bench", "--size=lots"],
+        ["ping", "--interval=-1"],
         ["nonsense"],
         ["--nonsense"],
         [],
@@ -281,6 +283,19 @@ def test_pub_timeout(shared: Bus) -> None:
 def test_misuse(arguments: list[str]) -> None:
     """A wrong command line gives status 2 and the usage on standard error."""
     assert "Usage: sbus" in misuse(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["publ"], "No such command 'publ'. Did you mean 'pub'?"),
+        (["journal", "lss"], "No such command 'lss'. Did you mean 'ls'?"),
+        (["nonsense"], "No such command 'nonsense'.\n"),
+    ],
+)
+def test_mistyped_commands(arguments: list[str], said: str) -> None:
+    """The error for an unknown command names the one that was probably meant."""
+    assert said in misuse(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -647,7 +662,7 @@ def test_hangup(shared: Bus) -> None:
 
 def test_progress_bar() -> None:
     """bench shows a progress bar on standard error if that is a terminal."""
-    arguments = ["bench", "--start", "--seconds=0.1", "roundtrip"]
+    arguments = ["bench", "--start", "--seconds=100ms", "--size=1K", "roundtrip"]
     with Terminal(None, *arguments) as terminal:
         assert terminal.end() == 0
         assert re.search(r"roundtrip +\[#+\] +100%", terminal.text)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+from typing import Any
 
 import pytest
 
 from tests.integration.cli.test_cli import Sbus, failure, fake_server, follow, hear, keeping, misuse, sbus
 from tests.support.harness import Bus
+from tests.support.servers import StartBus
 
 
 def test_get(keeping: Bus) -> None:
@@ -113,6 +116,41 @@ def test_sub_receipts_as_json() -> None:
     assert all(isinstance(line.pop("time"), float) for line in lines)
     assert lines[1] == {"lost": 3, "bytes": 300, "total": 3, "why": "queue-full"}
     assert lines[4] == {"lost": None, "bytes": None, "total": None, "why": "restart"}
+
+
+def test_every_message_is_printed_or_reported(shared: Bus) -> None:
+    """A stopped ``sub --receipts`` finds each message of a flood, or its loss, when it goes on."""
+    count, payload = 3000, "x" * 500
+    with follow(shared, "--receipts", "--soft=discard", "--json", "flood") as running:
+        running.process.send_signal(signal.SIGSTOP)
+        sbus(shared, "pub", f"--repeat={count}", "flood", payload)
+        running.process.send_signal(signal.SIGCONT)
+        lines: list[dict[str, Any]] = []
+        while sum(line.get("lost", 1) for line in lines) < count:
+            lines.append(json.loads(running.line()))
+        lost = [line for line in lines if "lost" in line]
+        assert sum(line.get("lost", 1) for line in lines) == count
+        assert lost[-1]["total"] == sum(line["lost"] for line in lost) > 0
+        assert {line["why"] for line in lost} == {"discard"}
+
+
+def test_gap_of_a_reconnect_is_a_loss(bus: StartBus) -> None:
+    """``sub --last --receipts --reconnect`` reports the gap, and gets the last values again behind it."""
+    first = bus("--last-value=state/")
+    sbus(first, "pub", "state/door", "open")
+    with follow(first, "--last", "--receipts", "--reconnect", "--json", "state/") as running:
+        assert json.loads(running.line())["payload"] == "open"
+        first.stop(signal.SIGTERM)
+        second = bus("--last-value=state/")
+        gap = json.loads(running.line())
+        assert {name: gap[name] for name in ("lost", "bytes", "total", "why")} == {
+            "lost": None,
+            "bytes": None,
+            "total": None,
+            "why": "reconnect",
+        }
+        sbus(second, "pub", "state/door", "closed")
+        assert json.loads(running.line())["payload"] == "closed"
 
 
 def test_reason_is_printed() -> None:

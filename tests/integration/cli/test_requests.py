@@ -105,6 +105,12 @@ def test_impossible_patterns_are_reported(shared: Bus) -> None:
     _, errors = sbus(shared, "sub", "--timeout=0.2", "a/*b/c", "t/*", status=124)
     assert errors.startswith("sbus: the pattern a/*b/c: it can never match: '*' takes everything up to the next '/'")
     assert "t/*" not in errors
+    _, errors = sbus(shared, "get", "a/*b", status=3)
+    assert errors.startswith("sbus: the pattern a/*b: it can never match: ")
+    path = f"--admin={shared.address}.none"
+    _, errors = sbus(shared, "monitor", path, "a/*b", status=1)
+    assert errors.startswith("sbus: the pattern a/*b: it can never match: ")
+    assert "pattern a/!/b is not allowed: '!' is reserved" in failure(shared, "monitor", path, "a/!/b", status=2)
 
 
 def test_serve(directory: Path) -> None:

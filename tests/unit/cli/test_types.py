@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 import click
 import pytest
 
-from sbus.cli.types import BYTES, SECONDS, Duration, Size, Speed, Time
-from sbus.errors import UsageError
+from sbus.cli.types import BYTES, COUNT, SECONDS, Duration, Size, Speed, Time
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10", 10.0), ("1.5m", 90.0), ("1h", 3600.0)])
@@ -20,8 +19,21 @@ def test_durations(text: str, seconds: float) -> None:
 
 def test_short_durations() -> None:
     """A time below the least one is refused, and the text says which is."""
-    with pytest.raises(UsageError, match=r"give a time of 0\.001 seconds or more, such as 500ms"):
+    with pytest.raises(click.BadParameter, match=r"give a time of 0\.001 seconds or more, such as 500ms"):
         Duration(0.001).convert("0", None, None)
+
+
+def test_long_durations() -> None:
+    """A time above the longest one is refused, and the text says which is."""
+    with pytest.raises(click.BadParameter, match=r"give a time from 0\.1 to 60 seconds"):
+        Duration(0.1, 60.0).convert("2m", None, None)
+
+
+def test_counts() -> None:
+    """What is not a number is called so."""
+    assert COUNT("7") == 7
+    with pytest.raises(click.BadParameter, match="is not a valid number"):
+        COUNT("seven")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +63,7 @@ def test_speeds(text: str, speed: float) -> None:
     assert Speed().convert(text, None, None) == speed
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("0.5", 0.5), ("5m", 300.0), ("20ms", 0.02)])
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("0.5", 0.5), ("5m", 300.0), ("20ms", 0.02), (".2", 0.2)])
 def test_time_limits(text: str, seconds: float) -> None:
     """A time limit is a number of seconds, or a number with a unit."""
     assert SECONDS.convert(text, None, None) == seconds
@@ -81,3 +93,12 @@ def test_impossible_sizes(text: str) -> None:
     """A size that is too small, or no size at all, is refused."""
     with pytest.raises(click.BadParameter, match="is not a size of 64 bytes or more: write it as"):
         Size(64).convert(text, None, None)
+
+
+@pytest.mark.parametrize(("text", "error"), [("many", "is not a size of 0 bytes"), ("5K", "is more than 4096 bytes")])
+def test_bounded_sizes(text: str, error: str) -> None:
+    """A size may be 0 where that makes sense, and may have a largest value."""
+    assert Size(0, 4096).convert("0", None, None) == 0
+    assert Size(0, 4096).convert("4K", None, None) == 4096
+    with pytest.raises(click.BadParameter, match=error):
+        Size(0, 4096).convert(text, None, None)

@@ -118,7 +118,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         stream.bind(str(tmp_path / "stream"))
         stream.listen()
         for name, why, what in (
-            ("none", "No such file or directory", "start one (twistd sbus --socket="),
+            ("none", "No such file or directory", "start one (sbus serve --socket="),
             ("dead", "Connection refused", "the server is gone; start it again (with --reuse"),
             ("stream", "Protocol wrong type for socket", "that is a socket of another kind"),
             ("file", "Socket operation on non-socket", "that is not a socket; say where the bus is"),
@@ -126,6 +126,9 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
             with pytest.raises(ConnectError) as raised:
                 connect_blocking(str(tmp_path / name), 1000, 1.0)
             assert str(raised.value).startswith(f"no bus at {tmp_path / name}: {why}: {what}")
+    with pytest.raises(ConnectError) as raised:
+        connect_blocking("@sbus-test-nobody", 1000, 1.0)
+    assert "Connection refused: start one (sbus serve --socket=@sbus-test-nobody), or say" in str(raised.value)
     with pytest.raises(AddressError):
         connect_blocking("/dev/fd/3", 1000, 1.0)
 

@@ -49,6 +49,17 @@ def test_patterns():
         got(bus, "/v1/patterns", client="9")
 
 
+def test_patterns_whose_last_values_are_kept():
+    """A pattern of ``--last-value`` is listed with the clients that are subscribed to it, and only with them."""
+    bus = Bus(last_values=(LastValueRule(b"a/*"), LastValueRule(b"b")))
+    assert got(bus, "/v1/patterns") == {"total": 0, "patterns": []}
+    bus.connect().send(b"SUB a/*")
+    bus.connect().send(b"SUB a/*")
+    row = {"pattern": "a/*", "is_secret": False, "subscribers": 2}
+    assert got(bus, "/v1/patterns") == {"total": 1, "patterns": [row]}
+    assert got(bus, "/v1/patterns", client="1") == {"total": 1, "patterns": [row]}
+
+
 def test_last_values():
     """Kept messages come with their values for root and the server's user alone."""
     bus = Bus(last_values=(LastValueRule(b"a/*"),))
