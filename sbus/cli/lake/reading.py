@@ -95,7 +95,8 @@ def check(ctx: click.Context, location: str, state: str | None, output_json: boo
         for problem in found.problems:
             click.echo(problem)
         for journal, missing in found.holes.items():
-            click.echo(f"journal {journal}: {pluralize(missing, 'row')} missing between others")
+            holes = pluralize(missing, "row")
+            click.echo(f"journal {journal}: {holes} missing between others, as after 'forget' or --allow-loss")
         outcome = pluralize(len(found.problems), "problem") if found.problems else "no problems"
         click.echo(f"{table.location}: {pluralize(found.files, 'file')}, {pluralize(found.rows, 'row')}: {outcome}")
     if found.problems:
