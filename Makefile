@@ -55,8 +55,9 @@ run: $(ready)
 # Tests wait for processes half of the time, so there are more of them at once than processors.
 workers := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 
+# A test that hangs fails after 300 seconds. Of a process that has ended, pytest-xdist would wait for its tests.
 test: $(ready)-test
-	.venv/bin/python -m pytest --numprocesses=$(workers) $(ARGS)
+	.venv/bin/python -m pytest --numprocesses=$(workers) --max-worker-restart=0 --timeout=300 $(ARGS)
 
 # The page of `sbus web`. The licences are written last.
 page := sbus/web/static/THIRD-PARTY.txt
@@ -74,7 +75,7 @@ test-web: $(page) $(ready)-browser
 gates := protocol=99 routing=99 flood=99
 
 coverage: $(ready)-test
-	SBUS_PURE=1 .venv/bin/python -m pytest --numprocesses=auto --cov --cov-report= $(or $(ARGS),tests/unit)
+	SBUS_PURE=1 .venv/bin/python -m pytest --numprocesses=auto --max-worker-restart=0 --timeout=300 --cov --cov-report= $(or $(ARGS),tests/unit)
 	.venv/bin/coverage report --skip-covered
 	@for gate in $(gates); do \
 		echo "sbus.$${gate%=*}: at least $${gate#*=} %"; \

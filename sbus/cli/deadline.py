@@ -57,16 +57,19 @@ def wait_readable(bus: Bus, seconds: float | None, output: int | None = None) ->
 
     :param seconds: seconds to wait; None for no limit.
     :param output: a descriptor to watch for the end of its reader.
-    :returns: whether there is something to read; False when the time is up.
+    :returns: whether there may be something to read; False when the time is up.
     :raises BrokenPipeError: if the reader of the output has gone.
     """
     deadline = Deadline(seconds)
     poll = select.poll()
+    reconnects = bus.state == "reconnecting"
     try:
         with time_limit(seconds, "reconnecting"):  # asking for the descriptor reconnects after a loss
             poll.register(bus, select.POLLIN)
     except TimedOut:
         return False
+    if reconnects:
+        return True  # what came with the new connection is in memory, which no poll shows
     if output is not None:
         poll.register(output, 0)  # errors and hang-ups are always reported
     left = deadline.left

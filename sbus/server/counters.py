@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sbus.errors import CloseReason, ViolationReason
@@ -10,8 +10,6 @@ from sbus.protocol.notices import LossReason
 from sbus.routing.runs import Tally
 
 __all__ = ["Counters", "word_of"]
-
-_READ_FROM_TALLY = ("published", "published_bytes", "routed", "routed_bytes")
 
 
 @dataclass(slots=True)
@@ -74,14 +72,19 @@ class Counters:
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as JSON can write them; those by a reason are dictionaries from its word."""
         found: dict[str, Any] = {}
-        for name in (*_READ_FROM_TALLY, *self.__slots__):
-            if name == "tally":
-                continue
+        for name in _NAMES:
             value = getattr(self, name)
             if isinstance(value, dict):
                 value = {word_of(why): count for why, count in value.items()}
             found[name] = value
         return found
+
+
+_NAMES = tuple(
+    name
+    for each in fields(Counters)
+    for name in (("published", "published_bytes", "routed", "routed_bytes") if each.name == "tally" else (each.name,))
+)
 
 
 def word_of(why: CloseReason | ViolationReason | LossReason) -> str:

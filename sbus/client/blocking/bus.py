@@ -194,7 +194,8 @@ class Bus(BlockingConnection[Subscription]):
 
         When it is readable, call `get_ready`.
 
-        With ``reconnect``, ask for it before each poll: a new connection has another one.
+        With ``reconnect``, ask for it before each poll: a new connection has another one. If `state` was
+        ``"reconnecting"``, call `get_ready` before the poll: messages may have come with the new connection.
         """
         return self.socket.fileno()
 

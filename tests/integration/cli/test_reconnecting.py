@@ -74,3 +74,33 @@ def test_verbose_tries_again(directory: Path) -> None:
             lines.append(running.process.stderr.readline())
             assert lines[-1], lines
         assert running.process.poll() is None
+
+
+def test_what_comes_with_a_new_connection_is_printed(directory: Path) -> None:
+    """The loss, and a message that is read while the client reconnects, are printed at once: nothing follows them."""
+    path = directory / "bus"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        listening.listen(8)
+        listening.settimeout(TIMEOUT)
+        with Sbus(None, "sub", f"--socket={path}", "--reconnect", "--receipts", "t/") as running:
+            with listening.accept()[0] as first:
+                first.send(b"MSG t/first\0")
+                assert running.line() == "t/first \n"
+            with listening.accept()[0] as connection:
+                connection.settimeout(TIMEOUT)
+                while WHOAMI not in connection.recv(1 << 16):
+                    pass
+                connection.send(b"MSG t/a\0b")
+                connection.send(WHOAMI + b"\0!/cred/0/0/1")
+                lines = []
+
+                def read() -> None:
+                    lines.extend([running.line(), running.line()])
+
+                reader = threading.Thread(target=read, daemon=True)
+                reader.start()
+                reader.join(TIMEOUT)
+                assert len(lines) == 2
+                assert "reconnect" in lines[0]
+                assert lines[1] == "t/a b\n"

@@ -317,7 +317,7 @@ def test_losses_are_counted_to_the_message(hosts: Joined) -> None:
         publish(2000)
         if number == 1:
             hosts.server.kill(signal.SIGSTOP)
-            publish(10_000)
+            publish(20_000)  # more than may wait
             out.wait_log("has not answered for 2 seconds")
         hosts.server.kill_now()
         hosts.wait_link_up("a", False)
