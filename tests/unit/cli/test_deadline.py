@@ -10,6 +10,8 @@ import pytest
 from sbus.cli.deadline import Deadline, time_limit
 from sbus.errors import TimedOut
 
+pytestmark = pytest.mark.timeout(0)  # the plugin has the same timer as the code under test
+
 
 def test_deadline():
     """A deadline passes when its seconds are over; without seconds it never passes."""
