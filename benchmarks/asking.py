@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from benchmarks.attacks.kernel import cpu  # noqa: E402
 from sbus.testing import RunningBus, running_bus  # noqa: E402
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _WHOAMI = b"CMSG !/cred/whoami"
 
 
@@ -42,12 +42,6 @@ def fence(sock: socket.socket) -> None:
     sock.send(_WHOAMI)
     while not sock.recv(1 << 16).startswith(_WHOAMI):
         pass
-
-
-def cpu(pid: int) -> float:
-    """Return the CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def watching(bus: RunningBus, clients: int, keys: int) -> list[socket.socket]:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.attacks.kernel import cpu
 from benchmarks.receipts import ask, connect
 from sbus.protocol.bundles import MAGIC, pack
 from sbus.protocol.packets import SUB, build
@@ -52,11 +53,6 @@ def daemon(*options: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         server.terminate()
         server.wait()
-
-
-def cpu(pid: int) -> float:
-    """Return the CPU seconds of a process with one thread."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def child_of(server: subprocess.Popen[bytes]) -> int:

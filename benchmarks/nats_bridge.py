@@ -32,11 +32,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from benchmarks.attacks.kernel import cpu  # noqa: E402
+
 _TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
 _KEYS = [b"bench/%d" % number for number in range(10)]
 _AHEAD = 20_000
 """Messages that may be on their way."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 _PUBLISHER = """\
 import asyncio, sys, nats
@@ -83,12 +84,6 @@ async def main(url, count):
     print(time.monotonic(), flush=True)
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
-
-
-def cpu(pid: int) -> float:
-    """Return the CPU time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @contextlib.contextmanager

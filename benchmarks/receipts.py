@@ -11,7 +11,6 @@ loses nothing. Rounds are interleaved, each with a fresh server; the ratios of o
 from __future__ import annotations
 
 import argparse
-import os
 import select
 import socket
 import statistics
@@ -23,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.attacks.kernel import cpu
 from sbus.protocol.bundles import pack, unbundle
 from sbus.protocol.packets import CMSG, SUB, build
 
@@ -64,12 +64,6 @@ def ask(sock: socket.socket, key: bytes) -> None:
     sock.send(build(CMSG, key))
     while not any(packet.startswith(build(CMSG, key) + b"\0") for packet in receive(sock)):
         pass
-
-
-def cpu(pid: int) -> float:
-    """Return the CPU seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(case: str, *, bundled: bool, receipts: bool, messages: int) -> tuple[float, float]:
