@@ -169,6 +169,69 @@ A, B, C, D, E = packets(1, 2, 3, 4, 5)
 # --- what the interfaces promise ---------------------------------------------------------------------------------
 
 
+def test_strategies_and_orders_by_name():
+    """Each is shown by its selector, and a strategy of the protocol decides alike about every message."""
+    for strategy in (*SOFT_STRATEGIES, *HARD_STRATEGIES):
+        assert repr(strategy) == f"<Strategy {strategy.selector.decode()}>"
+        assert strategy.decide(None, b"") is strategy.always
+    for order in ORDERS:
+        assert repr(order) == f"<Order {order.selector.decode()}>"
+
+
+@pytest.mark.parametrize("is_congested", [False, True])
+def test_deaf(is_congested):
+    """A deaf queue ignores messages and sends what waits, replies included; then it hears again."""
+    receiver = Connection()
+    receiver.publish(b"a")
+    if is_congested:
+        receiver.flush()
+    receiver.queue.write(b"reply")
+    receiver.queue.deafen()
+    assert (receiver.queue.messages, receiver.queue.replies) == (1, 1)
+    receiver.publish(b"ignored")
+    receiver.queue.hear()
+    assert receiver.queue.is_congested
+    receiver.queue.deafen()
+    assert receiver.flush(10) == [b"a", b"reply"]
+    receiver.publish(b"ignored")
+    receiver.queue.hear()
+    assert not receiver.queue.is_congested
+    receiver.publish(b"b")
+    assert receiver.flush(10) == [b"b"]
+    assert receiver.lost == [0, 0]
+
+
+def test_losses_of_a_queue_in_front():
+    """What is lost in front of a queue that is held stands in the receipt that comes first when it is released."""
+    front, behind = Connection(messages=1, hard="discard", order="stack"), Connection()
+    for each in (front, behind):
+        each.queue.configure(replace(each.queue.settings, receipts=True))
+    behind.queue.hold(front.queue)
+    behind.publish(b"last")
+    front.publish(b"a", b"bc")
+    assert front.flush() == []
+    front.queue.discard_all()
+    behind.queue.release(front.queue)
+    assert behind.flush(10) == [b"CMSG lost\0002 3 2 several", b"last"]
+
+
+def test_the_newest_of_a_key_under_other_orders():
+    """The newest value takes the place of an older one only in order of arrival; the index of keys goes with it."""
+    one, two = b"MSG k\0001", b"MSG k\0002"
+    stack = Connection(soft="latest", order="stack")
+    stack.publish(one)
+    stack.flush()
+    stack.publish(two)
+    assert stack.flush(10) == [two, one]
+    queue = Connection(soft="latest")
+    queue.publish(b"MSG j\000", one)
+    queue.flush()
+    queue.publish(two)
+    queue.set_order(ORDER["stack"])
+    assert queue.flush(10) == [two, b"MSG j\000"]
+    assert queue.queue.conflated == 1
+
+
 def test_interfaces():
     """The built-in strategies, orders and the queue keep the promises of their interfaces."""
     assert all(verifyObject(ISoftStrategy, strategy) for strategy in SOFT_STRATEGIES)

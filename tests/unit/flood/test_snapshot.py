@@ -110,3 +110,19 @@ def test_the_end_of_the_connection() -> None:
     assert reader.is_over
     assert reader.connection.lost == [2, len(b"frontlive")]
     assert len(reader.queue) == 0
+
+
+def test_a_socket_with_little_room() -> None:
+    """A transport that takes fewer packets than wait, and sends fewer than it took, gets the rest in order."""
+    seen: list[bytes] = []
+    reader = Reader(b"a", b"b", b"c", snapshot=packets(b"one", b"two"))
+    reader.live.watch = seen.extend
+    taken = reader.queue.take(2)
+    assert taken == [b"a", b"b"]
+    reader.queue.ack(taken, 1)
+    reader.flush(times=4)
+    assert reader.wire == [b"b", b"c", b"one", b"two"]
+    assert seen == [b"one", b"two"]
+    assert reader.is_over
+    reader.queue.close()
+    reader.queue.close()
