@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
+
+from tests.support.waiting import wait_until
 
 TIMEOUT = 240.0
 """Seconds for a step of a cluster on a busy machine."""
@@ -41,9 +42,13 @@ def bare_python(home: Path) -> Path:
 
 def wait_for_log(process: subprocess.Popen[bytes], log: Path, pattern: str) -> str:
     """Wait until a process has logged a line that matches; return the group of the pattern."""
-    deadline = time.monotonic() + TIMEOUT
-    while not (found := re.search(pattern, log.read_text())):
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
+
+    def look() -> re.Match[str] | None:
+        ended = process.poll() is not None
+        found = re.search(pattern, log.read_text())
+        assert found or not ended, log.read_text()
+        return found
+
+    found = wait_until(look, timeout=TIMEOUT)
+    assert found
     return found[1]
