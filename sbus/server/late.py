@@ -79,11 +79,13 @@ class _Line:
     def take_turn(self) -> None:
         """Decide about the messages of some receivers (`sbus.server.turns`)."""
         self.is_waiting = False
-        is_first = self._balance.work_left <= 0
-        while self.receivers and self._balance.work_left > 0:
+        balance, turns = self._balance, self._turns
+        before, began = balance.work_left, turns.cpu()
+        while self.receivers and balance.work_left > 0:
             self._catch_up(next(iter(self.receivers)))
+        turns.correct(balance, before, began)
         if self.receivers:
-            self.wait(is_first)
+            self.wait(before <= 0)
 
 
 class Late:

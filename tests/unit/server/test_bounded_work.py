@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
+from sbus.server.observers import Observer
 from sbus.server.protocol import OVERDRAFT
 from sbus.server.turns import (
     CONTENDED_BUDGET,
@@ -32,6 +33,8 @@ class Turned(Bus):
         super().__init__(**settings)
         self.calls: list = []
         self.registry.turns._reactor = self
+        self.cpu = 0
+        self.registry.turns.cpu = lambda: self.cpu  # nanoseconds
 
     def seconds(self) -> float:
         return 0.0
@@ -284,7 +287,7 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     user.work_left = CONTENDED_BUDGET
     report = client.transport.on_vain_read
     assert report is not None
-    for _ in range(CONTENDED_BUDGET // VAIN_READ):
+    for _ in range((CONTENDED_BUDGET - 1) // VAIN_READ):
         report(1)
         assert not client.protocol.is_paused
     report(1)
@@ -314,3 +317,21 @@ def test_segments_of_a_subscription_are_work():
     assert subscription_work(b"/".join([b"*"] * 1_000), b"/") > 3_000
     assert subscription_work(b"/".join([b"a"] * 1_000), b"/") > 1_000
     assert subscription_work(b"/".join([b"a"] * 10), b"/") < 20
+
+
+def test_a_turn_is_charged_with_the_time_that_it_took():
+    """A client whose packets take longer than their price waits longer; one that has never waited is not measured."""
+
+    class Slow(Observer):
+        def published(self, client, key, payload) -> None:
+            bus.cpu += 3_000_000
+
+    bus = Turned(observers=[Slow()])
+    peer = connect(bus)
+    peer.send(b"MSG slow\0")
+    assert peer.protocol.user.work_left > TURN_BUDGET - 100
+    peer.protocol.user.work_left = 0
+    peer.send(b"MSG slow\0")
+    assert not bus.turn()
+    assert bus.cpu == 6_000_000
+    assert peer.protocol.user.work_left == TURN_BUDGET - 3_000
