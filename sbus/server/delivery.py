@@ -43,7 +43,7 @@ from twisted.logger import Logger
 
 from sbus.errors import CloseReason
 from sbus.flood import Loss, Outcome, SendQueue, Verdict
-from sbus.flood.budget import CopyBalance
+from sbus.flood.budget import CopyBalance, UserShare
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
@@ -52,7 +52,7 @@ from sbus.server.backpressure import Backpressure
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.last_values import LastValues
-from sbus.server.late import FLUSHED_AT_ONCE, Late
+from sbus.server.late import FLUSHED_AT_ONCE, WORTH_DECIDING, Late
 from sbus.server.observers import Events
 from sbus.server.turns import (
     BUNDLED_COPIES,
@@ -179,6 +179,9 @@ class Delivery:
         packed: BundleCache | None = {} if count > 1 else None
         late = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
+        size = waiting = 0  # bytes of the run, and receivers of `user` for which it waits
+        own = publisher.user.copies if publisher is not None else None
+        user: UserShare | None = None
         self._catches_left = None
         price = SENDING + count // COPIES
         for receiver in receivers:
@@ -194,9 +197,28 @@ class Delivery:
                 balance = queue.copies
                 work_left = balance.work_left
             if work_left <= 0 or not queue.is_clear:
+                if queue.is_late and not queue.can_block:
+                    if receiver.user is not user:
+                        if user is not None:
+                            self._late.add(user, waiting * size)
+                        user, waiting, size = receiver.user, 0, size or total_size(packets)
+                        most, left = self._late.room(queue.copies is own)
+                    waits = len(queue.pending) + count
+                    if size <= left and waits <= most:
+                        queue.pending += packets
+                        if waits - count < WORTH_DECIDING <= waits:
+                            self._late.hurry(receiver, queue)
+                        queue.late_bytes += size
+                        left -= size
+                        waiting += 1
+                        late += 1
+                        continue
                 if work_left <= 0 or queue.is_late:
+                    if user is not None:
+                        self._late.add(user, waiting * size)
+                        user = None
                     balance.work_left = work_left
-                    is_late = self._postpone(receiver, queue, packets, publisher, copies)
+                    is_late = self._postpone(receiver, queue, packets, publisher, copies, queue.copies is own)
                     work_left = balance.work_left
                     if is_late:
                         late += 1
@@ -223,6 +245,8 @@ class Delivery:
                     queue.pending += packets[sent:] if sent else packets
         if balance is not None:
             balance.work_left = work_left
+        if user is not None:
+            self._late.add(user, waiting * size)
         self.served = copies = copies - late
         self.work += copies * price
         if bundled:
@@ -354,12 +378,14 @@ class Delivery:
         packets: list[bytes],
         publisher: Publisher | None,
         copies: int,
+        is_own: bool,
     ) -> bool:
         """Have a run of messages wait for the turn of the receiver's user, if it has to.
 
         While nobody else waits, the balance is topped up.
 
         :param copies: the receivers of the run.
+        :param is_own: the publisher and the receiver are of one user.
         :returns: whether they wait; if not, nothing waits any more.
         """
         if not queue.is_late and not self._turns.crowd:
@@ -369,7 +395,8 @@ class Delivery:
             self._catches_left = _CATCHES + copies // 32
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond = self._catches_left <= 0
-        if not may_block and self._late.postpone(receiver, queue, packets, total_size(packets), beyond):
+        size = total_size(packets)
+        if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
             return True
         if queue.is_late:
             work = self._late.catch_up(receiver, queue)
@@ -412,8 +439,7 @@ class Delivery:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
         decided = REPLACED if queue.settings.soft.always is _REPLACE else DECIDED
-        keeping = KEPT if queue.settings.order.arrival else 1
-        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // keeping
+        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // KEPT
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

@@ -242,6 +242,10 @@ class Turns:
             if not line:
                 del self._waiting[user]
 
+    def call_later(self, delay: float, call: Callable[[], None]) -> None:
+        """Call after `delay` seconds, as part of no turn."""
+        self._reactor.callLater(delay, call)
+
     def pay_off(self, balance: Balance, call: Callable[[], object]) -> bool:
         """Have a balance paid off that nobody waits for.
 

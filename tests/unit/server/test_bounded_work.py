@@ -297,19 +297,24 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     assert not client.protocol.is_paused
 
 
-@pytest.mark.parametrize(("order", "work"), [(b"order/queue", 1_000 // KEPT), (b"order/random", 1_000)])
-def test_a_message_that_has_to_be_ranked_is_work(order, work):
-    """A message costs a late receiver's user one unit if it is ranked, and far less at the end of a queue."""
+@pytest.mark.parametrize("order", [b"order/queue", b"order/stack", b"order/random"])
+def test_a_message_that_is_ranked_is_work(order):
+    """A message costs a late receiver's user little at the end of a queue, and one unit when it is ranked."""
     bus = Turned()
     reader, publisher = connect(bus, b"SUB k", b"CMSG " + order, uid=2), connect(bus)
     reader.stall()
     publisher.send(b"MSG k\0")
-    reader.protocol.queue.copies.work_left = 0
+    copies = reader.protocol.queue.copies
+    copies.work_left = 0
     bus.registry.turns.crowd = 64
     publisher.send(*[b"MSG k\0"] * 1_000)
     assert reader.protocol.queue.is_late
     bus.registry.delivery.catch_up(reader.protocol)
-    assert work <= -reader.protocol.queue.copies.work_left < work + 40
+    assert 1_000 // KEPT <= -copies.work_left < 1_000 // KEPT + 40
+    copies.work_left = 0
+    reader.drain()
+    assert len(reader.take()) == 1_001
+    assert (-copies.work_left >= 1_001) is (order == b"order/random")
 
 
 def test_segments_of_a_subscription_are_work():
