@@ -179,9 +179,9 @@ class Delivery:
         packed: BundleCache | None = {} if count > 1 else None
         late = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
-        size = waiting = 0  # bytes of the run, and receivers of `user` for which it waits
-        own = publisher.user.copies if publisher is not None else None
-        user: UserShare | None = None
+        user: UserShare | None = None  # the run, of `size` bytes, waits for `waiting` of this user's receivers
+        size: int
+        waiting: int
         self._catches_left = None
         price = SENDING + count // COPIES
         for receiver in receivers:
@@ -201,8 +201,8 @@ class Delivery:
                     if receiver.user is not user:
                         if user is not None:
                             self._late.add(user, waiting * size)
-                        user, waiting, size = receiver.user, 0, size or total_size(packets)
-                        most, left = self._late.room(queue.copies is own)
+                        user, waiting, size = receiver.user, 0, total_size(packets)
+                        most, left = self._late.room(_is_own(publisher, user))
                     waits = len(queue.pending) + count
                     if size <= left and waits <= most:
                         queue.pending += packets
@@ -218,7 +218,7 @@ class Delivery:
                         self._late.add(user, waiting * size)
                         user = None
                     balance.work_left = work_left
-                    is_late = self._postpone(receiver, queue, packets, publisher, copies, queue.copies is own)
+                    is_late = self._postpone(receiver, queue, packets, publisher, copies)
                     work_left = balance.work_left
                     if is_late:
                         late += 1
@@ -378,14 +378,12 @@ class Delivery:
         packets: list[bytes],
         publisher: Publisher | None,
         copies: int,
-        is_own: bool,
     ) -> bool:
         """Have a run of messages wait for the turn of the receiver's user, if it has to.
 
         While nobody else waits, the balance is topped up.
 
         :param copies: the receivers of the run.
-        :param is_own: the publisher and the receiver are of one user.
         :returns: whether they wait; if not, nothing waits any more.
         """
         if not queue.is_late and not self._turns.crowd:
@@ -395,7 +393,7 @@ class Delivery:
             self._catches_left = _CATCHES + copies // 32
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond = self._catches_left <= 0
-        size = total_size(packets)
+        size, is_own = total_size(packets), _is_own(publisher, receiver.user)
         if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
             return True
         if queue.is_late:
@@ -488,3 +486,7 @@ class Delivery:
     def _failed(self, receiver: Receiver) -> None:
         self.log.failure("Error in sending to client {number}", number=getattr(receiver, "number", 0))
         receiver.close(CloseReason.SERVER_ERROR)
+
+
+def _is_own(publisher: Publisher | None, user: UserShare) -> bool:
+    return publisher is not None and publisher.user is user
