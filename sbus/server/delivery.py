@@ -177,11 +177,9 @@ class Delivery:
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = {} if count > 1 else None
-        late = bundled = work_left = 0
+        late = waiting = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
-        user: UserShare | None = None  # the run, of `size` bytes, waits for `waiting` of this user's receivers
-        size: int
-        waiting: int
+        user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catches_left = None
         price = SENDING + count // COPIES
         for receiver in receivers:
@@ -200,7 +198,7 @@ class Delivery:
                 if queue.is_late and not queue.can_block:
                     if receiver.user is not user:
                         if user is not None:
-                            self._late.add(user, waiting * size)
+                            self._late.add(user, waiting * total_size(packets))
                         user, waiting, size = receiver.user, 0, total_size(packets)
                         most, left = self._late.room(_is_own(publisher, user))
                     waits = len(queue.pending) + count
@@ -215,7 +213,7 @@ class Delivery:
                         continue
                 if work_left <= 0 or queue.is_late:
                     if user is not None:
-                        self._late.add(user, waiting * size)
+                        self._late.add(user, waiting * total_size(packets))
                         user = None
                     balance.work_left = work_left
                     is_late = self._postpone(receiver, queue, packets, publisher, copies)
@@ -246,7 +244,7 @@ class Delivery:
         if balance is not None:
             balance.work_left = work_left
         if user is not None:
-            self._late.add(user, waiting * size)
+            self._late.add(user, waiting * total_size(packets))
         self.served = copies = copies - late
         self.work += copies * price
         if bundled:
