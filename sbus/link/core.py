@@ -58,6 +58,8 @@ _REPORT_INTERVAL = 1.0
 """Seconds between two reports of losses to the bus below."""
 _MAX_KEYS = 16_384
 """Keys that are remembered as free to cross."""
+_LONGEST_KEY = 256
+"""Bytes of the longest key that is remembered: a look at a longer one costs less than the memory."""
 _CREDENTIALS = b"/!/cred/"
 _PROBE = b"/link/echo"
 """The end of the key by which a link finds out whether a bus honours ``echo/off``."""
@@ -331,7 +333,8 @@ class LinkCore:
         if not key.startswith(b"!/"):
             if len(bus.known) >= _MAX_KEYS:
                 bus.known.clear()
-            bus.known[key] = _CARRY
+            if len(key) <= _LONGEST_KEY:
+                bus.known[key] = _CARRY
             return True
         if side is Side.BELOW:
             return self._secrets

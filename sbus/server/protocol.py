@@ -213,7 +213,7 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.user = self._registry.connect_user(self.peer)
+        self.user = self._registry.connect_user(self.peer, self.listener)
         self.queue = self._registry.new_queue(self, self, self.user)
         self.settings = self.queue.settings
         transport.queue = self.queue

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.link.conftest import StartBus, wait_crossing
+from tests.integration.link.conftest import StartBus, both_shapes, wait_crossing
 from tests.integration.link.test_links import name_of
 from tests.support.harness import OTHER_USER, THIRD_USER, Client, Process, wait_end
 
@@ -48,6 +48,7 @@ def test_link_of_another_user_has_that_users_rights(
     assert re.fullmatch(rb"!/cred/%d/%d/\d+/!/cred/.*" % OTHER_USER[::-1], name_of(client))
 
 
+@both_shapes
 def test_limits_of_the_master_apply(tree: StartBus) -> None:
     """A master that takes few patterns gets few: the link subscribes to the listed ones whole, and says so."""
     master = tree("root", None, "--max-patterns=20")
@@ -59,6 +60,7 @@ def test_limits_of_the_master_apply(tree: StartBus) -> None:
     assert client.recv() == sent
 
 
+@both_shapes
 def test_ordinary_clients_do_not_make_links(tree: StartBus, as_root: None) -> None:
     """What another user says about links is unknown to the bus, and what it forges gets nothing."""
     root = tree("root", None, "--mode=0777")
@@ -115,6 +117,7 @@ def test_wrong_options_of_a_link(directory: Path, options: list[str], line: str)
     assert done.stderr.count("\n") == 1
 
 
+@both_shapes
 def test_bus_in_a_container(tree: StartBus, directory: Path) -> None:
     """A bus in mount and user namespaces of its own exports and imports what is listed, and its names are chains."""
     if not shutil.which("unshare") or subprocess.run([*CONTAINER, "true"], capture_output=True).returncode:
