@@ -77,7 +77,11 @@ class Side(enum.IntEnum):
     @property
     def other(self) -> Side:
         """The other bus."""
-        return Side(1 - self)
+        return _OTHER[self]
+
+
+_OTHER = (Side.ABOVE, Side.BELOW)
+"""The other bus: a member called by its number costs ten times as much."""
 
 
 class Stage(enum.Enum):
@@ -308,7 +312,7 @@ class LinkCore:
     def _carry(self, side: Side, messages: list[bytes]) -> None:
         if self.is_up:
             self.carried[side] += len(messages)
-            self._wire.send(side.other, messages)
+            self._wire.send(_OTHER[side], messages)
         else:
             self.lost[side] += len(messages)
 

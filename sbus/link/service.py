@@ -324,12 +324,12 @@ class LinkService(Service):
         if self._connections[connection.side] is not connection:
             return
         self._is_receiving = True
-        is_due_changed = True
         try:
             is_due_changed = self.core.received(connection.side, packets, self._reactor.seconds())
         finally:
             self._is_receiving = False
-        self._flush(is_due_changed)
+        if is_due_changed or True in self._touched:
+            self._flush(is_due_changed)
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""
@@ -371,8 +371,9 @@ class LinkService(Service):
         connection = self._connections[side]
         if connection is None:
             return
-        if not len(connection.queue) and connection.transport is not None:
-            sent = connection.transport.try_send(packets)
+        transport = connection.transport
+        if transport is not None and not len(connection.queue):
+            sent = transport.try_send(packets)
             if sent == len(packets):
                 return
             packets = packets[sent:]

@@ -68,6 +68,9 @@ _TAKEN = 2048
 _READ_OPEN: Final = ReadSide.OPEN
 _WRITE_OPEN: Final = WriteSide.OPEN
 _DRAINING: Final = WriteSide.DRAINING
+_NEW: Final = Life.NEW
+_CLOSED: Final = Life.CLOSED
+_STOPPED: Final = ReadSide.STOPPED
 
 
 def connect_pair(
@@ -172,9 +175,13 @@ class PairedTransport(Connection):
         try:
             call(*args)
         except Exception:
-            failure = Failure()
-            self._log.failure("Error in {transport}", failure=failure, transport=self)
-            self._abort(failure)
+            self._failed()
+
+    def _failed(self) -> None:
+        """Log the exception in hand, most likely the protocol's, and abort the connection."""
+        failure = Failure()
+        self._log.failure("Error in {transport}", failure=failure, transport=self)
+        self._abort(failure)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -183,30 +190,34 @@ class PairedTransport(Connection):
 
         :param size: their bytes, with `OVERHEAD` for each.
         """
-        if self.read_side is ReadSide.STOPPED:
+        if self.read_side is _STOPPED:
             return
         self._arrived += packets
         self._size += size
         if not self._is_due and self.read_side is _READ_OPEN:
-            self._read_soon()
+            self._is_due = True
+            self._multiplexer.call_soon(self._read)
 
     def _read_soon(self) -> None:
         self._is_due = True
-        self._multiplexer.call_soon(self._guarded, self._read)
+        self._multiplexer.call_soon(self._read)
 
     def _read(self) -> None:
         """Deliver what has arrived, and the end of file behind it."""
         self._is_due = False
-        if self.read_side is not _READ_OPEN or self.life is Life.NEW:
+        if self.read_side is not _READ_OPEN or self.life is _NEW:
             return
-        if self._arrived:
-            self._deliver()
-        if self.read_side is _READ_OPEN:
+        try:
             if self._arrived:
-                self._read_soon()
-            elif self._peer_ended:
-                self.move(Event.END_OF_FILE)
-                self._report_end_of_file()
+                self._deliver()
+            if self.read_side is _READ_OPEN and (self._arrived or self._peer_ended):
+                if self._arrived:
+                    self._read_soon()
+                else:
+                    self.move(Event.END_OF_FILE)
+                    self._report_end_of_file()
+        except Exception:
+            self._failed()
 
     def _deliver(self) -> None:
         """Hand the inbox to the protocol; keep what it does not take."""
@@ -214,7 +225,7 @@ class PairedTransport(Connection):
         packets, self._arrived = self._arrived, []
         taken = self._receiver.packetsReceived(packets)
         self._kept = 0
-        if self.read_side is ReadSide.STOPPED:
+        if self.read_side is _STOPPED:
             return  # the inbox was discarded
         if taken < len(packets):
             del packets[:taken]
@@ -236,12 +247,12 @@ class PairedTransport(Connection):
             return
         self.move(Event.REPORT)
         self._half.readConnectionLost()
-        if self.peer.life is Life.CLOSED:
+        if self.peer.life is _CLOSED:
             self._lose_writing()
 
     def _peer_closed(self) -> None:
         """The peer has closed: what it has sent can still be read, and nothing can be sent to it."""
-        if self.life is Life.CLOSED or self.life is Life.NEW:
+        if self.life is _CLOSED or self.life is Life.NEW:
             return
         if self.read_side is _READ_OPEN:
             if not self._is_due:
@@ -300,7 +311,7 @@ class PairedTransport(Connection):
         if not self._is_writable():
             queue.discard_all()
             return
-        if self.peer.life is Life.CLOSED:
+        if self.peer.life is _CLOSED:
             self._lose_writing()
             return
         while taken := queue.take(_TAKEN):
@@ -318,14 +329,12 @@ class PairedTransport(Connection):
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the queue, which must be empty; see `IPacketTransport`."""
-        if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
-            return 0
-        return self._send(packets)
+        return self._send(packets) if self.write_side is _WRITE_OPEN or self.write_side is _DRAINING else 0
 
     def _send(self, packets: list[bytes]) -> int:
         """Put packets into the peer's inbox; return the number of those that it took, from the front."""
         peer = self.peer
-        if peer.life is Life.CLOSED:
+        if peer.life is _CLOSED:
             return 0
         count = len(packets)
         size = _size(packets)
@@ -345,7 +354,7 @@ class PairedTransport(Connection):
 
     def unread_bytes(self) -> int:
         """Return the memory of what the peer has not been handed; see `IPacketTransport`."""
-        return 0 if self.life is Life.CLOSED else self.peer._size
+        return 0 if self.life is _CLOSED else self.peer._size
 
     def partial_bytes(self) -> int:
         """Return the memory of what the protocol was not offered yet, and of what the program holds.
@@ -425,11 +434,11 @@ class PairedTransport(Connection):
             self._multiplexer.close_soon(self._guarded, self._depart, farewell if is_writable else list)
 
     def _depart(self, farewell: Callable[[], list[bytes]]) -> None:
-        if self.life is Life.CLOSED:
+        if self.life is _CLOSED:
             return
         try:
             packets = farewell()
-            if packets and self.peer.life is not Life.CLOSED:
+            if packets and self.peer.life is not _CLOSED:
                 self.peer._arrive(packets, _size(packets))
         finally:
             self._close(Failure(error.ConnectionAborted()))
@@ -450,7 +459,7 @@ class PairedTransport(Connection):
         self._multiplexer.close_soon(self._guarded, self._close, reason)
 
     def _close(self, reason: Failure) -> None:
-        if self.life is Life.CLOSED:
+        if self.life is _CLOSED:
             return
         self.move(Event.CLOSE)
         self._discard_input()
