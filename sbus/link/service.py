@@ -177,6 +177,8 @@ class LinkService(Service):
     :param secrets: whether secret messages that are not for the bus below go up.
     :param max_packet: bytes in the longest packet of either bus.
     :param label: what each line of its log begins with.
+    :param charge: called after each batch with the bus that it came from, and the number of its packets; None: not
+        called.
     :ivar core: what the link knows and has counted.
     """
 
@@ -194,6 +196,7 @@ class LinkService(Service):
         max_packet: int = DEFAULT_MAX_PACKET,
         backoff: Backoff | None = None,
         label: str = "",
+        charge: Callable[[Side, int], None] | None = None,
     ) -> None:
         self._reactor = reactor
         self._addresses = tuple(
@@ -206,6 +209,7 @@ class LinkService(Service):
             for side in (below, above)
         )
         self._label = label
+        self._charge = charge
         self._backoff = backoff or Backoff(first=0.1, factor=2.0, longest=5.0, spread=0.0)
         self._connections: list[_Connection | None] = [None, None]
         self._delays = [self._backoff.delays(), self._backoff.delays()]
@@ -330,6 +334,8 @@ class LinkService(Service):
             self._is_receiving = False
         if is_due_changed or True in self._touched:
             self._flush(is_due_changed)
+        if self._charge is not None:
+            self._charge(connection.side, len(packets))
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""

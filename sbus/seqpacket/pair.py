@@ -12,8 +12,8 @@ Invariants:
 
 * *No callback runs inside another one.* Handing over, closing, resuming and reporting are deferred, as those of a
   socket are (`Multiplexer.call_soon`). A protocol that sends in the middle of a batch never runs its peer inside it.
-* *One call hands over one inbox at most*, about 4,000 small messages; a socket with bundles is read as far. Four such
-  calls follow each other in one pass of the multiplexer, then its sockets and the reactor have their turn.
+* *One call hands over one inbox at most*, about 2,000 small messages. Two such calls in each direction follow each
+  other in one pass of the multiplexer, then its sockets and the reactor have their turn.
 * *A full inbox is the congestion.* An empty one takes at least one packet, of any length: no packet is too long.
 * *What has arrived is delivered*, unless the protocol closes the connection first: also when the peer has closed.
 * *Nothing here is memory of the kernel.* `PairedTransport.partial_bytes` reports what this end's inbox holds, and what
@@ -58,7 +58,7 @@ from sbus.syscalls.batch import BATCH
 
 __all__ = ["CAPACITY", "OVERHEAD", "PairEndpoint", "PairedTransport", "connect_pair"]
 
-CAPACITY = 512 << 10
+CAPACITY = 256 << 10
 """Bytes in an inbox above which it takes no further packet, `OVERHEAD` included."""
 OVERHEAD = 56
 """Bytes that a packet in an inbox takes beside its own."""

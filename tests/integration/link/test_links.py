@@ -230,6 +230,31 @@ def test_killed_links_double_nothing(tree: StartBus) -> None:
     assert one.sync() == two.sync() == []
 
 
+@both_shapes
+def test_killed_masters_double_nothing(tree: StartBus) -> None:
+    """A master that is killed under load, and started again, gets each message once or not at all, and in order."""
+    root = tree("root")
+    leaf = tree("leaf", root)
+    one = leaf.client()
+    number = 0
+    for kills in range(3):
+        above = root.client(b"up")
+        last = -1
+        while last < number - 1 or not number:
+            for _ in range(50):
+                one.msg(b"up", b"%d" % number)
+                number += 1
+            one.sync()
+            while above.has_input():
+                text = above.recv().partition(b"\0")[2]
+                assert int(text) > last, "doubled, or out of order"
+                last = int(text)
+        if kills < 2:
+            root.stop(signal.SIGKILL)
+            root = tree("root", None, "--reuse")
+            leaf.wait_log("link: linked to root", kills + 2)
+
+
 def test_requests_go_on_with_a_new_link(tree: StartBus) -> None:
     """A client's requests to a responder on another bus get replies after its bus has another link, and so a new P."""
     root = tree("root")
