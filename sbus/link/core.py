@@ -289,6 +289,12 @@ class LinkCore:
         total = len(packets)
         at = 0
         is_plain = self.is_up
+        if is_plain:
+            found, until = next_run(packets, 0, total, bus.known)
+            if until == total and found is not None:  # as nearly always
+                self.carried[side] += total
+                self._wire.send(_OTHER[side], packets)
+                return False
         while at < total and bus.stage is not Stage.CLOSED:
             found, until = next_run(packets, at, total, bus.known)
             if found is None:

@@ -329,7 +329,18 @@ class PairedTransport(Connection):
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the queue, which must be empty; see `IPacketTransport`."""
-        return self._send(packets) if self.write_side is _WRITE_OPEN or self.write_side is _DRAINING else 0
+        if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
+            return 0
+        peer = self.peer
+        size = _size(packets)
+        if peer.read_side is _READ_OPEN and peer._size + size <= CAPACITY:
+            peer._arrived += packets
+            peer._size += size
+            if not peer._is_due:
+                peer._is_due = True
+                self._multiplexer.call_soon(peer._read)
+            return len(packets)
+        return self._send(packets)
 
     def _send(self, packets: list[bytes]) -> int:
         """Put packets into the peer's inbox; return the number of those that it took, from the front."""
