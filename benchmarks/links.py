@@ -8,6 +8,8 @@ One run has a bus, and for each shape of a link a master with a bus below it. Th
 then through each link: bundles, and plain packets. The client publishes and reads in one process, and is never more
 than two chunks ahead, so nothing is dropped. The ratios of one round are taken, then their median.
 On a busy machine, ``--priority`` gives all processes real-time priority while something is measured (root).
+Under ``setarch -R`` all processes have one layout of addresses: the difference is what branch prediction loses between
+processes at random ones.
 """
 
 from __future__ import annotations
