@@ -14,10 +14,12 @@ from sbus.link.core import Side
 from sbus.link.service import HIGH_WATER, LinkService
 from sbus.protocol.bundles import pack
 from sbus.protocol.keys import PeerCredentials
+from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.seqpacket.pair import CAPACITY, PairEndpoint
 from sbus.server.limits import Limits
+from sbus.server.link_inside import BusWithLink
 from sbus.server.listeners import INSIDE
-from sbus.server.service import BusFactory
+from sbus.server.service import BusFactory, BusService
 from sbus.server.users import LINK
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
@@ -204,6 +206,29 @@ def test_what_comes_down_is_paid_for():
     assert linked.below.registry.turns.waited > before
     linked.settle()
     assert low.take() == [b"MSG x\0"]
+
+
+def test_carrying_is_paid_for():
+    """The link reports each batch; one that goes up costs its user copies, and one that comes down costs it work."""
+    batches: Counter[Side] = Counter()
+    linked = Linked(charge=lambda side, count: batches.update({side: count}))
+    low, high = linked.client(linked.below), linked.client(linked.above, b"x")
+    linked.client(linked.below, b"y")
+    batches.clear()
+    low.send(*[b"MSG x\0"] * 30)
+    high.send(*[b"MSG y\0"] * 20)
+    linked.settle()
+    assert batches == {Side.BELOW: 30, Side.ABOVE: 20}
+    bus = BusService(SeqpacketServerEndpoint(linked.clock, "/nowhere"), clock=linked.clock)  # type: ignore[arg-type]
+    owner = BusWithLink(bus, bus, "/nowhere/else", reactor=linked.clock)
+    owner._charge(Side.BELOW, 80)  # there is no link yet
+    link = linked.of_link(linked.below)
+    bus.registry.upstream.link = link
+    link.user.work_left = link.user.copies.work_left = 100
+    owner._charge(Side.BELOW, 80)
+    assert (link.user.work_left, link.user.copies.work_left) == (100, 89)
+    owner._charge(Side.ABOVE, 160)
+    assert (link.user.work_left, link.user.copies.work_left) == (79, 89)
 
 
 def test_link_that_the_bus_disconnects_comes_back():
