@@ -1364,7 +1364,9 @@ class Model:
     @property
     def memory(self) -> int:
         """What is charged for the packets that wait."""
-        return sum(len(packet) + PRICE for packet in self.waiting or ()) + self.ranked * RANKED
+        if self.waiting is None:
+            return 0
+        return sum(len(packet) + PRICE for packet in self.waiting) + self.ranked * RANKED
 
     def next(self) -> bytes:
         """What is sent first of what waits."""
@@ -1460,7 +1462,7 @@ class FloodMachine(RuleBasedStateMachine):
             model.pending = []
             model.delivered += sent
             if left:
-                model.waiting = []
+                model.waiting, model.ranked = [], 0
                 for packet in left:
                     if not (model.closed and packet.startswith(b"R")):
                         self.admit(model, packet, may)
