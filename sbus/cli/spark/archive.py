@@ -11,7 +11,7 @@ from sbus.cli.output import Progress, pluralize
 from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
 from sbus.cli.spark.metrics import ArchiveMetrics
 from sbus.cli.types import COUNT, Duration, Size
-from sbus.errors import SparkError, StorageError
+from sbus.errors import JournalMissing, SparkError, StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,8 +99,8 @@ def archive(
     table, which can be in object storage. Once rows are safely in the lake, the recorder may delete
     them from the journal (--keep-bytes, --keep-days). Closed hours are merged into few large files.
 
-    If Spark or the storage fails, for example on a full disk, the command says so, and tries again
-    after 1 s, 2 s, and so on up to 5 minutes.
+    If Spark or the storage fails, for example on a full disk, or a journal was moved away, the command
+    says so, and tries again after 1 s, 2 s, and so on up to 5 minutes.
 
     Ctrl-C finishes the current batch and exits; a second Ctrl-C exits at once.
     """
@@ -135,7 +135,7 @@ def archive(
                         has_run = True
                         _run(running, stop, total, progress, metrics)
                     break
-                except (SparkError, StorageError, OSError) as e:
+                except (SparkError, StorageError, JournalMissing, OSError) as e:
                     # A service manager often signals all processes of a service, so Spark may be gone before this one.
                     if stop.is_made:
                         break

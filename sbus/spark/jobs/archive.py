@@ -194,11 +194,13 @@ class Archive:
         if self._query is not None:
             with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
                 self._query.stop()
-            self._note_done_batches()
-            self._query = None
-            if self.upkeep is not None:
-                self.upkeep.stop()
-            self._writing.__exit__(None, None, None)
+            try:
+                self._note_done_batches()
+            finally:
+                self._query = None
+                if self.upkeep is not None:
+                    self.upkeep.stop()
+                self._writing.__exit__(None, None, None)
 
     def __enter__(self) -> Archive:
         self.start()
