@@ -9,7 +9,7 @@ publisher sends numbered messages at an even rate; afterwards the journal is rea
 
 With ``--jetstream`` it measures how many messages a second the recorder and JetStream's file store keep without a loss,
 in turn, and what one costs their servers. Publishers send as fast as they are allowed, without a library
-(`benchmarks.raw`, `benchmarks.jetstream`).
+(`benchmarks.keeping`).
 
     python benchmarks/recorder.py --jetstream [--messages 1000000] [--sync-interval 2m] [--rounds 3] [--directory DIR]
 """
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from benchmarks import jetstream, raw  # noqa: E402
+from benchmarks.jetstream import SYNC_INTERVAL  # noqa: E402
 
 TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
 _TICK = 0.004
@@ -223,103 +223,6 @@ def check(journal: Path) -> tuple[int, int, int]:
     return rows, misplaced, gaps
 
 
-# --- beside JetStream -----------------------------------------------------------------------------
-
-
-class Kept(NamedTuple):
-    """Messages that were kept, all of them.
-
-    :ivar rate: messages a second, from the first that was sent to the last that was kept.
-    :ivar cpu: µs of CPU time for each message, of the servers.
-    """
-
-    rate: float
-    cpu: float
-
-
-def _pour(*words: object) -> tuple[float, float]:
-    """Publish in a process of its own; return when it began and ended."""
-    command = [sys.executable, __file__, "--pour", *map(str, words)]
-    began, ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-    return float(began), float(ended)
-
-
-def pour(address: Path, journal: Path, total: int, *, bundled: bool) -> tuple[float, float]:
-    """Publish as fast as a recorder takes it.
-
-    :returns: when the first message was sent, and when readers of the journal saw the last, on the monotonic clock.
-    """
-    from sbus.journal.reader import JournalReader
-
-    began, _ = _pour("sbus", address, total, int(bundled))
-    reader = JournalReader(journal)
-    while reader.end() <= total:  # the start is a row, too
-        time.sleep(0.01)
-    return began, time.monotonic()
-
-
-def keep_in_journal(folder: Path, total: int, *, bundled: bool) -> Kept:
-    """Record with a bus and a recorder that holds publishers rather than lose a message."""
-    address, journal = folder / "bus", folder / "journal"
-    command = [*TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", "--hard=block"]
-    with (
-        running([*TWISTD, "sbus", f"--socket={address}"], folder / "bus.log", "listens on") as bus,
-        running(command, folder / "recorder.log", "recording") as recorder,
-    ):
-        before = bus.cpu() + recorder.cpu()
-        began, ended = pour(address, journal, total, bundled=bundled)
-        spent = bus.cpu() + recorder.cpu() - before
-        recorder.stop()
-    if (found := check(journal)) != (total, 0, 0):
-        raise SystemExit(f"messages, misplaced ones, gaps: {found}, of {total}")
-    return Kept(total / (ended - began), spent / total * 1e6)
-
-
-def keep_in_jetstream(folder: Path, total: int, *, pipelined: bool, sync_interval: str) -> Kept:
-    """Store in a stream of a nats-server."""
-    from tests.support.nats import free_ports, nats_server
-
-    port, monitor = free_ports(2)
-    config = jetstream.configure(folder, port, monitor, sync_interval)
-    with running([nats_server(), "-c", str(config)], folder / "nats.log", "Server is ready") as server:
-        before = server.cpu()
-        began, ended = _pour("jetstream", port, total, int(pipelined))
-        spent = server.cpu() - before
-        found = jetstream.state(monitor)
-    if (found["messages"], found["first_seq"], found["last_seq"]) != (total, 1, total):
-        raise SystemExit(f"JetStream has {found}, of {total}")
-    return Kept(total / (ended - began), spent / total * 1e6)
-
-
-def compare(arguments: argparse.Namespace) -> None:
-    """Measure both in turn, plain and bundled, and print ratios of the medians."""
-    found: dict[tuple[bool, str], list[Kept]] = {}
-    for number in range(arguments.rounds):
-        for bundled in (False, True):
-            total = arguments.messages * (4 if bundled else 1)
-            for name in ("recorder", "JetStream") if number % 2 == 0 else ("JetStream", "recorder"):
-                with tempfile.TemporaryDirectory(prefix="sbus-", dir=arguments.directory) as directory:
-                    folder = Path(directory)
-                    if name == "recorder":
-                        one = keep_in_journal(folder, total, bundled=bundled)
-                    else:
-                        interval = arguments.sync_interval
-                        one = keep_in_jetstream(folder, total, pipelined=bundled, sync_interval=interval)
-                found.setdefault((bundled, name), []).append(one)
-                how = "bundled" if bundled else "plain"
-                print(f"{how:8} {name:10} {total:>10,}  {one.rate:>10,.0f}/s  {one.cpu:.2f} µs a message", flush=True)
-    for bundled in (False, True):
-        rates, costs = (
-            [median(getattr(one, what) for one in found[bundled, name]) for name in ("recorder", "JetStream")]
-            for what in ("rate", "cpu")
-        )
-        print(
-            f"medians, {'bundled' if bundled else 'plain'}: recorder {rates[0]:,.0f}/s at {costs[0]:.2f} µs, "
-            f"JetStream {rates[1]:,.0f}/s at {costs[1]:.2f} µs: "
-            f"{rates[0] / rates[1]:.2f} times the rate, {costs[0] / costs[1]:.2f} times the CPU"
-        )
-
-
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -335,11 +238,13 @@ def main() -> None:
         "--messages", type=int, default=1_000_000, help="messages of a run beside JetStream; four times that, bundled"
     )
     parser.add_argument(
-        "--sync-interval", default=jetstream.SYNC_INTERVAL, help="how often JetStream syncs its files (2m, its default)"
+        "--sync-interval", default=SYNC_INTERVAL, help="how often JetStream syncs its files (2m, its default)"
     )
     arguments = parser.parse_args()
     if arguments.jetstream:
-        compare(arguments)
+        from benchmarks.keeping import compare
+
+        compare(arguments.messages, arguments.rounds, arguments.sync_interval, arguments.directory)
         return
     arguments.seconds = min(arguments.seconds, 60.0)
     found: dict[bool, list[Run]] = {True: [], False: []}
@@ -365,11 +270,5 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--publish"]:
         publish(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "1")
-    elif sys.argv[1:2] == ["--pour"]:
-        how = sys.argv[5] == "1"
-        if sys.argv[2] == "sbus":
-            print(*raw.publish(sys.argv[3], int(sys.argv[4]), bundled=how))
-        else:
-            print(*jetstream.publish(int(sys.argv[3]), int(sys.argv[4]), pipelined=how))
     else:
         main()

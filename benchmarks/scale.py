@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from benchmarks import raw, recorder  # noqa: E402
+from benchmarks import keeping, raw, recorder  # noqa: E402
 from benchmarks.attacks.kernel import cpu  # noqa: E402
 from sbus.journal.clock import HOUR, now  # noqa: E402
 from sbus.journal.reader import JournalReader  # noqa: E402
@@ -174,7 +174,7 @@ def record(home: Path, journal: Path, rows: int, hours: float) -> Stage:
         )
         writer = stack.enter_context(recorder.running([*fast, *options], home / "recorder.log", "recording"))
         before = bus.cpu() + writer.cpu()
-        began, ended = recorder.pour(address, journal, rows, bundled=True)
+        began, ended = keeping.pour(address, journal, rows, bundled=True)
         stage = Stage(ended - began, bus.cpu() + writer.cpu() - before)
         stage.peaks = {"bus": bus.memory(), "recorder": writer.memory()}
         writer.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -144,7 +146,7 @@ def archive(
                     progress.clear()
                     seconds = backoff.next(did_work=running.batches > 0)
                     metrics.retries += 1
-                    click.echo(f"sbus: {e}; trying again in {seconds:.0f} s", err=True)
+                    click.echo(f"sbus: {_with_remedy(e, directory)}; trying again in {seconds:.0f} s", err=True)
                     metrics.update(running, is_up=False, now=True)
                     _wait(seconds, stop)
                     if stop.is_made:
@@ -157,6 +159,14 @@ def archive(
             running.upkeep.run()
         metrics.update(running, is_up=False, now=True)
     click.echo(total.text(), err=True)
+
+
+def _with_remedy(error: Exception, lake: str) -> str:
+    """Return the text of a failure after which the archive tries again."""
+    text = str(error)
+    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
+        text = f"{text}: make room for the lake ({lake}) and for Spark's temporary files (spark.local.dir)"
+    return text
 
 
 def _run(running: Archive, stop: StopRequest, total: _Total, progress: Progress, metrics: ArchiveMetrics) -> None:
