@@ -11,13 +11,14 @@ the numbers in the payloads, in the lake by ``sbus lake check``. A row that is m
 
 At last a month of hours, archived in one batch, is reported on: for the first time, again, and after one more hour.
 
-A peak is the VmHWM of one process, looked at ten times a second. CPU time is that of all processes of a stage.
+A peak is the VmHWM of one process, looked at four times a second. CPU time is that of all processes of a stage.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +47,8 @@ _EXPECTED_RATE = 300_000
 _KEEP_BYTES = 256 << 20
 """The recorder's limit: a journal that no archive has read grows beyond it all the same."""
 _BATCH_ROWS = 2_000_000
-_LOOK = 0.1
+_LOOK = 0.25
+"""Seconds between two looks at the processes of a stage."""
 _MONTH = 30 * 24
 """Hours."""
 _FAST_CLOCK = """\
@@ -115,13 +117,12 @@ class Watch(threading.Thread):
 
     def _family(self, pid: int) -> Iterator[int]:
         yield pid
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            try:
-                children = path.read_text().split()
-            except OSError:
-                continue
-            for child in children:
-                yield from self._family(int(child))
+        children: list[str] = []
+        with suppress(OSError):  # it has ended
+            for task in os.listdir(f"/proc/{pid}/task"):
+                children += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+        for child in children:
+            yield from self._family(int(child))
 
     def end(self, seconds: float) -> Stage:
         self.is_over.set()
