@@ -24,7 +24,7 @@ from benchmarks.attacks.measure import Installation, Plan, Record, attack_parts
 from benchmarks.attacks.processes import Swarm
 from benchmarks.attacks.server import Server, serving
 from benchmarks.servers import Failed
-from sbus.flood.orders import FifoBacklog, PriorityBacklog
+from sbus.flood.orders import PRICE
 from sbus.protocol.keys import CURRENT
 from sbus.server.interest import watch_memory
 from sbus.server.memory import pattern_memory
@@ -144,9 +144,8 @@ def _kinds() -> Iterator[Kind]:
     yield Kind("watched key", functools.partial(_watched, key=key), watch_memory(key % (10_000, 0), b"/"))
     for order in (b"queue", b"stack", b"random"):
         title = f"queued message, order/{order.decode()}"
-        backlog = FifoBacklog if order == b"queue" else PriorityBacklog
-        yield Kind(title, functools.partial(_messages, order=order), _MESSAGE_SIZE + backlog.PRICE)
-    reply = len(WHOAMI) + 1 + len(b"!/cred/12001/12001/10000") + FifoBacklog.PRICE
+        yield Kind(title, functools.partial(_messages, order=order), _MESSAGE_SIZE + PRICE)
+    reply = len(WHOAMI) + 1 + len(b"!/cred/12001/12001/10000") + PRICE
     yield Kind("waiting reply", functools.partial(_replies, items=_REPLIES), reply, in_kernel=False)
     unread = _CLIENT_IN_PROCESS + _REPLIES * reply
     yield Kind("client that reads none of its replies", functools.partial(_replies, items=1), unread)

@@ -11,7 +11,7 @@ taken too, what is left for a user is its *minimum*, the smaller of 4 MiB and th
 
 .. rubric:: Memory, in bytes of memory
 
-A small packet takes more memory than it has bytes: a message of 100 bytes takes 190 under ``order/queue`` and 350 under
+A small packet takes more memory than it has bytes: a message of 100 bytes takes 160, and 290 once it has a rank under
 ``order/random``. `MemoryAccount` counts what packets, patterns and connections really weigh, at fixed prices that are
 upper bounds within a factor of two (docs/server.rst has the measurements). The two accounts are separate, since
 ``--queue-bytes`` and ``--total-queue-bytes`` have always meant bytes of packets.

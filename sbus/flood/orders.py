@@ -4,20 +4,21 @@
 
 An order counts only for a backlog, that is, for packets that a flush has left. `FifoBacklog` keeps the order of
 arrival, replies included, in a list with an empty front: whole slices go in and out with one call, and the memory of
-a packet is freed as soon as it is sent. `PriorityBacklog` keeps any other order in a heap, and the replies in front of
-it, in the order of their questions.
+a packet is freed as soon as it is sent. `StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any
+other order in a heap. Under these two, replies are sent first, in the order of their questions.
 
 A `FifoBacklog` also has receipts (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
 
 Both hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in
 their place. Both iterate in the order of arrival, so that a change of the order can build one from the other.
 
-Memory: ``PRICE`` is what a packet takes in a backlog beyond its own bytes (CPython, 64 bits). That is the header of the
-bytes object and its rounding, 40 bytes, plus its place: two list entries, since up to half of the list is an empty
-front, or a tuple of a rank, a number and the packet in the heap.
+A heap is dear: a message in and out takes 16 to 24 times as long as with a list (benchmarks/micro), and what its
+receiver never reads needs no rank. So messages come to a `PriorityBacklog` unranked, and are ranked when the next one
+is to be sent.
 
-Costs: while a thousand messages wait, a batch of 64 in and out takes 16 to 24 times as long with the heap as with the
-list (benchmarks/micro). So the default order has a container of its own.
+Memory: `PRICE` is what a packet takes in a backlog beyond its own bytes (CPython, 64 bits). That is the header of the
+bytes object and its rounding, 40 bytes, plus its place: two list entries, since up to half of the list is an empty
+front. A ranked message takes `RANKED` bytes more: a tuple of a rank, a number and the packet.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any
 
 from zope.interface import implementer
@@ -34,7 +36,18 @@ from zope.interface import implementer
 from sbus.flood.interfaces import IQueueOrder
 from sbus.flood.receipts import Receipt
 
-__all__ = ["ORDERS", "FifoBacklog", "Order", "PriorityBacklog", "Reply"]
+__all__ = [
+    "ORDERS",
+    "PRICE",
+    "RANKED",
+    "Backlog",
+    "FifoBacklog",
+    "Order",
+    "PriorityBacklog",
+    "Reply",
+    "StackBacklog",
+    "new_backlog",
+]
 
 
 class Reply(bytes):
@@ -76,12 +89,19 @@ def _largest_first(arrival: int, size: int, newest_first: bool) -> int:
     return (-size << _SIZE_SHIFT) + (-arrival if newest_first else arrival)
 
 
+_STACK = Order(b"order/stack", lambda arrival, size, newest: -arrival, newest_first=True)
 ORDERS = (
     Order(b"order/queue", lambda arrival, size, newest: arrival, newest_first=False, arrival=True),
-    Order(b"order/stack", lambda arrival, size, newest: -arrival, newest_first=True),
+    _STACK,
     Order(b"order/random", _largest_first, newest_first=None),
 )
 """The orders of the protocol; the first is the default."""
+PRICE = 64
+"""Bytes of memory that a packet takes in a backlog, besides its own."""
+RANKED = 192
+"""Bytes that the rank of a message takes."""
+_HEAP_AT_ONCE = 8
+"""New entries that exceed this fraction (one over it) of a heap are put in place by building the whole heap."""
 
 
 class FifoBacklog:
@@ -93,7 +113,8 @@ class FifoBacklog:
     :ivar marks: the places of the receipts.
     """
 
-    PRICE = 64
+    ranked = unranked = 0
+    """See `PriorityBacklog`."""
 
     __slots__ = ("_base", "_front", "_packets", "_taken", "marks")
 
@@ -148,6 +169,9 @@ class FifoBacklog:
         first = self._base + self._front
         return [(place - first, self[place]) for place in self.marks[: bisect_left(self.marks, first + count)]]
 
+    def rank(self) -> None:
+        """Do nothing: no message has a rank."""
+
     def remove_marks(self) -> list[Receipt]:
         """Take out and return all receipts; every place becomes invalid."""
         receipts = [self[place] for place in self.marks]
@@ -193,64 +217,133 @@ class FifoBacklog:
         self._front = front
 
 
+class StackBacklog:
+    """A backlog that is sent newest first.
+
+    Replies go first, in the order of their questions.
+    """
+
+    ranked = unranked = 0
+
+    __slots__ = ("_messages", "_replies", "_taken")
+
+    marks: Sequence[int] = ()
+    """This order knows no places for receipts; see `FifoBacklog.marks`."""
+
+    def __init__(self, packets: Iterator[bytes]) -> None:
+        self._messages: list[bytes] = []
+        self._replies: deque[tuple[int, bytes]] = deque()  # each with the number of messages before it
+        self._taken = 0
+        for packet in packets:
+            self.push([packet])
+
+    def __len__(self) -> int:
+        return len(self._messages) + len(self._replies)
+
+    def __iter__(self) -> Iterator[bytes]:
+        at = 0
+        for before, reply in self._replies:
+            yield from islice(self._messages, at, before)
+            yield reply
+            at = max(at, before)
+        yield from islice(self._messages, at, None)
+
+    def rank(self) -> None:
+        """Do nothing: no message has a rank."""
+
+    def pop_message(self) -> bytes | None:
+        """See `FifoBacklog.pop_message`."""
+        return self._messages.pop() if self._messages else None
+
+    def push(self, packets: list[bytes]) -> None:
+        """Add messages, or one reply."""
+        if type(packets[0]) is Reply:
+            self._replies.append((len(self._messages), packets[0]))
+        else:
+            self._messages += packets
+
+    def take(self, count: int) -> list[bytes]:
+        """See `FifoBacklog.take`."""
+        taken = [reply for _, reply in islice(self._replies, count)]
+        if left := count - len(taken):
+            taken += self._messages[: -left - 1 : -1]
+        return taken
+
+    def ack(self, sent: int) -> None:
+        """See `FifoBacklog.ack`."""
+        while sent and self._replies:
+            self._replies.popleft()
+            sent -= 1
+        if sent:
+            del self._messages[-sent:]
+
+
 class PriorityBacklog:
     """A backlog ordered by a sort key.
 
     Replies go first, in the order of their questions.
     """
 
-    PRICE = 256
-
-    __slots__ = ("_arrival", "_heap", "_newest_first", "_rank", "_replies", "_taken")
+    __slots__ = ("_arrival", "_heap", "_key", "_newest_first", "_replies", "_taken", "_unranked")
 
     marks: Sequence[int] = ()
     """This order knows no places for receipts; see `FifoBacklog.marks`."""
 
     def __init__(self, packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> None:
-        self._rank = order.rank
+        self._key = order.rank
         self._newest_first = newest_first
         self._arrival = 0
         self._heap: list[tuple[Any, int, bytes]] = []
         self._replies: deque[tuple[Any, int, bytes]] = deque()
         self._taken: list[tuple[Any, int, bytes]] = []
-        self._fill(packets)
+        self._unranked = list(packets)
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._replies)
+        return len(self._heap) + len(self._replies) + len(self._unranked)
 
     def __iter__(self) -> Iterator[bytes]:
-        entries = sorted([*self._replies, *self._heap], key=lambda entry: entry[1])
-        return (packet for _, _, packet in entries)
+        entries = sorted([*self._replies, *self._heap], key=itemgetter(1))
+        return chain((packet for _, _, packet in entries), self._unranked)
+
+    @property
+    def ranked(self) -> int:
+        """The number of messages that have a rank."""
+        return len(self._heap)
+
+    @property
+    def unranked(self) -> int:
+        """The number of packets that have come since `rank` was called."""
+        return len(self._unranked)
 
     def pop_message(self) -> bytes | None:
-        """See `FifoBacklog.pop_message`."""
+        """See `FifoBacklog.pop_message`; call `rank` before."""
         return heapq.heappop(self._heap)[2] if self._heap else None
-
-    def _fill(self, packets: Iterator[bytes]) -> None:
-        """Add packets to the empty backlog: all together take half the time that they would take one by one."""
-        rank, newest_first = self._rank, self._newest_first
-        waiting = list(packets)
-        self._arrival = len(waiting)
-        if Reply in set(map(type, waiting)):
-            self._replies.extend((None, at, packet) for at, packet in enumerate(waiting, 1) if type(packet) is Reply)
-            messages = [(at, packet) for at, packet in enumerate(waiting, 1) if type(packet) is not Reply]
-        else:
-            messages = list(enumerate(waiting, 1))
-        self._heap = [(rank(at, len(packet), newest_first), at, packet) for at, packet in messages]
-        heapq.heapify(self._heap)
 
     def push(self, packets: list[bytes]) -> None:
         """See `FifoBacklog.push`."""
+        self._unranked += packets
+
+    def rank(self) -> None:
+        """Put what has come into its place, one by one, or all together if that is less work."""
+        packets, self._unranked = self._unranked, []
+        key, newest_first, heap, arrival = self._key, self._newest_first, self._heap, self._arrival
+        entries = []
         for packet in packets:
-            self._arrival += 1
+            arrival += 1
             if type(packet) is Reply:
-                self._replies.append((None, self._arrival, packet))
+                self._replies.append((None, arrival, packet))
             else:
-                rank = self._rank(self._arrival, len(packet), self._newest_first)
-                heapq.heappush(self._heap, (rank, self._arrival, packet))
+                entries.append((key(arrival, len(packet), newest_first), arrival, packet))
+        self._arrival = arrival
+        if len(entries) * _HEAP_AT_ONCE > len(heap):
+            heap += entries
+            heapq.heapify(heap)
+        else:
+            for entry in entries:
+                heapq.heappush(heap, entry)
 
     def take(self, count: int) -> list[bytes]:
-        """See `FifoBacklog.take`."""
+        """See `FifoBacklog.take`; call `rank` before."""
         replies, heap = self._replies, self._heap
         self._taken = [
             replies.popleft() if replies else heapq.heappop(heap) for _ in range(min(count, len(replies) + len(heap)))
@@ -265,3 +358,19 @@ class PriorityBacklog:
             else:
                 heapq.heappush(self._heap, entry)
         self._taken = []
+
+
+Backlog = FifoBacklog | StackBacklog | PriorityBacklog
+
+
+def new_backlog(packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> Backlog:
+    """Return a backlog with an order.
+
+    :param packets: what it has, in the order of arrival.
+    :param newest_first: see `IQueueOrder.rank`.
+    """
+    if order.arrival:
+        return FifoBacklog(packets)
+    if order is _STACK:
+        return StackBacklog(packets)
+    return PriorityBacklog(packets, order, newest_first)

@@ -57,12 +57,12 @@ from sbus.errors import CloseReason
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import IPacketQueue, Loss, Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
-from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
+from sbus.flood.orders import PRICE, RANKED, Backlog, FifoBacklog, Reply, new_backlog
 from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.protocol import notices
 from sbus.protocol.notices import LossReason
-from sbus.routing.runs import total_size
+from sbus.routing.runs import newest, shortest, total_size
 
 __all__ = ["QueueOwner", "SendQueue"]
 
@@ -142,6 +142,7 @@ class SendQueue:
         "_losses",
         "_oversized",
         "_price",
+        "_ranks",
         "_reply_pending",
         "_stamped",
         "_substitute",
@@ -185,8 +186,9 @@ class SendQueue:
         self._limits = limits
         self._user = user
         self.copies = user.copies
-        self._backlog: FifoBacklog | PriorityBacklog | None = None
+        self._backlog: Backlog | None = None
         self._price = 0  # of a packet in the backlog, beside its bytes
+        self._ranks = 0  # bytes of memory of the ranks in the backlog
         self._is_arranged = True
         self._reply_pending = False
         self._oversized: Sequence[bytes] = ()
@@ -324,10 +326,10 @@ class SendQueue:
                 self._count(len(packets), size)
                 return _BLOCK if blocks else None
             if soft is Verdict.REPLACE and not self._lacks_room(len(packets), size):
-                newest = {packet[: packet.find(b"\0") + 1]: packet for packet in packets}
-                self.conflated += len(packets) - len(newest)
-                self._conflated += len(packets) - len(newest)
-                packets = list(newest.values())
+                count = len(packets)
+                packets = newest(packets)
+                self.conflated += count - len(packets)
+                self._conflated += count - len(packets)
             if soft is Verdict.DROP:
                 self._lose(len(packets), size, LossReason.DISCARD)
                 return self._outcome(None, None)
@@ -364,14 +366,18 @@ class SendQueue:
 
         For strategies.
         """
-        packet = self._ordered(self._backlog).pop_message() if self._backlog is not None else None
+        if self._backlog is None:
+            return False
+        backlog = self._ordered(self._backlog)
+        packet = backlog.pop_message()
         if packet is None:
             return False
+        self._charge_ranks(backlog)
         self._count(-1, -len(packet))
         self._lose(1, len(packet), self._cause, is_first=True)
         return True
 
-    def _keep_what_fits(self, backlog: FifoBacklog | PriorityBacklog, packets: list[bytes], size: int) -> None:
+    def _keep_what_fits(self, backlog: Backlog, packets: list[bytes], size: int) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
         A run is halved until there is room for all of a part, or for none: in most cases there is one such place.
@@ -380,7 +386,7 @@ class SendQueue:
             backlog.push(packets)
             self._count(len(packets), size)
         elif len(packets) == 1 or self._is_full(packets):
-            self._lose(len(packets), size, self._lacks_room(1, min(map(len, packets))) or LossReason.QUEUE_FULL)
+            self._lose(len(packets), size, self._lacks_room(1, shortest(packets)) or LossReason.QUEUE_FULL)
         else:
             half = len(packets) // 2
             first, second = packets[:half], packets[half:]
@@ -515,7 +521,7 @@ class SendQueue:
 
     def _is_full(self, packets: list[bytes]) -> bool:
         """Return whether there is room for none of these messages."""
-        return self.messages >= self._limits.messages or self._lacks_room(1, min(map(len, packets))) is not None
+        return self.messages >= self._limits.messages or self._lacks_room(1, shortest(packets)) is not None
 
     def _count(self, messages: int, size: int) -> None:
         user = self._user
@@ -534,7 +540,7 @@ class SendQueue:
         self.memory += memory
         self._user.charge_memory(memory)
 
-    def _keep_reply(self, backlog: FifoBacklog | PriorityBacklog, reply: bytes) -> None:
+    def _keep_reply(self, backlog: Backlog, reply: bytes) -> None:
         self.replies += 1
         backlog.push([reply])
         self._charge(len(reply) + self._price)
@@ -621,7 +627,7 @@ class SendQueue:
         """Take the next packets to send, at most `count`; call `ack` before anything else."""
         backlog = self._backlog
         if backlog is not None:
-            if not self._is_arranged:
+            if not self._is_arranged or backlog.unranked:
                 backlog = self._ordered(backlog)
             if self.head is None and not backlog.marks:
                 return backlog.take(count)
@@ -781,6 +787,8 @@ class SendQueue:
             size -= reply_bytes
             self._charge(-reply_bytes - len(replies) * self._price)
         self._count(-messages, -size)
+        if self._ranks and self._backlog is not None:
+            self._charge_ranks(self._backlog)
         is_empty = not self.messages and not self.replies
         limits = self._limits
         has_room = self.messages <= limits.messages // _LOW_WATER and self.size <= limits.bytes // _LOW_WATER
@@ -796,10 +804,11 @@ class SendQueue:
     def _relax(self) -> None:
         self._collect()
         self._keys = None
+        self._ranks = 0
         self._charge(-self.memory)  # also for replies that were discarded, and for the index of keys
         if self.is_held or self.is_deaf:
             self._backlog = self._new_backlog(iter(()))
-            self._price = self._backlog.PRICE
+            self._price = PRICE
             return
         self._backlog = None
         self._price = 0
@@ -807,26 +816,32 @@ class SendQueue:
         self.note_clear()
         self._user.remove_queue()
 
-    def _congest(self) -> FifoBacklog | PriorityBacklog:
+    def _congest(self) -> Backlog:
         """Have new messages go through flood control; return the backlog, which is empty."""
         backlog = self._backlog = self._new_backlog(iter(()))
-        self._price = backlog.PRICE
+        self._price = PRICE
         self.is_clear, self.is_congested = False, True
         self._user.add_queue()
         return backlog
 
-    def _ordered(self, backlog: FifoBacklog | PriorityBacklog) -> FifoBacklog | PriorityBacklog:
+    def _ordered(self, backlog: Backlog) -> Backlog:
+        """Put the backlog into the order that its receiver has chosen; the receiver's user pays."""
         if not self._is_arranged:
             self._is_arranged = True
             self._collect()
             self._forget_keys()
             backlog = self._backlog = self._new_backlog(iter(backlog))
-            self._charge((backlog.PRICE - self._price) * len(backlog))
-            self._price = backlog.PRICE
+        if backlog.unranked:
+            self.copies.work_left -= backlog.unranked
+            backlog.rank()
+        self._charge_ranks(backlog)
         return backlog
 
-    def _new_backlog(self, packets: Iterator[bytes]) -> FifoBacklog | PriorityBacklog:
-        settings = self.settings
-        if settings.order.arrival:
-            return FifoBacklog(packets)
-        return PriorityBacklog(packets, settings.order, settings.newest_first)
+    def _charge_ranks(self, backlog: Backlog) -> None:
+        """Charge the memory of the ranks of the messages in the backlog."""
+        memory = backlog.ranked * RANKED
+        self._charge(memory - self._ranks)
+        self._ranks = memory
+
+    def _new_backlog(self, packets: Iterator[bytes]) -> Backlog:
+        return new_backlog(packets, self.settings.order, self.settings.newest_first)

@@ -1,3 +1,3 @@
-from sbus.routing.runs import Tally, build_messages, next_messages, next_run, total_size
+from sbus.routing.runs import Tally, build_messages, newest, next_messages, next_run, shortest, total_size
 
-__all__ = ["Tally", "build_messages", "next_messages", "next_run", "total_size"]
+__all__ = ["Tally", "build_messages", "newest", "next_messages", "next_run", "shortest", "total_size"]

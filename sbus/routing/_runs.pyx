@@ -8,6 +8,7 @@ from cpython.unicode cimport PyUnicode_Check
 from libc.string cimport memchr, memcmp, memcpy
 
 cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
     ctypedef struct PyTypeObject
     void PyObject_GC_UnTrack(void *)
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
@@ -159,6 +160,47 @@ cdef Py_ssize_t _size(list packets) except -1:
 def total_size(list packets not None):
     """See `sbus.routing.runs._total_size`."""
     return _size(packets)
+
+
+def shortest(list packets not None):
+    """See `sbus.routing.runs._shortest`."""
+    cdef object packet
+    cdef Py_ssize_t size = PY_SSIZE_T_MAX
+    for packet in packets:
+        if not PyBytes_Check(packet):
+            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+        size = min(size, PyBytes_GET_SIZE(packet))
+    if not packets:
+        raise ValueError("there is no packet")
+    return size
+
+
+def newest(list packets not None):
+    """See `sbus.routing.runs._newest`."""
+    cdef dict found = {}
+    cdef object packet, key = None, last = None
+    cdef const char *data
+    cdef const char *nul
+    cdef const char *before = NULL
+    cdef Py_ssize_t length, size = -1
+    for packet in packets:
+        if not PyBytes_Check(packet):
+            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+        data = PyBytes_AS_STRING(packet)
+        nul = <const char *>memchr(data, 0, <size_t>PyBytes_GET_SIZE(packet))
+        length = nul - data if nul != NULL else PyBytes_GET_SIZE(packet)
+        if length != size or memcmp(data, before, <size_t>length) != 0:
+            if last is not None:
+                found[key] = last
+            key = PyBytes_FromStringAndSize(data, length)
+            if key not in found:
+                found[key] = packet  # its place is that of its first message
+            size = length
+        before = data
+        last = packet  # keeps the bytes alive that `before` points to
+    if last is not None:
+        found[key] = last
+    return list(found.values())
 
 
 cdef class Tally:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbus.speedups import choose
 
-__all__ = ["Tally", "build_messages", "next_messages", "next_run", "total_size"]
+__all__ = ["Tally", "build_messages", "newest", "next_messages", "next_run", "shortest", "total_size"]
 
 S = TypeVar("S")
 M = TypeVar("M", bound=tuple[bytes, bytes])
@@ -121,6 +121,19 @@ def _total_size(packets: list[bytes]) -> int:
     return sum(map(len, packets))
 
 
+def _shortest(packets: list[bytes]) -> int:
+    """Return the size of the shortest packet, in bytes; there is at least one."""
+    return min(map(len, packets))
+
+
+def _newest(packets: list[bytes]) -> list[bytes]:
+    """Return the last message of each key, in the order in which the keys came first.
+
+    :param packets: well-formed ``MSG`` packets.
+    """
+    return list({packet.partition(b"\0")[0]: packet for packet in packets}.values())
+
+
 class _Tally:
     """Counts the messages that were delivered, and their copies.
 
@@ -152,13 +165,16 @@ class _Tally:
 
 
 Tally = _Tally
-build_messages, next_messages, next_run, total_size = _build_messages, _next_messages, _next_run, _total_size
+build_messages, next_messages, next_run = _build_messages, _next_messages, _next_run
+newest, shortest, total_size = _newest, _shortest, _total_size
 if not TYPE_CHECKING:
-    build_messages, next_messages, next_run, total_size, Tally = choose(
+    build_messages, newest, next_messages, next_run, shortest, total_size, Tally = choose(
         "sbus.routing._runs",
         build_messages=_build_messages,
+        newest=_newest,
         next_messages=_next_messages,
         next_run=_next_run,
+        shortest=_shortest,
         total_size=_total_size,
         Tally=_Tally,
     )

@@ -17,7 +17,9 @@ Invariants:
   file.
 * *An end inside a frame* is a broken connection, as it is what a peer that dies while it sends leaves.
 
-One read takes at least `READ_SIZE` bytes, and all that is missing of a packet that has begun, up to `LARGEST_READ`.
+One read takes at least `READ_SIZE` bytes, and all that is missing of a packet that has begun, up to `LARGEST_READ`. A
+read that gets fewer bytes has emptied the socket, and is the last: a peer that goes on sending single bytes would keep
+the reader at it.
 """
 
 from __future__ import annotations
@@ -76,8 +78,9 @@ class FrameReader:
         """
         packets: list[bytes] = []
         while not packets and not self._has_ended:
+            wanted = self._wanted()
             try:
-                data = sock.recv(self._wanted(), socket.MSG_DONTWAIT)
+                data = sock.recv(wanted, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             if not data:
@@ -90,6 +93,8 @@ class FrameReader:
             packets = self._complete()
             if not packets:
                 self.vain += 1
+                if len(data) < wanted:
+                    break
         return packets, self._has_ended
 
     def _wanted(self) -> int:

@@ -43,7 +43,7 @@ from twisted.logger import Logger
 
 from sbus.errors import CloseReason
 from sbus.flood import Loss, Outcome, SendQueue, Verdict
-from sbus.flood.budget import CopyBalance
+from sbus.flood.budget import CopyBalance, UserShare
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
@@ -52,7 +52,7 @@ from sbus.server.backpressure import Backpressure
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.last_values import LastValues
-from sbus.server.late import FLUSHED_AT_ONCE, Late
+from sbus.server.late import FLUSHED_AT_ONCE, WORTH_DECIDING, Late
 from sbus.server.observers import Events
 from sbus.server.turns import (
     BUNDLED_COPIES,
@@ -177,8 +177,9 @@ class Delivery:
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = {} if count > 1 else None
-        late = bundled = work_left = 0
+        late = waiting = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
+        user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catches_left = None
         price = SENDING + count // COPIES
         for receiver in receivers:
@@ -194,7 +195,26 @@ class Delivery:
                 balance = queue.copies
                 work_left = balance.work_left
             if work_left <= 0 or not queue.is_clear:
+                if queue.is_late and not queue.can_block:
+                    if receiver.user is not user:
+                        if user is not None:
+                            self._late.add(user, waiting * total_size(packets))
+                        user, waiting, size = receiver.user, 0, total_size(packets)
+                        most, left = self._late.room(_is_own(publisher, user))
+                    waits = len(queue.pending) + count
+                    if size <= left and waits <= most:
+                        queue.pending += packets
+                        if waits - count < WORTH_DECIDING <= waits:
+                            self._late.hurry(receiver, queue)
+                        queue.late_bytes += size
+                        left -= size
+                        waiting += 1
+                        late += 1
+                        continue
                 if work_left <= 0 or queue.is_late:
+                    if user is not None:
+                        self._late.add(user, waiting * total_size(packets))
+                        user = None
                     balance.work_left = work_left
                     is_late = self._postpone(receiver, queue, packets, publisher, copies)
                     work_left = balance.work_left
@@ -223,6 +243,8 @@ class Delivery:
                     queue.pending += packets[sent:] if sent else packets
         if balance is not None:
             balance.work_left = work_left
+        if user is not None:
+            self._late.add(user, waiting * total_size(packets))
         self.served = copies = copies - late
         self.work += copies * price
         if bundled:
@@ -369,7 +391,8 @@ class Delivery:
             self._catches_left = _CATCHES + copies // 32
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond = self._catches_left <= 0
-        if not may_block and self._late.postpone(receiver, queue, packets, total_size(packets), beyond):
+        size, is_own = total_size(packets), _is_own(publisher, receiver.user)
+        if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
             return True
         if queue.is_late:
             work = self._late.catch_up(receiver, queue)
@@ -412,8 +435,7 @@ class Delivery:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
         decided = REPLACED if queue.settings.soft.always is _REPLACE else DECIDED
-        keeping = KEPT if queue.settings.order.arrival else 1
-        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // keeping
+        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // KEPT
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""
@@ -462,3 +484,7 @@ class Delivery:
     def _failed(self, receiver: Receiver) -> None:
         self.log.failure("Error in sending to client {number}", number=getattr(receiver, "number", 0))
         receiver.close(CloseReason.SERVER_ERROR)
+
+
+def _is_own(publisher: Publisher | None, user: UserShare) -> bool:
+    return publisher is not None and publisher.user is user

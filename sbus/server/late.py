@@ -12,7 +12,8 @@ When the balance of copies is spent while clients of other users wait, further m
 at the end of the receivers' queues, undecided: the receivers are *late*. That costs a publisher well below 1 µs for
 each run and receiver, whatever the receivers chose. Late receivers of one user wait in a line of turns, as one client.
 In the turn, all that has come for a receiver is sent with one call, or flood control decides about it in one step,
-which is a small part of the work of doing it message by message.
+which is a small part of the work of doing it message by message. The socket of a *congested* receiver is full, so
+nothing is gained by an early decision: it gets a turn when `WORTH_DECIDING` messages wait, or after `LONGEST_WAIT`.
 
 While no other user's client sends anything, a spent balance is topped up on the spot, and no receiver is late.
 
@@ -28,7 +29,8 @@ the others are late.
 * What looks at the queue is preceded by `Late.catch_up`: a reply, a change of the client's strategies or order, the end
   of the connection. So a fence counts what was published before it.
 * At most `MOST_PACKETS` messages wait undecided for one receiver, and `MOST_BYTES` for all. Beyond that the publisher
-  pays for deciding, for some of these receivers in each run, so that this is no long piece of work either.
+  pays for deciding, for some of these receivers in each run, so that this is no long piece of work either. A publisher
+  of the receiver's own user has half of that, so what others publish finds room behind any flood of that user.
 
 Rejected: one list of undecided messages for each user. It would cost a publisher the same for any number of silent
 receivers, but replies, settings and ends of connections would have to pass through that list, too, and a receiver that
@@ -40,18 +42,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sbus.flood import SendQueue
-from sbus.flood.budget import CopyBalance
+from sbus.flood.budget import CopyBalance, UserShare
 from sbus.server.interfaces import Receiver
 from sbus.server.turns import Turns
 
-__all__ = ["FLUSHED_AT_ONCE", "MOST_BYTES", "MOST_PACKETS", "Late"]
+__all__ = ["FLUSHED_AT_ONCE", "LONGEST_WAIT", "MOST_BYTES", "MOST_PACKETS", "WORTH_DECIDING", "Late"]
 
 FLUSHED_AT_ONCE = 512
 """Receivers that are flushed in one go."""
-MOST_PACKETS = 1_024
+WORTH_DECIDING = 512
+"""Messages for a congested receiver with which it wants a turn."""
+LONGEST_WAIT = 0.02
+"""Seconds after which it wants a turn in any case."""
+MOST_PACKETS = 2_048
 """Messages that wait undecided for one receiver."""
 MOST_BYTES = 16 << 20
 """Bytes that wait undecided for all receivers together; a packet counts for each of its receivers."""
+_OWN_PART = 2
+"""The part (one over it) of these limits that publishers of the receiver's own user may take."""
 _BEYOND = 8
 """The limits are exceeded up to this factor while too many receivers are at them at the same time."""
 
@@ -59,10 +67,11 @@ _BEYOND = 8
 class _Line:
     """The late receivers of one user, which wait for a turn as one client.
 
-    :ivar receivers: the oldest first.
+    :ivar receivers: those that want a turn, the oldest first.
+    :ivar congested: those for which it is too early.
     """
 
-    __slots__ = ("_balance", "_catch_up", "_turns", "is_waiting", "receivers")
+    __slots__ = ("_balance", "_catch_up", "_turns", "congested", "is_waiting", "receivers")
 
     def __init__(self, balance: CopyBalance, turns: Turns, catch_up: Callable[[Receiver], None]) -> None:
         self._balance = balance
@@ -70,6 +79,19 @@ class _Line:
         self._catch_up = catch_up
         self.is_waiting = False
         self.receivers: dict[Receiver, None] = {}
+        self.congested: dict[Receiver, None] = {}
+
+    def want_turn(self, receiver: Receiver) -> None:
+        self.congested.pop(receiver, None)
+        self.receivers[receiver] = None
+        self.wait()
+
+    def want_turns(self) -> None:
+        """Have all congested receivers want a turn."""
+        if self.congested:
+            self.receivers.update(self.congested)
+            self.congested.clear()
+            self.wait()
 
     def wait(self, is_first: bool = False) -> None:
         if not self.is_waiting:
@@ -79,11 +101,13 @@ class _Line:
     def take_turn(self) -> None:
         """Decide about the messages of some receivers (`sbus.server.turns`)."""
         self.is_waiting = False
-        is_first = self._balance.work_left <= 0
-        while self.receivers and self._balance.work_left > 0:
+        balance, turns = self._balance, self._turns
+        before, began = balance.work_left, turns.cpu()
+        while self.receivers and balance.work_left > 0:
             self._catch_up(next(iter(self.receivers)))
+        turns.correct(balance, before, began)
         if self.receivers:
-            self.wait(is_first)
+            self.wait(before <= 0)
 
 
 class Late:
@@ -92,41 +116,82 @@ class Late:
     :param turns: the turns of the users.
     :param decide: sends what a receiver's socket takes, and lets flood control decide about the rest; returns the
         price.
+    :ivar bytes: bytes that wait undecided for all receivers.
     """
 
-    __slots__ = ("_bytes", "_decide", "_lines", "_turns")
+    __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes")
 
     def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue], int]) -> None:
         self._turns = turns
         self._decide = decide
         self._lines: dict[CopyBalance, _Line] = {}
-        self._bytes = 0
+        self._has_timer = False
+        self.bytes = 0
 
-    def postpone(
-        self, receiver: Receiver, queue: SendQueue, packets: list[bytes], size: int, beyond: bool = False
-    ) -> bool:
-        """Have messages wait undecided at the end of a queue, if there is room.
+    def room(self, is_own: bool, beyond: bool = False) -> tuple[int, int]:
+        """Return the messages that may wait undecided for one receiver, and the bytes that may still come for all.
 
-        :param size: their bytes.
+        :param is_own: the publisher and the receiver are of one user.
         :param beyond: go beyond the limits, `_BEYOND` times.
         """
-        if queue.is_held or queue.is_deaf:
-            return False  # what it has is not sent in this order, or it takes nothing
         times = _BEYOND if beyond else 1
-        if self._bytes + size > times * MOST_BYTES or len(queue.pending) + len(packets) > times * MOST_PACKETS:
+        parts = _OWN_PART if is_own else 1
+        return times * MOST_PACKETS // parts, times * MOST_BYTES // parts - self.bytes
+
+    def add(self, user: UserShare, size: int) -> None:
+        """Count bytes that were put behind those of late receivers of one user, within `room`."""
+        self.bytes += size
+        user.charge_memory(size)
+
+    def postpone(
+        self,
+        receiver: Receiver,
+        queue: SendQueue,
+        packets: list[bytes],
+        size: int,
+        *,
+        is_own: bool = False,
+        beyond: bool = False,
+    ) -> bool:
+        """Have messages wait undecided at the end of a queue, if there is room; see `room`.
+
+        :param size: their bytes.
+        """
+        if queue.is_deaf:
+            return False  # it takes nothing
+        most, left = self.room(is_own, beyond)
+        if size > left or len(queue.pending) + len(packets) > most:
             return False
         queue.pending += packets
         queue.late_bytes += size
-        self._bytes += size
-        receiver.user.charge_memory(size)
-        if not queue.is_late:
-            queue.is_clear, queue.is_late = False, True
-            line = self._lines.get(queue.copies)
-            if line is None:
-                line = self._lines[queue.copies] = _Line(queue.copies, self._turns, self._catch_up)
-            line.receivers[receiver] = None
-            line.wait()
+        self.add(receiver.user, size)
+        line = self._lines.get(queue.copies)
+        if line is None:
+            line = self._lines[queue.copies] = _Line(queue.copies, self._turns, self._catch_up)
+        if queue.is_congested and len(queue.pending) < WORTH_DECIDING:
+            if not queue.is_late:
+                line.congested[receiver] = None
+                self._set_timer()
+        elif receiver not in line.receivers:
+            line.want_turn(receiver)
+        queue.is_clear, queue.is_late = False, True
         return True
+
+    def hurry(self, receiver: Receiver, queue: SendQueue) -> None:
+        """Have a late receiver want a turn: much waits for it."""
+        line = self._lines[queue.copies]
+        if receiver in line.congested:
+            line.want_turn(receiver)
+
+    def _set_timer(self) -> None:
+        if not self._has_timer:
+            self._has_timer = True
+            self._turns.call_later(LONGEST_WAIT, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._has_timer = False
+        for line in self._lines.values():
+            line.want_turns()
 
     def catch_up(self, receiver: Receiver, queue: SendQueue) -> int:
         """Decide about what waits for a late receiver.
@@ -141,12 +206,12 @@ class Late:
         if queue.is_late:
             queue.is_late = False
             queue.note_clear()
-            self._bytes -= queue.late_bytes
-            receiver.user.charge_memory(-queue.late_bytes)
+            self.add(receiver.user, -queue.late_bytes)
             queue.late_bytes = 0
             line = self._lines[queue.copies]
-            del line.receivers[receiver]
-            if not line.receivers:
+            line.receivers.pop(receiver, None)
+            line.congested.pop(receiver, None)
+            if not line.receivers and not line.congested:
                 del self._lines[queue.copies]
                 if line.is_waiting:
                     self._turns.forget(queue.copies, line)

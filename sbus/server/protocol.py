@@ -343,6 +343,8 @@ class BusProtocol:
             turns.change(user)
         elif turns.crowd:
             turns.crowd -= 1
+        if has_turn:
+            balance, began = user.work_left, turns.cpu()
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
@@ -384,6 +386,8 @@ class BusProtocol:
         finally:
             if self._delivery.touched:
                 registry.flush()
+            if has_turn:
+                turns.correct(user, balance, began)
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)

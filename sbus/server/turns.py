@@ -31,15 +31,21 @@ Invariants:
 Nothing runs here until a balance is spent. Turns cost the server a comparison and a subtraction for each batch, and
 about 40 µs for each turn.
 
-Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time
-read from a clock (50 ns for each look, and a process that the kernel interrupts would charge its client for it); the
-elapsed time between two turns as the sign that others are served (the receivers of a user's own messages drain then,
-and the kernel interrupts the server: turns of a user who was alone were short, for 1.3 times the CPU time); turns
-by client (a user with a thousand connections would get a thousand turns).
+The prices are estimates: they bound a turn in advance, and some clients find work that is dearer than its price, on a
+slow machine or in plain Python. So what is done in a turn is also measured, as the CPU time of the thread, and work
+that took longer than was paid for is a debt (`Turns.correct`). Whoever has waited for a turn pays by the clock, and
+those who never wait are not measured.
+
+Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time alone,
+read from a clock for each batch (0.3 µs for each look at the thread's CPU time; wall-clock time would charge a client
+for what the kernel does meanwhile); the elapsed time between two turns as the sign that others are served (the
+receivers of a user's own messages drain then, and the kernel interrupts the server: turns of a user who was alone were
+short, for 1.3 times the CPU time); turns by client (a user with a thousand connections would get a thousand turns).
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
@@ -107,8 +113,8 @@ REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
-VAIN_READ = 30
-"""The price of a read of a stream that completes no packet; its bytes may have come one by one."""
+VAIN_READ = 100
+"""The price of a read of a stream that completes no packet: the kernel frees a buffer for each byte that came alone."""
 
 _ALONE = 16
 """Turns in a row without a batch of another user after which turns are long."""
@@ -179,15 +185,18 @@ class Turns:
     """The clients that wait for their users' next turns.
 
     :param reactor: calls the next turn, with ``callLater(0, …)``.
+    :param cpu: returns the CPU time of this thread, in nanoseconds.
+    :ivar cpu: the same.
     :ivar last: the user whose client has sent the last batch; change it with `change`.
     :ivar waited: how often a client has had to wait, since the start.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "crowd", "last", "waited")
+    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "cpu", "crowd", "last", "waited")
 
-    def __init__(self, reactor: _Reactor) -> None:
+    def __init__(self, reactor: _Reactor, cpu: Callable[[], int] = time.thread_time_ns) -> None:
         self._reactor = reactor
+        self.cpu = cpu
         self._waiting: dict[Balance, _Line] = {}
         self._is_due = False
         self._is_shared = False
@@ -216,6 +225,14 @@ class Turns:
         (line.first if is_first else line.others)[client] = None
         self._schedule()
 
+    def correct(self, user: Balance, before: int, began: int) -> None:
+        """Charge what was done in a turn with the time that it took, if it cost more than was paid.
+
+        :param before: the balance when it began.
+        :param began: the CPU time when it began.
+        """
+        user.work_left = min(user.work_left, before - (self.cpu() - began) // 1_000)
+
     def forget(self, user: Balance, client: _Client) -> None:
         """Forget a client that has disconnected, if it waits."""
         line = self._waiting.get(user)
@@ -224,6 +241,10 @@ class Turns:
             line.others.pop(client, None)
             if not line:
                 del self._waiting[user]
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> None:
+        """Call after `delay` seconds, as part of no turn."""
+        self._reactor.callLater(delay, call)
 
     def pay_off(self, balance: Balance, call: Callable[[], object]) -> bool:
         """Have a balance paid off that nobody waits for.

@@ -32,13 +32,14 @@ class FramedPeer:
 
     def recv(self, size: int = 1 << 20) -> bytes:
         """Return the next packet, or the empty packet at the end of file; BlockingIOError if there is none yet."""
-        if not self._packets:
-            packets, ended = self._reader.read(self.raw)
-            if not packets:
+        while not self._packets:
+            vain = self._reader.vain
+            self._packets, ended = self._reader.read(self.raw)
+            if not self._packets:
                 if ended:
                     return b""
-                raise BlockingIOError
-            self._packets = packets
+                if self._reader.vain == vain:
+                    raise BlockingIOError
         return self._packets.pop(0)
 
     def shutdown(self, how: int) -> None:

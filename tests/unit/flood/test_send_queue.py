@@ -31,7 +31,7 @@ from sbus.flood import (
     Verdict,
 )
 from sbus.flood.budget import MINIMUM
-from sbus.flood.orders import FifoBacklog, PriorityBacklog, Reply
+from sbus.flood.orders import PRICE, RANKED, FifoBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.support.costs import calls
 
@@ -697,22 +697,39 @@ def test_past_the_total_limit_a_user_keeps_a_minimum():
     assert fifth.queue.size == MINIMUM
 
 
-@pytest.mark.parametrize(("order", "price"), [("queue", 64), ("stack", 256), ("random", 256)])
-def test_a_message_is_charged_by_its_backlog(order, price):
-    """A message that waits, and a reply, cost their bytes and the price of their place; a new order changes it."""
+@pytest.mark.parametrize(("order", "ranks"), [("queue", 0), ("stack", 0), ("random", 2 * RANKED)])
+def test_a_message_is_charged_by_its_backlog(order, ranks):
+    """A message that waits, and a reply, cost their bytes and a place; a message with a rank costs more."""
     budget = SharedBudget()
     connection = Connection(order=order, budget=budget)
     connection.publish(A, B)
     assert budget.memory.held == 0  # not yet in a backlog
     connection.flush(0)
-    assert budget.memory.held == connection.queue.memory == len(A + B) + 2 * price
+    assert budget.memory.held == connection.queue.memory == len(A + B) + 2 * PRICE
     connection.queue.write(b"reply")
-    assert budget.memory.held == len(A + B) + 5 + 3 * price
+    assert budget.memory.held == len(A + B) + 5 + 3 * PRICE
+    connection.flush(0)
+    assert budget.memory.held == len(A + B) + 5 + 3 * PRICE + ranks
+    connection.flush(1)  # the reply, under an order of its own
     connection.set_order(ORDER["stack" if order == "queue" else "queue"])
     connection.flush(0)
-    assert budget.memory.held == len(A + B) + 5 + 3 * (320 - price)
+    left = len(B) + 5 + 2 * PRICE if order == "queue" else len(A + B) + 2 * PRICE
+    assert budget.memory.held == left
     connection.drain()
     assert budget.memory.held == connection.queue.memory == 0
+
+
+def test_messages_are_ranked_when_the_first_of_them_is_sent():
+    """What a receiver does not read costs no ranking; its user pays for the ranks when it reads."""
+    connection = Connection(order="random")
+    copies = connection.queue.copies
+    connection.stall(*packets(*range(10, 110)))
+    assert copies.work_left == 0
+    assert [*map(len, connection.flush(1))] == [109]
+    assert copies.work_left == -100
+    connection.publish(*packets(1_000))
+    assert [*map(len, connection.flush(2))] == [1_000, 108]
+    assert copies.work_left == -101
 
 
 def test_memory_of_a_user_to_the_byte():
@@ -1334,7 +1351,7 @@ class Model:
         self.blocks: list[bool] = []
         self.moves: list[tuple[bool, bool]] = []
         self.closed = False
-        self.price = 0
+        self.ranked = 0
 
     @property
     def messages(self) -> list[bytes]:
@@ -1347,11 +1364,7 @@ class Model:
     @property
     def memory(self) -> int:
         """What is charged for the packets that wait."""
-        return sum(len(packet) + self.price for packet in self.waiting or ())
-
-    def price_places(self) -> None:
-        """The packets that wait are kept as their order needs it."""
-        self.price = FifoBacklog.PRICE if self.order == "queue" else PriorityBacklog.PRICE
+        return sum(len(packet) + PRICE for packet in self.waiting or ()) + self.ranked * RANKED
 
     def next(self) -> bytes:
         """What is sent first of what waits."""
@@ -1404,7 +1417,7 @@ class FloodMachine(RuleBasedStateMachine):
             len(model.messages) >= model.limit_messages
             or model.size + len(packet) > model.limit_size
             or (total + len(packet) > self.budget.unreserved and model.size + len(packet) > share)
-            or self.lacks_memory(model, len(packet) + model.price)
+            or self.lacks_memory(model, len(packet) + PRICE)
         )
 
     def lacks_memory(self, model, size):
@@ -1442,7 +1455,6 @@ class FloodMachine(RuleBasedStateMachine):
         model.waiting = None
 
     def flush_model(self, model, room, may):
-        model.price_places()
         if model.waiting is None:
             sent, left = model.pending[:room], model.pending[room:]
             model.pending = []
@@ -1457,10 +1469,13 @@ class FloodMachine(RuleBasedStateMachine):
                     model.moves.append((True, True))
             return
         sent = 0
+        # Messages are ranked when any are taken, which takes place with room for none, too.
+        model.ranked = len(model.messages) if model.order == "random" else 0
         while room and model.waiting:
             packet = model.next()
             model.waiting.remove(packet)
             model.delivered.append(packet)
+            model.ranked -= model.order == "random" and not packet.startswith(b"R")
             room -= 1
             sent += 1
         if sent:

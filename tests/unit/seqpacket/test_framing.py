@@ -112,7 +112,7 @@ def test_a_long_packet_is_read_in_large_pieces(pair):
         reader.read(sock)
         theirs.sendall(bytes(1000))
         reader.read(sock)
-    assert Asked.sizes == [READ_SIZE, LARGEST_READ, LARGEST_READ, LARGEST_READ]
+    assert Asked.sizes == [READ_SIZE, LARGEST_READ]
 
 
 def test_reads_that_complete_no_packet_are_counted():
@@ -127,3 +127,19 @@ def test_reads_that_complete_no_packet_are_counted():
         theirs.sendall(b"\0")
         assert reader.read(ours) == ([b"MSG \0"], False)
         assert reader.vain == 8
+
+
+def test_a_peer_that_goes_on_sending_does_not_keep_the_reader():
+    """A read that gets less than it asked for is the last one, though more may have come meanwhile."""
+    ours, theirs = socket.socketpair()
+
+    class Dripping(socket.socket):
+        def recv(self, size: int, flags: int = 0) -> bytes:
+            theirs.send(b"x")
+            return super().recv(size, flags)
+
+    reader = FrameReader(1 << 20)
+    with theirs, Dripping(fileno=ours.detach()) as sock:
+        theirs.sendall((1 << 20).to_bytes(4, "little"))
+        assert reader.read(sock) == ([], False)
+        assert reader.vain == 1

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
+from sbus.server.observers import Observer
 from sbus.server.protocol import OVERDRAFT
 from sbus.server.turns import (
     CONTENDED_BUDGET,
@@ -32,6 +33,8 @@ class Turned(Bus):
         super().__init__(**settings)
         self.calls: list = []
         self.registry.turns._reactor = self
+        self.cpu = 0
+        self.registry.turns.cpu = lambda: self.cpu  # nanoseconds
 
     def seconds(self) -> float:
         return 0.0
@@ -284,7 +287,7 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     user.work_left = CONTENDED_BUDGET
     report = client.transport.on_vain_read
     assert report is not None
-    for _ in range(CONTENDED_BUDGET // VAIN_READ):
+    for _ in range((CONTENDED_BUDGET - 1) // VAIN_READ):
         report(1)
         assert not client.protocol.is_paused
     report(1)
@@ -294,19 +297,24 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     assert not client.protocol.is_paused
 
 
-@pytest.mark.parametrize(("order", "work"), [(b"order/queue", 1_000 // KEPT), (b"order/random", 1_000)])
-def test_a_message_that_has_to_be_ranked_is_work(order, work):
-    """A message costs a late receiver's user one unit if it is ranked, and far less at the end of a queue."""
+@pytest.mark.parametrize("order", [b"order/queue", b"order/stack", b"order/random"])
+def test_a_message_that_is_ranked_is_work(order):
+    """A message costs a late receiver's user little at the end of a queue, and one unit when it is ranked."""
     bus = Turned()
     reader, publisher = connect(bus, b"SUB k", b"CMSG " + order, uid=2), connect(bus)
     reader.stall()
     publisher.send(b"MSG k\0")
-    reader.protocol.queue.copies.work_left = 0
+    copies = reader.protocol.queue.copies
+    copies.work_left = 0
     bus.registry.turns.crowd = 64
     publisher.send(*[b"MSG k\0"] * 1_000)
     assert reader.protocol.queue.is_late
     bus.registry.delivery.catch_up(reader.protocol)
-    assert work <= -reader.protocol.queue.copies.work_left < work + 40
+    assert 1_000 // KEPT <= -copies.work_left < 1_000 // KEPT + 40
+    copies.work_left = 0
+    reader.drain()
+    assert len(reader.take()) == 1_001
+    assert (-copies.work_left >= 1_001) is (order == b"order/random")
 
 
 def test_segments_of_a_subscription_are_work():
@@ -314,3 +322,21 @@ def test_segments_of_a_subscription_are_work():
     assert subscription_work(b"/".join([b"*"] * 1_000), b"/") > 3_000
     assert subscription_work(b"/".join([b"a"] * 1_000), b"/") > 1_000
     assert subscription_work(b"/".join([b"a"] * 10), b"/") < 20
+
+
+def test_a_turn_is_charged_with_the_time_that_it_took():
+    """A client whose packets take longer than their price waits longer; one that has never waited is not measured."""
+
+    class Slow(Observer):
+        def published(self, client, key, payload) -> None:
+            bus.cpu += 3_000_000
+
+    bus = Turned(observers=[Slow()])
+    peer = connect(bus)
+    peer.send(b"MSG slow\0")
+    assert peer.protocol.user.work_left > TURN_BUDGET - 100
+    peer.protocol.user.work_left = 0
+    peer.send(b"MSG slow\0")
+    assert not bus.turn()
+    assert bus.cpu == 6_000_000
+    assert peer.protocol.user.work_left == TURN_BUDGET - 3_000

@@ -131,6 +131,18 @@ def test_who_has_gone_is_forgotten():
     assert not reactor.calls
 
 
+def test_work_that_is_dearer_than_its_price_is_a_debt():
+    """What a turn takes is measured: CPU time beyond the price is deducted, and time below it is not given back."""
+    times = iter([5_000_000, 9_000_000, 9_100_000])
+    turns, user = Turns(Reactor(), lambda: next(times)), User()
+    before, began = user.work_left, turns.cpu()
+    user.work_left -= 100
+    turns.correct(user, before, began)
+    assert user.work_left == before - 4_000
+    turns.correct(user, user.work_left + 500, 9_000_000)
+    assert user.work_left == before - 4_000
+
+
 class Bus(RuleBasedStateMachine):
     """Clients come, work and go; nobody starves, and nobody does more than a budget in a turn."""
 
