@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Measure a link between two buses beside one bus: throughput, CPU for each message, round trips, and idleness.
 
-    python benchmarks/links.py [--rounds 5] [--messages 1000000] [--trips 1000] [--priority]
+    python benchmarks/links.py [--shape both] [--rounds 5] [--messages 1000000] [--trips 1000] [--priority]
 
-One run has a bus, and a master with a bus below it: three daemons and the link. In each round a client sends through
-one bus, and then through the link: bundles, and plain packets. The client publishes and reads in one process, and is
-never more than two chunks ahead, so nothing is dropped. The ratios of one round are taken, then their median.
+One run has a bus, and for each shape of a link a master with a bus below it. The link is a process of its own
+(``process``), or inside the process of the bus below (``inside``). In each round a client sends through one bus, and
+then through each link: bundles, and plain packets. The client publishes and reads in one process, and is never more
+than two chunks ahead, so nothing is dropped. The ratios of one round are taken, then their median.
 On a busy machine, ``--priority`` gives all processes real-time priority while something is measured (root).
+Under ``setarch -R`` all processes have one layout of addresses: the difference is what branch prediction loses between
+processes at random ones.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ SIZE = 64
 KEY = b"bench/k"
 THERE, BACK = b"trip/there", b"trip/back"
 _WHOAMI = b"!/cred/whoami"
+SHAPES: dict[str, tuple[str, ...]] = {"process": (), "inside": ("--upstream-inside",)}
+"""The options of the bus below, by the shape of its link."""
 
 
 class Failed(Exception):
@@ -179,74 +184,89 @@ def prepared(address: str, *patterns: bytes, bundled: bool) -> socket.socket:
     return sock
 
 
+def rotated(names: list[str], number: int) -> list[str]:
+    """Return the names in the order of one round: each comes first in its turn."""
+    at = number % len(names)
+    return names[at:] + names[:at]
+
+
 def main() -> None:
     """Measure, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", choices=[*SHAPES, "both"], default="both")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--trips", type=int, default=1_000)
     parser.add_argument("--priority", action="store_true")
     options = parser.parse_args()
+    shapes = list(SHAPES) if options.shape == "both" else [options.shape]
+    names = ["bus", *shapes]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
-        alone, root, leaf = (f"{folder}/{name}" for name in ("alone", "root", "leaf"))
-        servers = {}
-        servers["bus"] = stack.enter_context(daemon(f"--socket={alone}")).pid
-        servers["master"] = stack.enter_context(daemon(f"--socket={root}")).pid
-        stack.callback(connect(root).close)
-        below = stack.enter_context(
-            daemon(f"--socket={leaf}", f"--upstream={root}", "--upstream-out=", "--upstream-in=")
-        )
-        servers["below"] = below.pid
-        stack.callback(connect(leaf).close)
-        servers["link"] = child_of(below)
+        alone = f"{folder}/alone"
+        ends = {"bus": (alone, alone)}
+        servers = {"bus": {"bus": stack.enter_context(daemon(f"--socket={alone}")).pid}}
+        for shape in shapes:
+            root, leaf = (f"{folder}/{shape}-{name}" for name in ("root", "leaf"))
+            master = stack.enter_context(daemon(f"--socket={root}"))
+            stack.callback(connect(root).close)
+            upstream = (f"--upstream={root}", "--upstream-out=", "--upstream-in=", *SHAPES[shape])
+            below = stack.enter_context(daemon(f"--socket={leaf}", *upstream))
+            stack.callback(connect(leaf).close)
+            ends[shape] = (leaf, root)
+            servers[shape] = {"master": master.pid, "below": below.pid}
+            if shape == "process":
+                servers[shape]["link"] = child_of(below)
+        pids = [pid for group in servers.values() for pid in group.values()]
         for bundled, messages in ((True, options.messages), (False, options.messages // 5)):
-            rates: dict[str, list[float]] = {"bus": [], "link": []}
-            costs: dict[str, list[float]] = {name: [] for name in servers}
+            kind = "bundles" if bundled else "plain"
+            rates: dict[str, list[float]] = {name: [] for name in names}
+            costs: dict[str, dict[str, list[float]]] = {
+                name: {server: [] for server in group} for name, group in servers.items()
+            }
             for number in range(options.rounds):
-                for name in ("bus", "link") if number % 2 else ("link", "bus"):
-                    addresses = (alone, alone) if name == "bus" else (leaf, root)
+                for name in rotated(names, number):
                     with (
-                        prepared(addresses[0], KEY, bundled=bundled) as reader,
-                        prepared(addresses[1], bundled=bundled) as publisher,
+                        prepared(ends[name][0], KEY, bundled=bundled) as reader,
+                        prepared(ends[name][1], bundled=bundled) as publisher,
                     ):
                         wait_crossing(publisher, reader, KEY)
-                        before = {each: cpu(pid) for each, pid in servers.items()}
-                        with priority(servers.values()) if options.priority else nullcontext():
+                        before = {server: cpu(pid) for server, pid in servers[name].items()}
+                        with priority(pids) if options.priority else nullcontext():
                             rates[name].append(messages / flow(reader, publisher, messages, bundled))
-                        for each, pid in servers.items():
-                            if (each == "bus") == (name == "bus"):
-                                costs[each].append((cpu(pid) - before[each]) / messages * 1e6)
-            kind = "bundles" if bundled else "plain"
-            rate = {name: statistics.median(values) for name, values in rates.items()}
-            ratio = statistics.median(a / b for a, b in zip(rates["link"], rates["bus"], strict=True))
-            print(f"{kind}: {rate['bus']:,.0f}/s through one bus, {rate['link']:,.0f}/s through a link: ×{ratio:.2f}")
-            cost = statistics.median(a / b for a, b in zip(costs["link"], costs["bus"], strict=True))
-            shown = ", ".join(f"{name} {statistics.median(values):.3f}" for name, values in costs.items())
-            print(f"{kind}: CPU µs a message: {shown}; the link's to the bus's: ×{cost:.2f}", flush=True)
-        ratios = []
-        trips = []
-        for _ in range(options.rounds):
-            both = []
-            for addresses in ((alone, alone), (leaf, root)):
+                        for server, pid in servers[name].items():
+                            costs[name][server].append((cpu(pid) - before[server]) / messages * 1e6)
+            for name in names:
+                shown = ", ".join(f"{server} {statistics.median(cost):.3f}" for server, cost in costs[name].items())
+                total = [sum(of_round) for of_round in zip(*costs[name].values(), strict=True)]
+                against = statistics.median(a / b for a, b in zip(total, costs["bus"]["bus"], strict=True))
+                print(
+                    f"{kind}, {name}: {statistics.median(rates[name]):,.0f}/s, "
+                    f"×{statistics.median(a / b for a, b in zip(rates[name], rates['bus'], strict=True)):.2f}; "
+                    f"CPU µs a message: {shown}; together ×{against:.2f}",
+                    flush=True,
+                )
+        trips: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(options.rounds):
+            for name in rotated(names, number):
                 with (
-                    prepared(addresses[0], BACK, bundled=False) as one,
-                    prepared(addresses[1], THERE, bundled=False) as other,
+                    prepared(ends[name][0], BACK, bundled=False) as one,
+                    prepared(ends[name][1], THERE, bundled=False) as other,
                 ):
                     wait_crossing(one, other, THERE)
                     wait_crossing(other, one, BACK)
-                    with pinned(servers.values()), priority(servers.values()) if options.priority else nullcontext():
-                        both.append(trip(one, other, options.trips))
-            trips.append(both)
-            ratios.append(both[1] / both[0])
-        here, there = (statistics.median(values) * 1e6 for values in zip(*trips, strict=True))
-        ratio = statistics.median(ratios)
-        print(f"round trip on one CPU: {here:.0f} µs over one bus, {there:.0f} µs over a link: ×{ratio:.2f}")
+                    with pinned(pids), priority(pids) if options.priority else nullcontext():
+                        trips[name].append(trip(one, other, options.trips))
+        for name in names:
+            ratio = statistics.median(a / b for a, b in zip(trips[name], trips["bus"], strict=True))
+            print(f"round trip on one CPU, {name}: {statistics.median(trips[name]) * 1e6:.0f} µs, ×{ratio:.2f}")
         time.sleep(3)
-        before = {each: cpu(pid) for each, pid in servers.items()}
+        idle = {(name, server): cpu(pid) for name, group in servers.items() for server, pid in group.items()}
         time.sleep(5)
-        idle = ", ".join(f"{name} {cpu(pid) - before[name]:.2f}" for name, pid in servers.items())
-        print(f"idle for 5 s: CPU s: {idle}")
+        shown = ", ".join(
+            f"{name} {server} {cpu(servers[name][server]) - before:.2f}" for (name, server), before in idle.items()
+        )
+        print(f"idle for 5 s: CPU s: {shown}")
 
 
 if __name__ == "__main__":

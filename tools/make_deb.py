@@ -58,7 +58,7 @@ def make_environment(root: Path, wheel: Path) -> None:
     """Install the wheel and what it needs below /opt, with the path that it will have there in its scripts."""
     home = root / HOME
     subprocess.run([PYTHON, "-m", "venv", home], check=True)
-    pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    pip: list[str | Path] = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--quiet", "--no-compile", wheel], check=True)
     subprocess.run([*pip, "uninstall", "--quiet", "--yes", "pip", "setuptools"], check=True)
     for path in [*(home / "bin").iterdir(), home / "pyvenv.cfg"]:

@@ -7,8 +7,9 @@ import sys
 import click
 
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, ReceivedMessage, message_options
-from sbus.cli.options import Target, connection_options, pass_target, warn_of_impossible
+from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.output import Nothing, escape
+from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, SECONDS
 from sbus.client.core import Message
 from sbus.errors import UsageError
@@ -43,7 +44,7 @@ def get(target: Target, patterns: tuple[bytes, ...], message_format: MessageForm
     none.
     """
     show = message_format.printer()
-    warn_of_impossible(patterns, target)
+    warn_of_impossible(patterns, DIALECTS[target.dialect])
     values: dict[bytes, Message] = {}
 
     def keep(message: Message) -> None:

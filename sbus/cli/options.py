@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from sbus.client.connecting import find_address
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
-__all__ = ["DIALECTS", "Target", "connection_options", "pass_target", "warn_of_impossible"]
+__all__ = ["DIALECTS", "Target", "connection_options", "pass_target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,16 +57,6 @@ def _store(ctx: click.Context, param: click.Parameter, value: object) -> None:
 
 def _complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
-
-
-def warn_of_impossible(patterns: Iterable[bytes], target: Target) -> None:
-    """Report patterns that no key can match on standard error; a subscription to them is allowed, and useless."""
-    from sbus.cli.output import escape
-    from sbus.protocol.explain import never_matches
-
-    for pattern in patterns:
-        if why := never_matches(pattern, DIALECTS[target.dialect]):
-            click.echo(f"sbus: the pattern {escape(pattern)}: {why}", err=True)
 
 
 pass_target = click.make_pass_decorator(Target, ensure=True)

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import click
 
 from sbus.cli.deadline import wait_readable
-from sbus.cli.options import Target, connection_options, pass_target, warn_of_impossible
+from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.output import escape
+from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.responding import Request
 from sbus.errors import RequestFailed, SbusError
@@ -65,7 +66,7 @@ def reply(
     """
     if lines and timeout is not None:
         raise click.UsageError("--timeout is for a COMMAND that runs for each request: leave out --lines.")
-    warn_of_impossible([pattern], target)
+    warn_of_impossible([pattern], DIALECTS[target.dialect])
     answered = 0
 
     def handle(request: Request) -> bytes:

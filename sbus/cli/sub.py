@@ -10,8 +10,9 @@ import click
 
 from sbus.cli.deadline import Deadline, time_limit, wait_readable
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, message_options
-from sbus.cli.options import Target, connection_options, pass_target, warn_of_impossible
+from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize
+from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import Disconnected, SbusError, TimedOut
@@ -86,7 +87,7 @@ def sub(
     the key is printed as \\x20.
     """
     show = message_format.printer()
-    warn_of_impossible(patterns, target)
+    warn_of_impossible(patterns, DIALECTS[target.dialect])
     deadline = Deadline(timeout)
 
     def on_gap(error: Exception) -> None:

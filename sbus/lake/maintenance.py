@@ -30,14 +30,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbus.errors import LakeError, UsageError, Violation
-from sbus.journal.keytext import as_text, from_text, printable
+from sbus.errors import LakeError, UsageError
+from sbus.journal.keytext import from_text
 from sbus.journal.schema import Kind
 from sbus.lake.cube import clean
 from sbus.lake.merge import Limits, Merged, iter_rows, merge
 from sbus.lake.state import make_directories
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.protocol.keys import CURRENT, Dialect, matches_open
+from sbus.protocol.recorded import check_recorded
 
 __all__ = ["Outcome", "by_hour", "compact", "forget", "is_closed", "is_due", "prune"]
 
@@ -176,7 +177,7 @@ def forget(
     Journals and copies of the lake still have the messages. So has a query that is running, until its process ends.
 
     :param pattern: a pattern of the bus, which a key has to match.
-    :raises sbus.errors.UsageError: if the pattern is empty or invalid.
+    :raises sbus.errors.UsageError: if the pattern is empty, forbidden or secret.
     :raises sbus.errors.LakeError: if another process maintains the lake.
     """
     matches = _matcher(pattern, dialect)
@@ -203,10 +204,7 @@ def forget(
 def _matcher(pattern: bytes, dialect: Dialect) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
     if not pattern:
         raise UsageError("an empty pattern matches every key: to remove everything, remove the directory of the lake")
-    try:
-        dialect.check(pattern)
-    except Violation as e:
-        raise UsageError(f"the pattern {printable(as_text(pattern))}: {e}") from None
+    check_recorded(pattern, dialect)
     known: dict[str, bool] = {}
 
     def matches(rows: pa.RecordBatch) -> pa.BooleanArray:

@@ -8,6 +8,9 @@ connection is not read from, so that the other bus queues for the link, and drop
 counters that it has for any client. Both connections are non-blocking, and a link never chooses *block*: nobody is held
 up by it.
 
+The bus below can be in the same process. Its owner then gives the link an endpoint that joins the two in memory
+(`sbus.seqpacket.pair`); in every other respect the link is a client of that bus.
+
 Stopping: the link shuts down its sending side at the bus below, which sends what it has queued, and closes; the link
 passes that on and closes the connection above, all within `STOP_TIMEOUT`.
 """
@@ -18,7 +21,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from twisted.internet import defer, error
-from twisted.internet.interfaces import IAddress, IDelayedCall, IHalfCloseableProtocol, IProtocol, ITransport
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IHalfCloseableProtocol,
+    IProtocol,
+    IStreamClientEndpoint,
+    ITransport,
+)
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -33,6 +43,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import total_size
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import IPacketReceiver
+from sbus.seqpacket.pair import OVERHEAD, PairedTransport
 from sbus.seqpacket.transport import PacketTransport
 
 __all__ = ["HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
@@ -53,6 +64,11 @@ class _Queue(FifoQueue):
     """
 
     __slots__ = ("_is_high", "_on_lost", "_on_room")
+
+    @property
+    def memory(self) -> int:
+        """The bytes of memory that the packets take."""
+        return self._size + OVERHEAD * len(self._packets)
 
     def __init__(self, on_lost: Callable[[int], object], on_room: Callable[[], object]) -> None:
         super().__init__()
@@ -95,12 +111,12 @@ class _Connection:
     def __init__(self, link: LinkService, side: Side) -> None:
         self._link = link
         self.side = side
-        self.transport: PacketTransport | None = None
+        self.transport: PacketTransport | PairedTransport | None = None
         self.queue = _Queue(lambda count: link.core.lose(side.other, count), lambda: link.resume(side.other))
         self._is_paused = False
 
     def makeConnection(self, transport: ITransport) -> None:
-        self.transport = cast(PacketTransport, transport)
+        self.transport = cast("PacketTransport | PairedTransport", transport)
         self.transport.queue = self.queue
 
     def connectionMade(self) -> None:
@@ -110,9 +126,8 @@ class _Connection:
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
-        count = len(packets)
         self._link.received(self, packets)
-        return count
+        return len(packets)  # not before: the core takes bundles apart in place
 
     def pause(self) -> None:
         if not self._is_paused and self.transport is not None:
@@ -155,12 +170,15 @@ class LinkService(Service):
     """A link between two buses; it can be started and stopped any number of times.
 
     :param reactor: the reactor to connect with.
-    :param below: the address of the bus below.
-    :param above: the address of its master.
+    :param below: the address of the bus below, or an endpoint that connects to it.
+    :param above: the same of its master.
     :param out: the patterns that may go up.
     :param into: the patterns that may come down.
     :param secrets: whether secret messages that are not for the bus below go up.
     :param max_packet: bytes in the longest packet of either bus.
+    :param label: what each line of its log begins with.
+    :param charge: called after each batch with the bus that it came from, and the number of its packets; None: not
+        called.
     :ivar core: what the link knows and has counted.
     """
 
@@ -169,18 +187,29 @@ class LinkService(Service):
     def __init__(
         self,
         reactor: Any,
-        below: str,
-        above: str,
+        below: str | IStreamClientEndpoint,
+        above: str | IStreamClientEndpoint,
         out: Iterable[bytes] = (),
         into: Iterable[bytes] = (),
         *,
         secrets: bool = False,
         max_packet: int = DEFAULT_MAX_PACKET,
         backoff: Backoff | None = None,
+        label: str = "",
+        charge: Callable[[Side, int], None] | None = None,
     ) -> None:
         self._reactor = reactor
-        self._addresses = (below, above)
-        self._max_packet = max_packet
+        self._addresses = tuple(
+            side if isinstance(side, str) else name for side, name in ((below, "the bus below"), (above, "the master"))
+        )
+        self._endpoints = tuple(
+            SeqpacketClientEndpoint(reactor, side, timeout=5.0, max_packet=max_packet)
+            if isinstance(side, str)
+            else side
+            for side in (below, above)
+        )
+        self._label = label
+        self._charge = charge
         self._backoff = backoff or Backoff(first=0.1, factor=2.0, longest=5.0, spread=0.0)
         self._connections: list[_Connection | None] = [None, None]
         self._delays = [self._backoff.delays(), self._backoff.delays()]
@@ -248,14 +277,13 @@ class LinkService(Service):
             await deferLater(self._reactor, delay)
             while True:
                 connection = _Connection(self, side)
-                endpoint = SeqpacketClientEndpoint(
-                    self._reactor, self._addresses[side], timeout=5.0, max_packet=self._max_packet
-                )
+                endpoint, address = self._endpoints[side], self._addresses[side]
                 try:
                     await endpoint.connect(_Factory(connection))
                     break
                 except error.ConnectError as e:
-                    self._report(side, describe_connect_error(self._addresses[side], e))
+                    is_address = isinstance(endpoint, SeqpacketClientEndpoint)
+                    self._report(side, describe_connect_error(address, e) if is_address else f"{address}: {e}")
                 await deferLater(self._reactor, next(self._delays[side]))
         finally:
             self._attempts[side] = None
@@ -287,21 +315,27 @@ class LinkService(Service):
         text, at = self._reports[side]
         if reason != text or now - at >= _REPORT_INTERVAL:
             self._reports[side] = (reason, now)
-            self.log_.warn("no link: {reason}; trying again", reason=reason)
+            self.log_.warn("{link}no link: {reason}; trying again", link=self._label, reason=reason)
 
     # --- packets -----------------------------------------------------------------------------
+
+    def held(self) -> int:
+        """Return the bytes of memory that the packets in the link's queues take."""
+        return sum(connection.queue.memory for connection in self._connections if connection is not None)
 
     def received(self, connection: _Connection, packets: list[bytes]) -> None:
         """Handle a batch from one bus."""
         if self._connections[connection.side] is not connection:
             return
         self._is_receiving = True
-        is_due_changed = True
         try:
             is_due_changed = self.core.received(connection.side, packets, self._reactor.seconds())
         finally:
             self._is_receiving = False
-        self._flush(is_due_changed)
+        if is_due_changed or True in self._touched:
+            self._flush(is_due_changed)
+        if self._charge is not None:
+            self._charge(connection.side, len(packets))
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""
@@ -343,8 +377,9 @@ class LinkService(Service):
         connection = self._connections[side]
         if connection is None:
             return
-        if not len(connection.queue) and connection.transport is not None:
-            sent = connection.transport.try_send(packets)
+        transport = connection.transport
+        if transport is not None and not len(connection.queue):
+            sent = transport.try_send(packets)
             if sent == len(packets):
                 return
             packets = packets[sent:]
@@ -379,7 +414,8 @@ class LinkService(Service):
                 next(delays)  # a master that ends each connection at once is not tried without a pause
             self._reports = [("", 0.0), ("", 0.0)]
             self.log_.info(
-                "linked to {master} at {address}; lost so far: {up} messages up, {down} down",
+                "{link}linked to {master} at {address}; lost so far: {up} messages up, {down} down",
+                link=self._label,
                 master=master,
                 address=self._addresses[Side.ABOVE],
                 up=self.core.lost[Side.BELOW],
@@ -387,7 +423,8 @@ class LinkService(Service):
             )
         else:
             self.log_.warn(
-                "the link to {master} is down; lost so far: {up} messages up, {down} down",
+                "{link}the link to {master} is down; lost so far: {up} messages up, {down} down",
+                link=self._label,
                 master=master,
                 up=self.core.lost[Side.BELOW],
                 down=self.core.lost[Side.ABOVE],
@@ -395,4 +432,4 @@ class LinkService(Service):
 
     def log(self, text: str) -> None:
         """See `sbus.link.core.Wire`."""
-        self.log_.warn("{text}", text=text)
+        self.log_.warn("{link}{text}", link=self._label, text=text)

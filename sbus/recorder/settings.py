@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sbus.client.core import find_dialect
-from sbus.errors import InvalidKey, UsageError, Violation
+from sbus.errors import UsageError
 from sbus.protocol.controls import HardChoice, OrderChoice, SoftChoice
-from sbus.protocol.keys import Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.recorded import check_recorded
 
 __all__ = ["Settings"]
 
@@ -68,7 +68,7 @@ class Settings:
     def __post_init__(self) -> None:
         dialect = find_dialect(self.dialect)
         for pattern in self.patterns:
-            _check(pattern, dialect)
+            check_recorded(pattern, dialect)
         if not self.patterns:
             raise UsageError("no pattern: nothing would be recorded; the empty pattern records everything")
         if self.batch_bytes > _MAX_BATCH_BYTES:
@@ -90,18 +90,3 @@ class Settings:
     def directory_mode(self) -> int:
         """The permissions of the directory: users who may read the files may enter it."""
         return 0o700 | self.mode | (self.mode & 0o444) >> 2
-
-
-def _check(pattern: bytes, dialect: Dialect) -> None:
-    """Refuse a pattern that is not allowed, or that matches secret messages.
-
-    :raises UsageError: with the reason.
-    """
-    if b"\0" in pattern:
-        raise InvalidKey(f"the pattern {pattern!r} contains a NUL byte, which ends a key")
-    if dialect.is_secret(pattern):
-        raise UsageError(f"the pattern {dialect.shown(pattern)} is secret, and secret messages are never recorded")
-    try:
-        dialect.check(pattern)
-    except Violation as violation:
-        raise InvalidKey(f"the pattern {dialect.shown(pattern)} is not allowed: {violation}") from None

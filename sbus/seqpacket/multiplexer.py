@@ -194,7 +194,10 @@ class Multiplexer:
     def _run_deferred(self) -> None:
         calls, self._deferred = self._deferred, []
         for call, args in calls:
-            self._call(call, args)
+            try:
+                call(*args)
+            except Exception:
+                self._log_failure()
 
     def _close_some(self) -> None:
         """Make steps of closing connections for the time of a slice."""
@@ -216,7 +219,10 @@ class Multiplexer:
         try:
             call(*args)
         except Exception:
-            self._log.failure("A call that the multiplexer deferred has failed")
+            self._log_failure()
+
+    def _log_failure(self) -> None:
+        self._log.failure("A call that the multiplexer deferred has failed")
 
     def doRead(self) -> None:
         """Serve the ready sockets, in as many passes as they need and may have.

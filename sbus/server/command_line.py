@@ -17,6 +17,7 @@ from sbus.server.components import FloodControls, credentials_policies, find_pol
 from sbus.server.last_values import check_rules, parse_rule
 from sbus.server.limits import Limits
 from sbus.server.listeners import (
+    INSIDE,
     MAIN,
     ListenOption,
     check_names,
@@ -225,6 +226,12 @@ class Options(CommandLine):
             "Count all UIDs of a range in /etc/subuid as the range's owner, for limits and turns",
         ],
         [
+            "upstream-inside",
+            None,
+            "Run the link in the bus's own process: shorter round trips, one process less; the bus and the link then "
+            "share one CPU, and one fate",
+        ],
+        [
             "upstream-secrets",
             None,
             "Give secret messages that are not for clients of this bus to its link, to be carried up",
@@ -303,7 +310,8 @@ class Options(CommandLine):
         self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
         self.policy = find_policy(self["credentials"])
         self.controls = FloodControls()
-        check_names([MAIN.name, *(option.name for option in self["listen"])])
+        inside = [INSIDE.name] if self["upstream-inside"] else []
+        check_names([MAIN.name, *inside, *(option.name for option in self["listen"])])
         if self["allow-user"]:
             _check_users(self["listen"], self["allow-user"])
         parse(self["socket"])
@@ -339,9 +347,10 @@ class Options(CommandLine):
             raise UsageError(f"--name={name}: give up to {_LONGEST_NAME} bytes of text in one line")
         if self["dialect"] != CURRENT.name and (self["upstream"] or self["upstream-secrets"]):
             raise UsageError("--upstream needs control messages, which the early dialect does not have")
-        for option in ("upstream-out", "upstream-in"):
+        for option in ("upstream-out", "upstream-in", "upstream-inside"):
             if self[option] and not self["upstream"]:
                 raise UsageError(f"--{option} is for the link: give --upstream=ADDRESS too")
+        for option in ("upstream-out", "upstream-in"):
             for pattern in self[option]:
                 if pattern.startswith(b"!/") or shape(pattern) is None:
                     raise UsageError(f"--{option}={os.fsdecode(pattern)}: no open key matches it: see 'sbus match'")

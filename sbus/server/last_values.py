@@ -257,15 +257,6 @@ class LastValues:
         """The memory of all values in bytes, about."""
         return sum(store.size + store.keys * VALUE_OVERHEAD for store in self._stores)
 
-    @property
-    def memory_by_user(self) -> dict[int, int]:
-        """The memory of each user's values in bytes, about, by UID."""
-        totals: dict[int, int] = {}
-        for store in self._stores:
-            for uid, taken in store.bytes_by_user.items():
-                totals[uid] = totals.get(uid, 0) + taken + len(store.keys_by_user[uid]) * VALUE_OVERHEAD
-        return totals
-
     def keys(self) -> list[bytes]:
         """Return the keys that are kept, the oldest publication first."""
         return list(self._values)

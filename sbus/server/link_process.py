@@ -16,7 +16,12 @@ from sbus.server.service import BusService
 from sbus.server.sidecar import SidecarBus
 from sbus.syscalls.addresses import Address, connectable_text
 
-__all__ = ["LinkedBus", "link_command"]
+__all__ = ["LinkedBus", "absolute_address", "link_command"]
+
+
+def absolute_address(upstream: str) -> str:
+    """Return the address of a master as it is valid in every working directory."""
+    return upstream if upstream.startswith("@") else os.path.abspath(upstream)
 
 
 def link_command(
@@ -38,11 +43,13 @@ def link_command(
     :param max_packet: the length of the longest packet in bytes.
     :raises sbus.errors.AddressError: if no client can connect to the bus's address.
     """
-    if upstream.startswith("/") or not upstream.startswith("@"):
-        upstream = os.path.abspath(upstream)
     words: list[str | bytes] = [
         *supervised_command("sbus-link"),
-        *(f"--socket={connectable_text(address)}", f"--upstream={upstream}", f"--max-packet={max_packet}"),
+        *(
+            f"--socket={connectable_text(address)}",
+            f"--upstream={absolute_address(upstream)}",
+            f"--max-packet={max_packet}",
+        ),
         *(b"--upstream-out=" + pattern for pattern in out),
         *(b"--upstream-in=" + pattern for pattern in into),
     ]

@@ -12,8 +12,8 @@ connection (`BusProtocol.snapshot`), with the choices of the client (`sbus.flood
 .. rubric:: Batches
 
 The hot path is a batch of at most 64 packets that is one run with a known route (`sbus.routing.runs.next_run`): it is
-delivered at once, and nothing is parsed. It is closed to a client that has chosen ``echo/off``, and on a bus whose
-policy or observers want to see each message (`BusProtocol._fast_path`).
+delivered at once, and nothing is parsed. It is closed on a bus whose policy or observers want to see each message
+(`BusProtocol._fast_path`), and to what a client without echo would get itself.
 
 Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. A client
 without echo has its runs, too; it is taken out of their receivers. It stops at
@@ -144,6 +144,7 @@ class BusProtocol:
         "_delivery",
         "_drain_timer",
         "_fast_path",
+        "_has_echo",
         "_has_turn",
         "_held",
         "_in_kernel",
@@ -200,6 +201,7 @@ class BusProtocol:
         self._has_turn = False
         self._held: list[bytes | None] = []
         self._fast_path = registry.fast_path
+        self._has_echo = True
         self._drain_timer: StallTimer | None = None
         self._snapshot: Snapshot | None = None
         self._write_closed = False
@@ -213,7 +215,7 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.user = self._registry.connect_user(self.peer)
+        self.user = self._registry.connect_user(self.peer, self.listener)
         self.queue = self._registry.new_queue(self, self, self.user)
         self.settings = self.queue.settings
         transport.queue = self.queue
@@ -349,7 +351,12 @@ class BusProtocol:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
                 # If each copy could be paid for as a plain one, nothing else has to be known of its price.
-                if until == total and receivers is not None and (1 + len(receivers)) * total <= COPIES * user.work_left:
+                if (
+                    until == total
+                    and receivers is not None
+                    and (1 + len(receivers)) * total <= COPIES * user.work_left
+                    and (self._has_echo or self not in receivers)
+                ):
                     at = deliver(packets, receivers, self, True)
                     delivery = self._delivery
                     user.work_left -= SENDING + total // COPIES + delivery.work
@@ -363,7 +370,7 @@ class BusProtocol:
                     if registry.fast_path:
                         receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
-                            if not self._fast_path and self in receivers:
+                            if not self._has_echo and self in receivers:
                                 receivers = tuple(receiver for receiver in receivers if receiver is not self)
                             until = min(until, at + self._affordable(receivers, until - at))
                             at_once = until - at >= BATCH or (at == start and until == end)
@@ -584,7 +591,7 @@ class BusProtocol:
             self.user.work_left -= len(self.queue) // REORDERED
         self.settings = settings
         self._configure_queue()
-        self._fast_path = settings.echo and self._registry.fast_path
+        self._has_echo = settings.echo
 
     def _configure_queue(self) -> None:
         """Tell the queue what the client has chosen; behind a snapshot, each message is kept if there is room."""

@@ -52,7 +52,7 @@ from sbus.server.interfaces import Client, ICredentials, Receiver
 from sbus.server.last_values import LastValueRule, LastValues
 from sbus.server.leaving import Leaving
 from sbus.server.limits import Limits, pattern_cost
-from sbus.server.listeners import MAIN, Listener
+from sbus.server.listeners import INSIDE, MAIN, Listener
 from sbus.server.members import Members
 from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
@@ -242,16 +242,16 @@ class SubscriptionRegistry(Service):
     def link_sidecar(self, pid: int | None) -> None:
         self._members.link = pid
 
-    def connect_user(self, peer: PeerCredentials) -> User:
+    def connect_user(self, peer: PeerCredentials, listener: Listener = MAIN) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
-        return self.users.connect(self._uid_of(peer))
+        return self.users.connect(self._uid_of(peer, listener))
 
-    def _uid_of(self, peer: PeerCredentials) -> int:
+    def _uid_of(self, peer: PeerCredentials, listener: Listener) -> int:
         """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
+        if listener is INSIDE or peer.pid == self._members.link:
+            return LINK
         if peer.pid == self._members.sidecar:
             return RECORDER
-        if peer.pid == self._members.link:
-            return LINK
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
@@ -273,7 +273,7 @@ class SubscriptionRegistry(Service):
         if not self._members.has_room(peer.pid, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
-            uid = self._uid_of(peer)
+            uid = self._uid_of(peer, listener)
             reason = self.admission.refusal(uid, self._members.count) or self._kept_at(listener, uid)
         if reason is not None:
             self._refuse(peer, reason, listener)

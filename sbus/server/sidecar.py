@@ -1,14 +1,15 @@
-"""A bus and one sidecar: a child process that is started with the bus, started again, and stopped before it.
+"""A bus and one sidecar, which is started with the bus and stopped before it; most are child processes.
 
 A sidecar serves the bus itself: the recorder (`sbus.server.recorder_process`) or the link to the master
-(`sbus.server.link_process`). It is a client like any other, with two privileges: it does not count as a client, and it
-is disconnected last.
+(`sbus.server.link_process`, `sbus.server.link_inside`). It is a client like any other, with two privileges: it does not
+count as a client, and it is disconnected last.
 
-Supervision: a sidecar that exits while the bus runs is started again, after a pause (`sbus.server.child_process`). The
+Supervision: a process that exits while the bus runs is started again, after a pause (`sbus.server.child_process`). The
 bus serves in the meantime.
 
-Stopping: the bus stops listening, reads what clients have sent, disconnects all of them but the sidecars, closes the
-sidecar's standard input, and waits for it to exit, up to `SidecarBus.stop_timeout`. Only then does the bus itself stop.
+Stopping: the bus stops listening, reads what clients have sent, disconnects all of them but the sidecars, and has the
+sidecar end. It closes a process's standard input, and waits for the exit, up to `SidecarBus.stop_timeout`. Only then
+does the bus itself stop.
 """
 
 from __future__ import annotations
@@ -26,11 +27,44 @@ from sbus.daemon.service import MultiService, Service
 from sbus.server.child_process import MIN_LIFETIME, ChildProcess, child_environment, restart_delays
 from sbus.server.service import BusService
 
-__all__ = ["SidecarBus"]
+__all__ = ["AttendedBus", "SidecarBus"]
 
 
-class SidecarBus(MultiService, ABC):
-    """A bus and a sidecar, which runs while the bus does.
+class AttendedBus(MultiService, ABC):
+    """A bus and a sidecar of any kind, which runs while the bus does.
+
+    :param bus: the bus.
+    :param service: the service that runs: the bus, or the bus with another sidecar.
+    :param reactor: has the timers; None: the global one.
+    """
+
+    def __init__(self, bus: BusService, service: Service | MultiService, reactor: Any = None) -> None:
+        super().__init__()
+        if reactor is None:
+            from twisted.internet import reactor
+        self._reactor = reactor
+        self._bus = bus
+        service.setServiceParent(self)
+
+    @abstractmethod
+    async def _stop_sidecar(self) -> None:
+        """Have the sidecar take what the bus has queued for it, and end."""
+
+    def stopService(self) -> defer.Deferred[None]:
+        """Disconnect all other clients, let the sidecar finish, then stop the bus."""
+        return defer.Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self.running = False
+        await self._bus.stopListening()
+        await deferLater(self._reactor, 0)  # one turn of the reactor reads what clients have sent by now
+        self._bus.registry.disconnect_all(sidecars=False)
+        await self._stop_sidecar()
+        await super().stopService()
+
+
+class SidecarBus(AttendedBus):
+    """A bus and a sidecar that is a child process.
 
     :cvar sidecar: the sidecar's name in the log.
     :cvar without: what the bus lacks while the sidecar does not run, for the log.
@@ -50,17 +84,12 @@ class SidecarBus(MultiService, ABC):
     def __init__(
         self, bus: BusService, service: Service | MultiService, command: Sequence[bytes], reactor: Any = None
     ) -> None:
-        super().__init__()
-        if reactor is None:
-            from twisted.internet import reactor
-        self._reactor = reactor
-        self._bus = bus
+        super().__init__(bus, service, reactor)
         self._command = list(command)
         self._child: ChildProcess | None = None
         self._started_at = 0.0
         self._delays = restart_delays()
         self._restart: IDelayedCall | None = None
-        service.setServiceParent(self)
 
     @abstractmethod
     def _set_pid(self, pid: int | None) -> None:
@@ -105,18 +134,9 @@ class SidecarBus(MultiService, ABC):
         )
         self._restart = self._reactor.callLater(delay, self._spawn)
 
-    def stopService(self) -> defer.Deferred[None]:
-        """Disconnect all other clients, let the sidecar finish, then stop the bus."""
-        return defer.Deferred.fromCoroutine(self._stop())
-
-    async def _stop(self) -> None:
-        self.running = False
+    async def _stop_sidecar(self) -> None:
         if self._restart is not None:
             self._restart.cancel()
             self._restart = None
-        await self._bus.stopListening()
-        await deferLater(self._reactor, 0)  # one turn of the reactor reads what clients have sent by now
-        self._bus.registry.disconnect_all(sidecars=False)
         if self._child is not None:
             await self._child.stop(self.stop_timeout)
-        await super().stopService()

@@ -142,9 +142,10 @@ def connectable_text(address: Address) -> str:
     return _abstract(address.name).text
 
 
-def connect(address: Address) -> socket.socket:
+def connect(address: Address, *, stream: bool = False) -> socket.socket:
     """Connect to a bus without waiting.
 
+    :param stream: connect a stream socket instead of a SEQPACKET one.
     :returns: a connected, non-blocking socket.
     :raises BlockingIOError: if the server's backlog is full: try again soon.
     :raises OSError: as connect(2).
@@ -152,7 +153,8 @@ def connect(address: Address) -> socket.socket:
     """
     if not address.name:
         raise AddressError(f"{address.text}: for listening only, clients cannot connect: give a path or @name")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    kind = socket.SOCK_STREAM if stream else socket.SOCK_SEQPACKET
+    sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         sock.connect(address.name)
     except BaseException:

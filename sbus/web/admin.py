@@ -8,24 +8,30 @@ like every other failure: the page shows its text in the panels that need the ad
 
 Every answer is bounded (`MOST_ANSWER` bytes, `TIMEOUT` seconds). The stream of events is read as it comes;
 an event longer than `MOST_EVENT` ends it.
+
+A bus that is stopped or overloaded accepts no connections, and its backlog fills up. Twisted's endpoint takes that for
+a missing socket, as the kernel never reports such a socket as connecting; `_Endpoint` tries again until the time is
+over, as the clients of the bus do.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import socket
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from twisted.internet import defer, error, protocol
-from twisted.internet.endpoints import UNIXClientEndpoint
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.task import deferLater
 from twisted.web import client, http
 from twisted.web.iweb import IAgentEndpointFactory, IResponse
 from zope.interface import implementer
 
-from sbus.errors import SbusError
+from sbus.errors import AddressError, SbusError
+from sbus.syscalls import addresses
 
 __all__ = ["MOST_ANSWER", "MOST_EVENT", "TIMEOUT", "Admin", "AdminError", "EventParser"]
 
@@ -35,7 +41,10 @@ MOST_ANSWER = 8 * 1024 * 1024
 """Bytes in an answer."""
 MOST_EVENT = 8 * 1024 * 1024
 """Bytes in one event of a stream."""
+_CONNECT_RETRY = 0.02
+"""Seconds between two attempts to connect to a socket whose backlog is full."""
 
+T = TypeVar("T")
 Event = Callable[[str, Any], object]
 
 
@@ -57,8 +66,49 @@ class _Endpoints:
         self._reactor = reactor
         self._path = path
 
-    def endpointForURI(self, uri: object) -> UNIXClientEndpoint:
-        return UNIXClientEndpoint(self._reactor, self._path, timeout=TIMEOUT)
+    def endpointForURI(self, uri: object) -> _Endpoint:
+        return _Endpoint(self._reactor, self._path)
+
+
+@implementer(IStreamClientEndpoint)
+class _Endpoint:
+    """Connects to a Unix stream socket, and waits while its backlog is full."""
+
+    def __init__(self, reactor: Any, path: str) -> None:
+        self._reactor = reactor
+        self._path = path
+
+    def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:
+        """Connect; fails with OSError or `AddressError`, and is cancelled when there is no time left."""
+        return defer.Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
+        address = addresses.parse(self._path)
+        while True:
+            try:
+                sock = addresses.connect(address, stream=True)
+                break
+            except BlockingIOError:
+                await deferLater(IReactorTime(self._reactor), _CONNECT_RETRY)
+        with sock:
+            adopted = _Adopted(factory)
+            self._reactor.adoptStreamConnection(sock.fileno(), socket.AF_UNIX, adopted)
+        return adopted.protocol
+
+
+class _Adopted:
+    """Builds a protocol by another factory, and remembers it."""
+
+    protocol: IProtocol
+
+    def __init__(self, factory: IProtocolFactory) -> None:
+        self._factory = factory
+
+    def buildProtocol(self, address: Any) -> IProtocol | None:
+        built = self._factory.buildProtocol(address)
+        if built is not None:
+            self.protocol = built
+        return built
 
 
 class EventParser:
@@ -164,11 +214,7 @@ class Admin:
         response = await self._request(method, path, parameters or {})
         body = _Body(MOST_ANSWER)
         response.deliverBody(body)
-        try:
-            data = await body.done.addTimeout(TIMEOUT, self._clock)
-        except (defer.TimeoutError, defer.CancelledError):
-            raise AdminError(0, f"the admin socket has not answered within {TIMEOUT:g} seconds") from None
-        return self._parse(response.code, data)
+        return self._parse(response.code, await self._in_time(body.done))
 
     async def follow(self, path: str, parameters: Mapping[str, str], on_event: Event) -> None:
         """Call `on_event` with the name and the value of each event, until the stream ends.
@@ -179,7 +225,7 @@ class Admin:
         if response.code != 200:
             body = _Body(MOST_ANSWER)
             response.deliverBody(body)
-            self._parse(response.code, await body.done.addTimeout(TIMEOUT, self._clock))
+            self._parse(response.code, await self._in_time(body.done))
             return
         body = _Body(0, EventParser(on_event))
         response.deliverBody(body)
@@ -193,21 +239,41 @@ class Admin:
             method.encode(), f"http://bus{path}{query}".encode("ascii")
         )
         try:
-            return await request.addTimeout(TIMEOUT, self._clock)
-        except (defer.TimeoutError, defer.CancelledError, error.ConnectingCancelledError):
-            raise AdminError(0, f"the admin socket has not answered within {TIMEOUT:g} seconds") from None
-        except (error.ConnectError, OSError) as problem:
-            why = getattr(problem, "osError", None)
-            raise AdminError(0, _no_socket(self.path, why)) from None
+            return await self._in_time(request)
+        except AddressError as problem:
+            raise AdminError(0, str(problem)) from None
+        except OSError as problem:
+            raise AdminError(0, _no_socket(self.path, problem.errno)) from None
         except (client.ResponseFailed, error.ConnectionClosed):
             raise AdminError(
                 0,
                 "the admin socket closed the connection: it may have too many; try again later",
             ) from None
 
-    @property
-    def _clock(self) -> IReactorTime:
-        return IReactorTime(self._reactor)
+    async def _in_time(self, waiting: defer.Deferred[T]) -> T:
+        """Wait for at most `TIMEOUT`; Twisted reports what it cancels then by various exceptions.
+
+        :raises AdminError: if the time is over.
+        """
+        is_late = False
+
+        def end() -> None:
+            nonlocal is_late
+            is_late = True
+            waiting.cancel()
+
+        call = IReactorTime(self._reactor).callLater(TIMEOUT, end)
+        try:
+            return await waiting
+        except Exception:
+            if is_late:
+                raise AdminError(
+                    0, f"the admin socket has not answered within {TIMEOUT:g} seconds: the bus is stopped or overloaded"
+                ) from None
+            raise
+        finally:
+            if call.active():
+                call.cancel()
 
     def _parse(self, status: int, data: bytes) -> Any:
         try:

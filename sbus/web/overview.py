@@ -108,6 +108,7 @@ class Overview:
     def stop(self) -> None:
         """Ask nothing more."""
         self._is_running = False
+        self._views.clear()
         for call in self._calls.values():
             call.cancel()
         self._calls.clear()
@@ -199,7 +200,9 @@ class Overview:
         except AdminError as problem:
             if question == "status" or problem.status not in (0, 403):
                 self._problem(problem.status, problem.detail)
-        except (KeyError, TypeError, ValueError):
+        except defer.CancelledError:
+            raise
+        except Exception:
             self._log.failure("An answer of the admin socket is not what it should be")
             self._problem(0, "the admin socket's answer is not what it should be: it may be of another version")
         finally:

@@ -51,6 +51,7 @@ def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_p
     journal = new_journal(clock=clock)
     journal.append_gap(Kind.START, {"patterns": [""]})
     journal.append(messages(1000))
+    journal.append_lost(b"70 7000 70 queue-full")
     journal.append([(b"last", b"")], MIDNIGHT - 1)
     journal.append([(b"first", b"")], MIDNIGHT)
     journal.sync()
@@ -60,7 +61,10 @@ def test_every_row_gets_into_the_directory_of_its_hour(spark, new_journal, tmp_p
         "date=2026-01-30/hour=23",
         "date=2026-01-31/hour=00",
     ]
-    assert (done.rows, done.batches) == (1003, 1)
+    assert [row["payload"] for row in archived(tmp_path / "lake") if row["kind"] == "lost"] == [
+        b"70 7000 70 queue-full"
+    ]
+    assert (done.rows, done.batches) == (1004, 1)
     group = pq.ParquetFile(files(tmp_path / "lake")[0]).metadata.row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     for name in ("seq", "time"):

@@ -24,10 +24,10 @@ from sbus.journal.keytext import as_text
 from sbus.protocol.keys import matches_open
 from sbus.spark.jobs.tables import key_matches, load_rows
 from sbus.spark.report import measure, render
+from sbus.spark.report.analysis import gaps
 from sbus.spark.report.analysis.cube import Windows, count_keys
-from sbus.spark.report.analysis.figures import Report
-from sbus.spark.report.analysis.gaps import extents
-from sbus.spark.report.analysis.spans import Span
+from sbus.spark.report.analysis.figures import ClockStep, Loss, Report
+from sbus.spark.report.analysis.spans import Span, length, merged
 from sbus.spark.report.page.highlights import highlights
 from tests.support.pages import PageStructure
 
@@ -37,6 +37,9 @@ _HOUR = 60 * _MINUTE
 _START = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * _SECOND
 _EVIL = "</script><img src=x onerror=alert(1)>&\"'\x1b\u202e"
 _JOURNAL = "ab" * 16
+_MAX_GAPS = 20
+_RECEIPTS = _MAX_GAPS + 5
+_LOST = _START + 90 * _MINUTE
 
 
 def _rows() -> Iterator[tuple[int, str, str, bytes]]:
@@ -67,6 +70,11 @@ def _rows() -> Iterator[tuple[int, str, str, bytes]]:
     every("office", (0.2, 0.3))
     every("once", (1.7, 1.7001))
     every(_EVIL, (1.9, 2), step=1)
+    found.append((_START - _HOUR, "lost", "", b"9 90 9 queue-full"))
+    found += [(_LOST + n, "lost", "", b"2 20 %d queue-full" % (2 * n + 11)) for n in range(_RECEIPTS)]
+    found.append((_LOST + _SECOND, "lost", "", b"? ? ? several"))
+    found.append((_START + _HOUR, "damaged", "", b'{"rows": 5}'))
+    found.append((_START + _HOUR, "clock", "", b'{"step": -3600.0}'))
     lost = Span(_START + round(1.1 * _HOUR), _START + round(1.2 * _HOUR))
     kept = [row for row in found if not lost.start <= row[0] < lost.end]
     kept.append((lost.end, "reconnect", "", json.dumps({"reason": "its <queue> was full"}).encode()))
@@ -116,6 +124,7 @@ def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Ma
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(spark), "stop", lambda self: None)  # it is everybody's
         patch.setattr(report_package, "measure", remember)
+        patch.setattr(gaps, "MAX_GAPS", _MAX_GAPS)
         arguments = ["--lake", str(lake), "--since=2026-03-01T12:00", "--until=2026-03-01T14:00", "--output", str(path)]
         result = CliRunner().invoke(report, arguments, catch_exceptions=False)
     assert result.exit_code == 0
@@ -172,7 +181,7 @@ def test_no_pass_over_the_rows_sorts_them(spark) -> None:
         "1L AS bytes", "id AS first", "id AS last",
     )  # fmt: skip
     windows = Windows(Span(0, 10), 1)
-    for result in (extents(rows), count_keys(rows, windows)):
+    for result in (gaps.extents(rows), count_keys(rows, windows)):
         plan = result._jdf.queryExecution().executedPlan().toString()
         assert "HashAggregate" in plan
         assert "Sort" not in plan
@@ -217,11 +226,13 @@ def test_a_key_may_end_as_a_prefix_does(figures: Report) -> None:
 
 def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Report) -> None:
     """A gap has its time and reason, and is subtracted from the recorded time."""
-    [gap] = [g for g in figures.gaps if g.is_loss]
+    [gap] = [g for g in figures.gaps if g.is_interruption]
     assert (gap.start, gap.end) == (_START + 66 * _MINUTE - 10 * _SECOND, _START + 72 * _MINUTE)
     assert (gap.kind, gap.reason) == ("reconnect", "its <queue> was full")
     # The last row came ten seconds before the period's end, or later: that is no gap.
-    assert figures.totals.recorded == 2 * _HOUR - (gap.end - gap.start)
+    missing = merged(Span(g.start, g.end) for g in figures.gaps if g.start >= _START)
+    assert figures.totals.recorded == 2 * _HOUR - length(missing)
+    assert length(missing) - (gap.end - gap.start) <= 20 * _SECOND
 
 
 def test_changes_are_by_recorded_time(figures: Report) -> None:
@@ -275,6 +286,19 @@ def test_patterns_match_as_the_bus_does(spark: Any) -> None:
         key_matches(b"\xc3*")
 
 
+def test_losses_are_counted_by_cause(figures: Report) -> None:
+    """The report counts what the rows of the period say was lost, by the bus's reasons, also of more rows than gaps are
+    listed, which displace no interruption; and it has the steps of the clock.
+    """
+    assert figures.losses == [
+        Loss("lost", "queue-full", 2 * _RECEIPTS, _RECEIPTS, 0, _LOST, _LOST + _RECEIPTS - 1),
+        Loss("damaged", "", 5, 1, 0, _START + _HOUR, _START + _HOUR),
+        Loss("lost", "several", 0, 1, 1, _LOST + _SECOND, _LOST + _SECOND),
+    ]
+    assert len(figures.gaps) <= _MAX_GAPS + 2
+    assert figures.steps == [ClockStep(_JOURNAL, _START + _HOUR, -_HOUR)]
+
+
 # --- the page --------------------------------------------------------------------------------------
 
 
@@ -307,7 +331,7 @@ def test_page_escapes_keys(page: str) -> None:
 
 def test_page_tells_what_stands_out(figures: Report, page: str) -> None:
     """The highlights name the silences, the gap, and new and vanished keys."""
-    assert {one.tag for one in highlights(figures)} >= {"silent", "gap", "gone", "new", "rate up"}
+    assert {one.tag for one in highlights(figures)} >= {"silent", "gap", "lost", "clock", "gone", "new", "rate up"}
     text = PageStructure(page).text
     for part in ("plant/stops fell silent at 13:29:50", "hall/ (2 keys) fell silent", "gone/ (2 keys) have no"):
         assert part in text

@@ -28,6 +28,15 @@ def test_counts_give_the_same_report(spark, tmp_path):
                 continue
             rows.append(row("one", seq, hour, f"plant/{key}", b"x" * (key * 11)))
             seq += 1
+        if hour == 216:
+            for kind, payload in (
+                ("lost", b"70 7000 70 queue-full"),
+                ("lost", b"? ? ? reconnect"),
+                ("clock", b'{"step": -7200.0}'),
+                ("damaged", b'{"rows": 3, "last": 900}'),
+            ):
+                rows.append(("one", seq, *row("one", seq, hour)[2:3], kind, "", payload))
+                seq += 1
         if hour == 210:
             rows.append(("one", seq, *row("one", seq, hour)[2:3], "reconnect", "", b'{"reason": "the bus"}'))
             seq += 1
@@ -44,6 +53,12 @@ def test_counts_give_the_same_report(spark, tmp_path):
     assert len(list((table.state.directory / "cube").glob("*.counts.parquet"))) == HOURS // 6 - 2 - 1
     assert whole.silences
     assert whole.gaps
+    assert {(loss.kind, loss.reason): (loss.number, loss.unknown) for loss in whole.losses} == {
+        ("lost", "queue-full"): (70, 0),
+        ("lost", "reconnect"): (0, 1),
+        ("damaged", ""): (3, 0),
+    }
+    assert [step.step for step in whole.steps] == [-7_200_000_000]
     assert replace(counted, sizes=whole.sizes) == whole
     assert [each.messages for each in counted.sizes] == [each.messages for each in whole.sizes]
     assert [each.largest for each in counted.sizes] == [each.largest for each in whole.sizes]

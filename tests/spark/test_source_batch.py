@@ -290,6 +290,31 @@ def test_typed_payloads(spark: SparkSession, new_journal: NewJournal):
         table(spark, journal, payloadFormat="json")
 
 
+def test_payloads_of_messagepack(spark: SparkSession, new_journal: NewJournal):
+    """MessagePack comes as values of a schema, with binary data and times of its own; a payload that is none, or of
+    another type, is kept as it is, with the reason.
+    """
+    msgpack = pytest.importorskip("msgpack", reason="the extra spark is not installed")
+    journal = new_journal()
+    journal.append_gap(Kind.START, {})
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    good = msgpack.packb({"t": 1.5, "raw": b"\0\xff", "at": at, "tags": ["x", None]}, datetime=True)
+    wrong = msgpack.packb({"t": "warm"})
+    journal.append([(b"a", payload) for payload in (good, good[:-1], wrong, b"\xc1", msgpack.packb({"t": 2}))])
+    journal.close()
+    typed = {"payloadFormat": "msgpack", "payloadSchema": "t DOUBLE, raw BINARY, at TIMESTAMP, tags ARRAY<STRING>"}
+    frame = table(spark, journal, gaps="false", **typed).orderBy("seq")
+    found = frame.selectExpr("value.*", "payload", "problem").collect()
+    assert [row.payload for row in found[:4]] == [good, good[:-1], wrong, b"\xc1"]
+    first, *bad, last = found
+    assert (first.t, first.raw, first.at.astimezone(UTC), first.tags) == (1.5, b"\0\xff", at, ["x", None])
+    assert (last.t, last.raw, last.problem, first.problem) == (2.0, None, None, None)
+    assert all((row.t, row.raw, row.at, row.tags) == (None, None, None, None) for row in bad)
+    problems = [row.problem for row in bad]
+    assert [problem.startswith("not MessagePack: ") for problem in problems] == [True, False, True]
+    assert problems[1] == "t: 'warm' is not a number"
+
+
 def test_wrong_options(spark: SparkSession, five: JournalWriter):
     """A wrong option or a missing journal fails at load(), for tables and streams."""
     with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*did you mean pattern"):

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from sbus.cli.admin.connection import Admin, admin_option
-from sbus.cli.options import DIALECTS, Target, connection_options, pass_target, warn_of_impossible
+from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize, printable_text, speaks_utf8
+from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, COUNT, Size
 from sbus.errors import InvalidKey, Violation
 
@@ -79,7 +80,7 @@ def _check(pattern: bytes, target: Target) -> None:
         DIALECTS[target.dialect].check(pattern)
     except Violation as e:
         raise InvalidKey(f"the pattern {escape(pattern)} is not allowed: {e}") from None
-    warn_of_impossible([pattern], target)
+    warn_of_impossible([pattern], DIALECTS[target.dialect])
 
 
 def _show_unrouted(bus: Admin, count: int | None, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from sbus.cli.messages import FORMAT_HELP, message_options
-from sbus.cli.types import BYTES
+from sbus.cli.patterns import RECORDED_PATTERN
 
 __all__ = ["ROWS_EPILOG", "journal_argument", "row_options"]
 
@@ -35,7 +35,7 @@ def row_options(command: F) -> F:
             "--pattern",
             "-p",
             "patterns",
-            type=BYTES,
+            type=RECORDED_PATTERN,
             multiple=True,
             metavar="PATTERN",
             help="Print only messages whose key matches PATTERN; repeatable.",

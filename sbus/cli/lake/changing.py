@@ -10,7 +10,8 @@ import click
 
 from sbus.cli.lake.options import lake_argument, open_lake
 from sbus.cli.output import Progress, pluralize
-from sbus.cli.types import BYTES, Duration
+from sbus.cli.patterns import RECORDED_PATTERN
+from sbus.cli.types import Duration
 from sbus.errors import StorageError
 
 if TYPE_CHECKING:
@@ -67,7 +68,11 @@ def prune(location: str, state: str | None, keep_days: float) -> None:
 @click.command(short_help="Remove the messages of a key.")
 @lake_argument
 @click.option(
-    "--key", type=BYTES, required=True, metavar="PATTERN", help="Key, or a pattern of keys, to remove the messages of."
+    "--key",
+    type=RECORDED_PATTERN,
+    required=True,
+    metavar="PATTERN",
+    help="Key, or a pattern of keys, to remove the messages of.",
 )
 def forget(location: str, state: str | None, key: bytes) -> None:
     """Remove the messages whose key matches PATTERN, and the files that had them.

@@ -131,8 +131,9 @@ def archive(
         has_run = False
         with stop_on_signals() as stop:
             while True:
-                running = new_archive()
+                running: Archive | None = None
                 try:
+                    running = new_archive()
                     with running:
                         has_run = True
                         _run(running, stop, total, progress, metrics)
@@ -144,18 +145,20 @@ def archive(
                     if once or no_retry or not has_run or not _is_alive(spark):
                         raise
                     progress.clear()
-                    seconds = backoff.next(did_work=running.batches > 0)
+                    seconds = backoff.next(did_work=running is not None and running.batches > 0)
                     metrics.retries += 1
                     click.echo(f"sbus: {_with_remedy(e, directory)}; trying again in {seconds:.0f} s", err=True)
                     metrics.update(running, is_up=False, now=True)
                     _wait(seconds, stop)
                     if stop.is_made:
                         break
-                    metrics.carry(running)
+                    if running is not None:
+                        metrics.carry(running)
                 finally:
                     progress.clear()
-                    total.add(running)
-        if once and running.upkeep is not None and not stop.is_made:
+                    if running is not None:
+                        total.add(running)
+        if once and running is not None and running.upkeep is not None and not stop.is_made:
             running.upkeep.run()
         metrics.update(running, is_up=False, now=True)
     click.echo(total.text(), err=True)
@@ -163,7 +166,7 @@ def archive(
 
 def _with_remedy(error: Exception, lake: str) -> str:
     """Return the text of a failure after which the archive tries again."""
-    text = str(error)
+    text = _described(error)
     if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
         text = f"{text}: make room for the lake ({lake}) and for Spark's temporary files (spark.local.dir)"
     return text
@@ -176,6 +179,13 @@ def _run(running: Archive, stop: StopRequest, total: _Total, progress: Progress,
             break
         progress.show(total.text(running))
         metrics.update(running)
+
+
+def _described(error: Exception) -> str:
+    """Return what happened and why, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _wait(seconds: float, stop: StopRequest) -> None:

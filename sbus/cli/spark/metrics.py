@@ -74,30 +74,32 @@ class ArchiveMetrics:
         self._last_batch = 0.0
         self._seen = 0
 
-    def update(self, archive: Archive, *, is_up: bool = True, now: bool = False) -> None:
+    def update(self, archive: Archive | None, *, is_up: bool = True, now: bool = False) -> None:
         """Write the file, if it is time.
 
+        :param archive: None if it could not even be made.
         :param is_up: whether the archive runs; false between a failure and the next try.
         :param now: write it in any case.
         """
         if self._file is None:
             return
-        if archive.batches != self._seen:
-            self._last_batch, self._seen = time.time(), archive.batches
+        rows, batches = (0, 0) if archive is None else (archive.rows, archive.batches)
+        if batches > self._seen:
+            self._last_batch, self._seen = time.time(), batches
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _WRITE_INTERVAL
-        upkeep = archive.upkeep
+        upkeep = None if archive is None else archive.upkeep
         try:
-            lag = archive.lag
-        except (SbusError, OSError):  # a journal is gone; the archive itself says so
+            lag = -1 if archive is None else archive.lag
+        except (SbusError, OSError):  # a journal or the lake is gone; the archive itself says so
             lag = -1
         _write(
             self._file,
             [
                 gauge("sbus_archive_up", "1 while the archive runs, 0 while it waits for its next try.", is_up),
-                counter("sbus_archive_rows", "Rows archived since the start.", self._rows + archive.rows),
-                counter("sbus_archive_batches", "Batches that they came in.", self._batches + archive.batches),
+                counter("sbus_archive_rows", "Rows archived since the start.", self._rows + rows),
+                counter("sbus_archive_batches", "Batches that they came in.", self._batches + batches),
                 counter("sbus_archive_retries", "Failures after which the archive tried again.", self.retries),
                 gauge("sbus_archive_lag_rows", "Rows in journals that are not in the lake; -1 if unknown.", lag),
                 gauge("sbus_archive_last_batch_timestamp_seconds", "When the last batch was done.", self._last_batch),

@@ -9,6 +9,7 @@ import click
 
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Progress
+from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.spark.job import Job, job_options, pass_job, stop_on_signals
 from sbus.cli.types import BYTES, Speed, Time
 from sbus.journal import clock
@@ -29,7 +30,13 @@ Examples:
   sbus spark replay --lake=/srv/lake --speed=max --prefix=replay/
 """,
 )
-@click.option("--pattern", metavar="PATTERN", default="", help="Publish only messages whose key matches PATTERN.")
+@click.option(
+    "--pattern",
+    type=RECORDED_PATTERN,
+    metavar="PATTERN",
+    default="",
+    help="Publish only messages whose key matches PATTERN.",
+)
 @click.option("--since", type=Time(), metavar="TIME", help="Skip messages before TIME, such as 2026-01-31T12:00 (UTC).")
 @click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME.")
 @click.option(
@@ -48,7 +55,7 @@ Examples:
 def replay(
     job: Job,
     target: Target,
-    pattern: str,
+    pattern: bytes,
     since: datetime | None,
     until: datetime | None,
     speed: float,

@@ -10,10 +10,12 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from sbus.cli.output import Progress, pluralize
+from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.spark.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.spark.job import Job, job_options, pass_job
 from sbus.cli.types import COUNT, Duration, Time
 from sbus.errors import StorageError, UsageError
+from sbus.journal.keytext import as_text
 
 __all__ = ["report"]
 
@@ -40,7 +42,13 @@ Examples:
     metavar="TIME",
     help="Length of the period, such as 1h or 7d, instead of --since.  [default: 24h]",
 )
-@click.option("--pattern", metavar="PATTERN", default="", help="Report only messages whose key matches PATTERN.")
+@click.option(
+    "--pattern",
+    type=RECORDED_PATTERN,
+    metavar="PATTERN",
+    default="",
+    help="Report only messages whose key matches PATTERN.",
+)
 @click.option(
     "--depth",
     type=click.IntRange(1, 2**31 - 1),
@@ -67,7 +75,7 @@ def report(
     since: datetime | None,
     until: datetime | None,
     last: float | None,
-    pattern: str,
+    pattern: bytes,
     depth: int | None,
     top: int,
     title: str,
@@ -112,7 +120,7 @@ def report(
             end=until,
             last=length,
             wanted=key_matches(pattern),
-            pattern=pattern,
+            pattern=as_text(pattern),
             depth=depth,
             top=top,
             progress=lambda step: progress.show(f"measuring: {step}"),

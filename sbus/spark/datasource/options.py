@@ -16,11 +16,12 @@ from typing import NoReturn
 from sbus.client.connecting import find_address
 from sbus.client.core import find_dialect
 from sbus.daemon.values import duration
-from sbus.errors import UsageError, Violation
+from sbus.errors import UsageError
 from sbus.journal.clock import from_datetime, parse
 from sbus.journal.keytext import from_text
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.recorded import check_recorded
 from sbus.spark.datasource.payloads import FORMATS
 from sbus.spark.datasource.positions import EARLIEST, FROM_THE_FIRST, LATEST, TO_THE_LAST, Positions
 
@@ -278,11 +279,9 @@ class _OptionReader:
             return None
         try:
             pattern = from_text(value)
-            secret = dialect.check(pattern)
-        except (UsageError, Violation) as e:
+            check_recorded(pattern, dialect)
+        except UsageError as e:
             self.refuse(name, str(e))
-        if secret:
-            self.refuse(name, "secret messages are never recorded, so there is nothing to read")
         return pattern
 
     def positions(self, name: str, default: str) -> Positions:

@@ -191,16 +191,18 @@ class Archive:
 
     def stop(self) -> None:
         """Stop the job; a batch that is not done runs again at the next start."""
-        if self._query is not None:
+        query, self._query = self._query, None
+        if query is None:
+            return
+        try:
             with contextlib.suppress(Py4JError, OSError):  # the JVM is gone, and the query with it
-                self._query.stop()
-            try:
+                query.stop()
+            if self.upkeep is not None:
+                self.upkeep.stop()
+            with contextlib.suppress(OSError):  # the lake is gone: the next start reports what is there then
                 self._note_done_batches()
-            finally:
-                self._query = None
-                if self.upkeep is not None:
-                    self.upkeep.stop()
-                self._writing.__exit__(None, None, None)
+        finally:
+            self._writing.__exit__(None, None, None)
 
     def __enter__(self) -> Archive:
         self.start()

@@ -9,10 +9,11 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from sbus.errors import UsageError, Violation
+from sbus.errors import UsageError
 from sbus.journal.clock import format_utc, from_datetime
 from sbus.journal.keytext import as_text, printable
 from sbus.protocol.keys import CURRENT, Dialect
+from sbus.protocol.recorded import check_recorded
 from sbus.spark.jobs.lake import Lake
 
 __all__ = ["key_matches", "load_rows"]
@@ -55,12 +56,9 @@ def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = 
     """
     if isinstance(pattern, str):
         pattern = pattern.encode("utf-8", "surrogateescape")
+    check_recorded(pattern, dialect)
     try:
-        if dialect.check(pattern):
-            raise UsageError("secret messages are never recorded, so a pattern for them matches nothing: use another")
         pattern.decode()
-    except Violation as e:
-        raise UsageError(f"the pattern {printable(as_text(pattern))}: {e}") from None
     except UnicodeDecodeError:
         # Such a pattern could end inside a character, and the text of a matching key need not begin with its text.
         raise UsageError(f"the pattern {printable(as_text(pattern))} is not text (UTF-8): use one that is") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.link.conftest import StartBus, wait_crossing
+from tests.integration.link.conftest import StartBus, both_shapes, link_pid, wait_crossing
 from tests.integration.link.test_links import name_of
 from tests.support.harness import OTHER_USER, THIRD_USER, Client, Process, wait_end
 
@@ -48,6 +49,7 @@ def test_link_of_another_user_has_that_users_rights(
     assert re.fullmatch(rb"!/cred/%d/%d/\d+/!/cred/.*" % OTHER_USER[::-1], name_of(client))
 
 
+@both_shapes
 def test_limits_of_the_master_apply(tree: StartBus) -> None:
     """A master that takes few patterns gets few: the link subscribes to the listed ones whole, and says so."""
     master = tree("root", None, "--max-patterns=20")
@@ -59,6 +61,7 @@ def test_limits_of_the_master_apply(tree: StartBus) -> None:
     assert client.recv() == sent
 
 
+@both_shapes
 def test_ordinary_clients_do_not_make_links(tree: StartBus, as_root: None) -> None:
     """What another user says about links is unknown to the bus, and what it forges gets nothing."""
     root = tree("root", None, "--mode=0777")
@@ -115,6 +118,39 @@ def test_wrong_options_of_a_link(directory: Path, options: list[str], line: str)
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("shape", ["inside"], indirect=True)
+def test_link_inside_is_seen_as_one(tree: StartBus, directory: Path) -> None:
+    """Operators see a link inside as any link: connected, up, and a client at ``inside`` that counts as no client."""
+    root = tree("root")
+    leaf = tree("leaf", root, "--admin=auto", "--auto-close")
+
+    def ask(what: str) -> Any:
+        words = [str(Path(sys.executable).with_name("sbus")), what, f"--socket={leaf.address}", "--json"]
+        return json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+
+    status = ask("status")
+    assert status["attached"] == {"link": True}
+    assert [(each["pid"], each["listener"]) for each in ask("clients")["clients"]] == [(leaf.pid, "inside")]
+    assert Path(f"/proc/{leaf.pid}/task/{leaf.pid}/children").read_text() == ""
+    client = leaf.client()
+    client.sync()
+    client.close()
+    assert leaf.wait() == 0
+
+
+def test_options_of_a_link_inside(directory: Path) -> None:
+    """A bus without a master has no link to run inside; a socket may not be called as the label of that link."""
+    for options, line in (
+        (["--upstream-inside"], "--upstream-inside is for the link: give --upstream=ADDRESS too"),
+        (["--upstream-inside", "--upstream=/x", "--listen=inside=@x"], "two sockets are called 'inside'"),
+    ):
+        command = [*Script.launcher, "-n", "--pidfile=", "sbus", f"--socket={directory}/bus", *options]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+        assert done.returncode != 0
+        assert line in done.stderr
+
+
+@both_shapes
 def test_bus_in_a_container(tree: StartBus, directory: Path) -> None:
     """A bus in mount and user namespaces of its own exports and imports what is listed, and its names are chains."""
     if not shutil.which("unshare") or subprocess.run([*CONTAINER, "true"], capture_output=True).returncode:
@@ -138,18 +174,19 @@ def test_bus_in_a_container(tree: StartBus, directory: Path) -> None:
     assert below.recv() == answer
 
 
+@both_shapes
 def test_link_ends_with_its_bus(tree: StartBus) -> None:
     """A link does not outlive its bus, however that ends, and what was published before a stop still goes up."""
     root = tree("root")
     leaf = tree("leaf", root)
     above, below = root.client(b"x"), leaf.client()
-    pid = int(leaf.wait_log(r"link (\d+) was started")[-1][1])
+    pid = link_pid(leaf)
     wait_crossing(below, b"x", above)
     sent = [below.msg(b"x", b"%d" % number) for number in range(1000)]
     assert leaf.stop() == 0
     wait_end(pid)
     assert above.receive(1000) == sent
     leaf = tree("leaf", root, "--reuse")
-    pid = int(leaf.wait_log(r"link (\d+) was started")[-1][1])
+    pid = link_pid(leaf)
     leaf.stop(9)
     wait_end(pid)

@@ -79,7 +79,7 @@ def test_settings_snapshot():
 NOT_STATE = {
     "_delivery", "_registry", "transport", "queue", "user",  # other objects
     "_drain_timer",  # a time left
-    "_fast_path", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_fast_path", "_has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_is_loading", "_snapshot", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_buffer", "_in_kernel", "_kept",  # figures of the account, which a new connection makes anew

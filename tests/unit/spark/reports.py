@@ -8,8 +8,10 @@ from sbus.journal.clock import HOUR, MINUTE, SECOND
 from sbus.spark.report.analysis.figures import (
     Change,
     Changes,
+    ClockStep,
     Gap,
     KeyTraffic,
+    Loss,
     Report,
     Silence,
     Sizes,
@@ -18,7 +20,7 @@ from sbus.spark.report.analysis.figures import (
 )
 from sbus.spark.report.analysis.spans import Span
 
-__all__ = ["HOSTILE", "JOURNAL", "PERIOD", "calm_report", "hostile_report", "new_report"]
+__all__ = ["HOSTILE", "JOURNAL", "PERIOD", "calm_report", "hostile_report", "lossy_report", "new_report"]
 
 JOURNAL = "ab" * 16
 PERIOD = Span(1_772_366_400 * SECOND, 1_772_373_600 * SECOND)
@@ -68,6 +70,21 @@ def calm_report() -> Report:
     return replace(new_report(), before=None, changes=None, silences=[], silence_count=0, gaps=[], pattern="plant/")
 
 
+def lossy_report() -> Report:
+    """A calm period in which the bus dropped messages for the recorder, rows were damaged, and the clock was set."""
+    at = PERIOD.start + 30 * MINUTE
+    return replace(
+        calm_report(),
+        gaps=[Gap(JOURNAL, at - 1, at, "lost", "", "1,024 (queue-full)")],
+        losses=[
+            Loss("lost", "queue-full", 1024, 2, 0, at, at + MINUTE),
+            Loss("damaged", "", 10, 1, 0, at, at),
+            Loss("lost", "discard", 0, 1, 1, at, at),
+        ],
+        steps=[ClockStep(JOURNAL, at, 2 * SECOND), ClockStep(JOURNAL, at + MINUTE, -2 * HOUR)],
+    )
+
+
 def hostile_report() -> Report:
     """The same figures with hostile text wherever a publisher or a recorder chooses it."""
     report = new_report()
@@ -84,4 +101,5 @@ def hostile_report() -> Report:
         silences=[replace(report.silences[0], scope=HOSTILE)],
         gaps=[replace(report.gaps[0], reason=HOSTILE), replace(report.gaps[0], kind=HOSTILE)],
         changes=Changes([prefix], [change], 1, [prefix], 2, [change], [change]),
+        losses=[Loss("lost", HOSTILE, 1, 1, 0, PERIOD.start, PERIOD.start)],
     )

@@ -140,7 +140,11 @@ WRONG = [
     (ReadOptions, {"journal": "/j", "socket": "/s"}, "no option 'socket' to read with"),
     (ReadOptions, {"journal": "/j", "rawkeys": "yes"}, "option rawKeys='yes': use true or false"),
     (ReadOptions, {"journal": "/j", "dialect": "late"}, "option dialect='late': use 'current' or 'early'"),
-    (ReadOptions, {"journal": "/j", "pattern": "a/!/b"}, "option pattern='a/!/b': '!' is reserved"),
+    (
+        ReadOptions,
+        {"journal": "/j", "pattern": "a/!/b"},
+        "option pattern='a/!/b': the pattern a/!/b is not allowed: '!' is reserved",
+    ),
     (ReadOptions, {"journal": "/j", "pattern": "!/cred////a"}, "secret messages are never recorded"),
     (ReadOptions, {"journal": "/j", "pattern": "a\\b"}, r"write a backslash in a key as \\x5c"),
     (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': use a whole number"),

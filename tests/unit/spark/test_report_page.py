@@ -24,14 +24,18 @@ from sbus.spark.report.page.highlights import highlights
 from sbus.spark.report.page.render import render
 from sbus.spark.report.page.sections import header, traffic
 from tests.support.pages import PageStructure
-from tests.unit.spark.reports import HOSTILE, PERIOD, calm_report, hostile_report, new_report
+from tests.unit.spark.reports import HOSTILE, PERIOD, calm_report, hostile_report, lossy_report, new_report
 
 
 def page_of(report: Report) -> str:
     return render(report, source="/srv/lake", now=datetime(2026, 3, 2, 9, 30, tzinfo=UTC))
 
 
-@pytest.mark.parametrize("report", [new_report(), calm_report(), hostile_report()], ids=["usual", "calm", "hostile"])
+@pytest.mark.parametrize(
+    "report",
+    [new_report(), calm_report(), hostile_report(), lossy_report()],
+    ids=["usual", "calm", "hostile", "lossy"],
+)
 def test_a_page_is_well_formed_and_refers_to_nothing(report: Report) -> None:
     """Elements nest, ids are unique, nothing is loaded, and only the page's own script is allowed to run."""
     page = page_of(report)
@@ -91,6 +95,37 @@ def test_highlights() -> None:
     assert [one.tag for one in found] == ["silent", "gap", "gone", "new", "rate up"]
     assert [one.scope for one in found] == ["plant/stops", None, "gone/", "office", "plant/steady"]
     assert [one.tag for one in highlights(calm_report())] == ["all calm"]
+
+
+def test_losses_are_told_with_their_numbers() -> None:
+    """How many messages were lost, when and why: in the tile, a sentence for each cause and a table; so is a clock that
+    was set. None of them counts as an interruption.
+    """
+    report = lossy_report()
+    assert [(one.tag, one.text) for one in highlights(report)] == [
+        (
+            "lost",
+            "1\N{NARROW NO-BREAK SPACE}024 messages were lost, 2 times from 12:30 to 12:31: the bus dropped "
+            "messages for the recorder (queue-full).",
+        ),
+        (
+            "lost",
+            "10 rows were recorded, and cannot be read any more, at 12:30: a part of the journal is damaged.",
+        ),
+        (
+            "lost",
+            "An unknown number of messages were lost, at 12:30: the bus dropped messages for the recorder (discard).",
+        ),
+        (
+            "clock",
+            "The recorder's clock was set 2 times, at most back by 2 h at 12:31: times before and after it cannot "
+            "be compared.",
+        ),
+    ]
+    text = PageStructure(page_of(report)).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+    for part in ("Lost messages1 034 or morereported 4 times", "without gaps", "set forward by 2 s", "set back by 2 h"):
+        assert part in text, part
+    assert "Lost messages" not in PageStructure(page_of(calm_report())).text
 
 
 def test_a_period_without_messages_is_not_calm() -> None:

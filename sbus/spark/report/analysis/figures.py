@@ -10,7 +10,19 @@ from dataclasses import dataclass, field
 
 from sbus.spark.report.analysis.spans import Span
 
-__all__ = ["Change", "Changes", "Gap", "KeyTraffic", "Report", "Silence", "Sizes", "Totals", "Traffic"]
+__all__ = [
+    "Change",
+    "Changes",
+    "ClockStep",
+    "Gap",
+    "KeyTraffic",
+    "Loss",
+    "Report",
+    "Silence",
+    "Sizes",
+    "Totals",
+    "Traffic",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,46 @@ class Gap:
         """Whether the recording was interrupted, and did not only begin."""
         return not (self.kind == "start" and self.ended == "new")
 
+    @property
+    def is_interruption(self) -> bool:
+        """Whether nothing was recorded for a time, and not only some of the messages."""
+        return self.is_loss and self.kind not in ("lost", "damaged")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What was lost in the period for one cause, by the rows of the journal that report it.
+
+    :ivar kind: ``lost`` if the bus dropped messages for the recorder, ``damaged`` if recorded rows cannot be read.
+    :ivar reason: the bus's reason in its receipts, such as ``queue-full``; empty for ``damaged``.
+    :ivar number: the messages, or the rows; those of unknown number are not in it.
+    :ivar times: the rows that report it.
+    :ivar unknown: how many of these rows do not know a number.
+    :ivar first: the time of the first of these rows.
+    :ivar last: the time of the last one.
+    """
+
+    kind: str
+    reason: str
+    number: int
+    times: int
+    unknown: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStep:
+    """The recorder's clock was set: times before and behind this one cannot be compared.
+
+    :ivar time: the time of the row that reports it, by the new clock.
+    :ivar step: how far it was set, in µs; negative: back; None if the row does not say.
+    """
+
+    journal: str
+    time: int
+    step: int | None
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -161,6 +213,8 @@ class Report:
     :ivar gaps: the gaps of both periods, in order; at most `analysis.gaps.MAX_GAPS`.
     :ivar histogram: (lower bound, upper bound, number of messages) of payload sizes, in bytes.
     :ivar journals: for each journal, the time from its first row to its last.
+    :ivar losses: what was lost in the period, the largest number first; at most `analysis.gaps.MAX_LOSSES` causes.
+    :ivar steps: the steps of clocks in the period, in order; at most `analysis.gaps.MAX_STEPS`, the newest.
     """
 
     period: Span
@@ -178,3 +232,5 @@ class Report:
     journals: dict[str, Span]
     gaps: list[Gap]
     changes: Changes | None
+    losses: list[Loss] = field(default_factory=list)
+    steps: list[ClockStep] = field(default_factory=list)

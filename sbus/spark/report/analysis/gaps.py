@@ -1,4 +1,4 @@
-"""Find the gaps of a recording, so that a loss is not reported as silence."""
+"""Find the gaps of a recording, so that a loss is not reported as silence; and count what was lost."""
 
 from __future__ import annotations
 
@@ -10,13 +10,30 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from sbus.client.losses import parse_lost
-from sbus.spark.report.analysis.figures import Gap
+from sbus.journal.clock import from_seconds
+from sbus.spark.report.analysis.figures import ClockStep, Gap, Loss
 from sbus.spark.report.analysis.spans import Span, merged, without
 
-__all__ = ["MAX_GAPS", "Journal", "extents", "find_gaps", "find_journals", "lost", "recorded"]
+__all__ = [
+    "MAX_GAPS",
+    "MAX_LOSSES",
+    "MAX_STEPS",
+    "Journal",
+    "extents",
+    "find_gaps",
+    "find_journals",
+    "find_losses",
+    "find_steps",
+    "lost",
+    "recorded",
+]
 
 MAX_GAPS = 2000
-"""Gaps that a report takes into account; of more, the newest."""
+"""Gaps that a report takes into account; of more, the newest interruptions, then the newest losses beside them."""
+MAX_LOSSES = 20
+"""Causes of losses; of more, those with the largest numbers."""
+MAX_STEPS = 100
+"""Steps of clocks; of more, the newest."""
 
 
 class Journal(NamedTuple):
@@ -59,7 +76,9 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
     marks = rows.where("kind NOT IN ('message', 'clock')").select(
         "journal", "seq", "us", "kind", F.col("payload").cast("string")
     )
-    newest = marks.orderBy(F.col("us").desc()).limit(MAX_GAPS).toDF("journal", "seq", "us", "kind", "details")
+    # A loss can have thousands of rows, which must not displace an interruption: its time would seem silent.
+    is_loss = F.col("kind").isin("lost", "damaged")
+    newest = marks.orderBy(is_loss, F.col("us").desc()).limit(MAX_GAPS).toDF("journal", "seq", "us", "kind", "details")
     found = sorted(newest.collect(), key=lambda row: (row.us, row.seq))
     details_of = {(row.journal, row.seq): _details(row.details) for row in found}
     ends = {(row.journal, row.seq): _last(row, details_of[row.journal, row.seq]) + 1 for row in found}
@@ -89,6 +108,60 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
         if first_seq == 0 and not any(g.journal == journal and g.start == whole.start for g in gaps):
             gaps.append(Gap(journal, whole.start, extent.start, "start", "new", ""))
     return sorted((g for g in gaps if g.end > g.start), key=lambda g: (g.start, g.end))
+
+
+def find_losses(rows: DataFrame, period: Span) -> list[Loss]:
+    """Return what was lost in a period, by cause; however many rows report it, all of them count.
+
+    :param rows: ``us``, ``kind`` and ``payload``.
+    """
+    payload = F.col("payload").cast("string")
+    fields = F.split(payload, " ")
+    is_receipt = F.size(fields) == 4
+    dropped = F.when(is_receipt, fields[0]).try_cast("bigint")
+    damaged = F.get_json_object(payload, "$.rows").try_cast("bigint")
+    is_lost = F.col("kind") == "lost"
+    found = (
+        rows.where(F.col("kind").isin("lost", "damaged") & (F.col("us") >= period.start) & (F.col("us") < period.end))
+        .select(
+            "kind",
+            "us",
+            F.when(is_lost & is_receipt, F.substring(fields[3], 1, 100)).otherwise("").alias("reason"),
+            F.when(is_lost, dropped).otherwise(damaged).alias("number"),
+        )
+        .groupBy("kind", "reason")
+        .agg(
+            F.coalesce(F.sum("number"), F.lit(0)).alias("number"),
+            F.count("*").alias("times"),
+            F.count_if(F.col("number").isNull()).alias("unknown"),
+            F.min("us").alias("first"),
+            F.max("us").alias("last"),
+        )
+    )
+    order = F.col("number").desc(), F.col("times").desc(), "kind", "reason"
+    return [Loss(*row) for row in found.orderBy(*order).limit(MAX_LOSSES).collect()]
+
+
+def find_steps(rows: DataFrame, period: Span) -> list[ClockStep]:
+    """Return the steps of clocks in a period, in order.
+
+    :param rows: ``journal``, ``seq``, ``us``, ``kind`` and ``payload``.
+    """
+    found = (
+        rows.where((F.col("kind") == "clock") & (F.col("us") >= period.start) & (F.col("us") < period.end))
+        .select("journal", "seq", "us", F.get_json_object(F.col("payload").cast("string"), "$.step").alias("step"))
+        .orderBy(F.col("us").desc(), F.col("seq").desc())
+        .limit(MAX_STEPS)
+        .collect()
+    )
+    return [ClockStep(row.journal, row.us, _micros(row.step)) for row in reversed(found)]
+
+
+def _micros(seconds: str | None) -> int | None:
+    try:
+        return None if seconds is None else from_seconds(float(seconds))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _last(row: Row, details: dict[str, object]) -> int:

@@ -18,7 +18,7 @@ from sbus.journal.clock import HOUR, format_utc, from_datetime, from_seconds
 from sbus.spark.report.analysis import cube as cubes
 from sbus.spark.report.analysis.changes import compare
 from sbus.spark.report.analysis.figures import Report, Totals
-from sbus.spark.report.analysis.gaps import find_gaps, find_journals, lost, recorded
+from sbus.spark.report.analysis.gaps import find_gaps, find_journals, find_losses, find_steps, lost, recorded
 from sbus.spark.report.analysis.silences import find_silences
 from sbus.spark.report.analysis.spans import Span, length, nice_width
 
@@ -127,6 +127,7 @@ def measure(
         )
     gaps = find_gaps(within, journals, whole, 2 * windows.width)
     missing = lost(gaps)
+    losses, steps = find_losses(within, period), find_steps(within, period)
 
     progress("traffic")
     cube = cubes.count_keys(messages, windows).persist(StorageLevel.MEMORY_AND_DISK)
@@ -176,6 +177,8 @@ def measure(
         extents,
         gaps,
         changes,
+        losses,
+        steps,
     )
 
 

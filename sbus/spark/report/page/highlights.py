@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sbus.spark.report.analysis.figures import Change, Gap, Report, Silence
+from sbus.spark.report.analysis.figures import Change, ClockStep, Gap, Loss, Report, Silence
 from sbus.spark.report.page.format import change, duration, moment_near, number, printable_key, rates
 
-__all__ = ["Highlight", "cause", "highlights"]
+__all__ = ["Highlight", "cause", "highlights", "loss_cause", "step_text"]
 
 _MAX_SENTENCES = 3
 """Sentences about one kind of highlight; the others are counted."""
@@ -52,10 +52,26 @@ def cause(gap: Gap) -> str:
     return f"{known}: {printable_key(gap.reason)}" if gap.reason else known
 
 
+def loss_cause(loss: Loss) -> str:
+    """Return why something was lost, in words."""
+    if loss.kind == "damaged":
+        return "a part of the journal is damaged"
+    why = f" ({printable_key(loss.reason)})" if loss.reason else ""
+    return f"the bus dropped messages for the recorder{why}"
+
+
+def step_text(step: ClockStep) -> str:
+    """Return how a clock was set, in words."""
+    if not step.step:
+        return "set"
+    return f"set {'back' if step.step < 0 else 'forward'} by {duration(abs(step.step))}"
+
+
 def highlights(report: Report) -> list[Highlight]:
     """Return what stands out, the most urgent first; never empty."""
     found = [] if report.totals.messages else [_no_messages(report)]
-    found += [*_silences(report.silences, report.silence_count, report.period.start), *_losses(report)]
+    found += [*_silences(report.silences, report.silence_count, report.period.start), *_interruptions(report)]
+    found += [*_losses(report), *_steps(report)]
     if report.changes is not None:
         changes = report.changes
         vanished = ("has no messages any more", "have no messages any more")
@@ -96,21 +112,54 @@ def _silences(silences: Sequence[Silence], count: int, near: int) -> list[Highli
     return found
 
 
-def _losses(report: Report) -> list[Highlight]:
-    losses = [g for g in report.gaps if g.is_loss and g.end > report.period.start]
-    if not losses:
+def _interruptions(report: Report) -> list[Highlight]:
+    found = [g for g in report.gaps if g.is_interruption and g.end > report.period.start]
+    if not found:
         return []
-    longest = max(losses, key=lambda g: g.end - g.start)
+    longest = max(found, key=lambda g: g.end - g.start)
     start = max(longest.start, report.period.start)
     missing = report.period.end - report.period.start - report.totals.recorded
-    times = "once" if len(losses) == 1 else f"{len(losses)} times"
+    times = "once" if len(found) == 1 else f"{len(found)} times"
     text = f"The recording was interrupted {times}"
-    if len(losses) > 1:
+    if len(found) > 1:
         text += f", for {duration(missing)} in total; the longest time was" if missing else "; the longest time was"
     else:
         text += ":"
     text += f" from {moment_near(start, report.period.start)} for {duration(longest.end - start)} ({cause(longest)})."
     return [Highlight("loss", "gap", None, text, "recording")]
+
+
+def _losses(report: Report) -> list[Highlight]:
+    found = []
+    near = report.period.start
+    for loss in report.losses[:_MAX_SENTENCES]:
+        noun = "message" if loss.kind == "lost" else "row"
+        many = f"{number(loss.number)}{' or more' if loss.unknown else ''} {noun}{'' if loss.number == 1 else 's'}"
+        if loss.unknown and not loss.number:
+            many = f"An unknown number of {noun}s"
+        verb = "was" if loss.number == 1 and not loss.unknown else "were"
+        what = "lost" if loss.kind == "lost" else "recorded, and cannot be read any more"
+        when = f"at {moment_near(loss.first, near)}"
+        if loss.times > 1:
+            when = f"{number(loss.times)} times from {moment_near(loss.first, near)} to {moment_near(loss.last, near)}"
+        text = f"{many} {verb} {what}, {when}: {loss_cause(loss)}."
+        found.append(Highlight("loss", "lost", None, text, "losses"))
+    if (more := len(report.losses) - _MAX_SENTENCES) > 0:
+        text = f"{more} more {'cause' if more == 1 else 'causes'} of losses, listed below."
+        found.append(Highlight("loss", "lost", None, text, "losses"))
+    return found
+
+
+def _steps(report: Report) -> list[Highlight]:
+    if not report.steps:
+        return []
+    largest = max(report.steps, key=lambda step: abs(step.step or 0))
+    many = f" {len(report.steps)} times, at most" if len(report.steps) > 1 else ""
+    text = (
+        f"The recorder's clock was set{many} {step_text(largest).removeprefix('set').strip()} "
+        f"at {moment_near(largest.time, report.period.start)}: times before and after it cannot be compared."
+    )
+    return [Highlight("loss", "clock", None, " ".join(text.split()), "clocks")]
 
 
 def _appeared(kind: str, changes: Sequence[Change], count: int, verbs: tuple[str, str]) -> list[Highlight]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sbus.journal.clock import to_seconds
-from sbus.spark.report.analysis.figures import Change, Gap, KeyTraffic, Report, Silence
+from sbus.spark.report.analysis.figures import Change, ClockStep, Gap, KeyTraffic, Loss, Report, Silence
 from sbus.spark.report.analysis.spans import Span
 from sbus.spark.report.page.charts import (
     HEIGHT,
@@ -34,7 +34,7 @@ from sbus.spark.report.page.format import (
     rate,
     rates,
 )
-from sbus.spark.report.page.highlights import cause
+from sbus.spark.report.page.highlights import cause, loss_cause, step_text
 
 __all__ = ["changes", "header", "recording", "silences", "sizes", "top_keys", "traffic"]
 
@@ -113,7 +113,7 @@ def header(report: Report) -> Header:
 def _tiles(report: Report) -> list[Tile]:
     now, before = report.totals, report.before
     span = report.period.end - report.period.start
-    losses = sum(1 for g in report.gaps if g.is_loss and g.end > report.period.start)
+    losses = sum(1 for g in report.gaps if g.is_interruption and g.end > report.period.start)
     share = 100 * now.recorded / span
     exact = "100" if share > 99.995 else f"{min(share, 99.99):.{1 if share < 99.9 else 2}f}"
     interrupted = f"{losses} interruption" + ("" if losses == 1 else "s")
@@ -137,7 +137,18 @@ def _tiles(report: Report) -> list[Tile]:
         Tile("Silences", number(report.silence_count), f"{sum(s.end is None for s in report.silences)} still silent"
              if report.silence_count else "no unusual ones"),
         Tile("Recorded", f"{exact}\N{NARROW NO-BREAK SPACE}%", interrupted if losses else "without gaps"),
+        *_lost_tile(report.losses),
     ]  # fmt: skip
+
+
+def _lost_tile(losses: Sequence[Loss]) -> list[Tile]:
+    """Return the tile of what was lost, if anything was."""
+    if not losses:
+        return []
+    unknown = sum(loss.unknown for loss in losses)
+    times = sum(loss.times for loss in losses)
+    value = number(sum(loss.number for loss in losses)) + (" or more" if unknown else "")
+    return [Tile("Lost messages", value, "reported once" if times == 1 else f"reported {number(times)} times")]
 
 
 # --- traffic over time -----------------------------------------------------------------------------
@@ -379,9 +390,34 @@ class GapRow(NamedTuple):
     finish: int
 
 
+class LossRow(NamedTuple):
+    """What was lost for one cause.
+
+    :ivar begin: when it was first reported, in ms since the epoch.
+    :ivar finish: when it was last reported, likewise.
+    """
+
+    cause: str
+    number: str
+    times: str
+    first: str
+    last: str
+    begin: int
+    finish: int
+
+
+class StepRow(NamedTuple):
+    """A step of the clock of a journal; `at` is in ms since the epoch."""
+
+    time: str
+    text: str
+    journal: str
+    at: int
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingSection:
-    """The longest gaps, in order.
+    """The longest gaps, in order; what was lost; and the newest steps of clocks.
 
     :ivar has_journals: whether there are several journals, so that each row names its own.
     :ivar more: how many shorter ones there are; empty if none.
@@ -390,6 +426,8 @@ class RecordingSection:
     rows: list[GapRow]
     has_journals: bool
     more: str
+    losses: list[LossRow]
+    steps: list[StepRow]
 
 
 def recording(report: Report) -> RecordingSection:
@@ -415,7 +453,25 @@ def recording(report: Report) -> RecordingSection:
         rows=[row(g) for g in sorted(longest, key=lambda g: g.start)],
         has_journals=len(report.journals) > 1,
         more=number(more) if more > 0 else "",
+        losses=[_loss_row(loss, start) for loss in report.losses],
+        steps=[_step_row(step, start) for step in report.steps[-_TABLE_ROWS:]],
     )
+
+
+def _loss_row(loss: Loss, near: int) -> LossRow:
+    return LossRow(
+        loss_cause(loss),
+        number(loss.number) + (" or more" if loss.unknown else ""),
+        number(loss.times),
+        moment_near(loss.first, near),
+        moment_near(loss.last, near),
+        _millis(loss.first),
+        _millis(loss.last),
+    )
+
+
+def _step_row(step: ClockStep, near: int) -> StepRow:
+    return StepRow(moment_near(step.time, near), step_text(step), step.journal[:8], _millis(step.time))
 
 
 # --- changes ---------------------------------------------------------------------------------------

@@ -1,0 +1,46 @@
+"""Patterns on the command line: each command refuses what is forbidden, and reports what matches no key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from sbus.protocol.keys import CURRENT, Dialect
+
+__all__ = ["RECORDED_PATTERN", "warn_of_impossible"]
+
+
+def warn_of_impossible(patterns: Iterable[bytes], dialect: Dialect = CURRENT) -> None:
+    """Report patterns that no key can match on standard error; they are allowed, and useless."""
+    from sbus.cli.output import escape
+    from sbus.protocol.explain import never_matches
+
+    for pattern in patterns:
+        if why := never_matches(pattern, dialect):
+            click.echo(f"sbus: the pattern {escape(pattern)}: {why}", err=True)
+
+
+class _RecordedPattern(click.ParamType[bytes]):
+    """A pattern that selects recorded messages, byte for byte.
+
+    A forbidden or secret one is an error, as for the recorder.
+    """
+
+    name = "pattern"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        from sbus.protocol.recorded import check_recorded
+
+        pattern = os.fsencode(value)
+        check_recorded(pattern)
+        if ctx is None or not ctx.resilient_parsing:
+            warn_of_impossible([pattern])
+        return pattern
+
+
+RECORDED_PATTERN = _RecordedPattern()

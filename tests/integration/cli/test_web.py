@@ -1,0 +1,87 @@
+"""``sbus web`` as a process, with a page without files, beside a bus that stops for a while."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
+
+# The times are shorter than those of the command, and its page has not been built.
+START = """
+import sys
+from sbus.web import admin, overview, process
+from sbus.web.files import File
+admin.TIMEOUT = 0.3
+overview.POLL = overview.CLIENTS_POLL = 0.1
+overview.RETRY = 0.2
+process.load = lambda: {"/": File("text/html", b"")}
+sys.argv = ["sbus", "web", f"--socket={sys.argv[1]}"]
+from sbus.cli.main import main
+main()
+"""
+
+
+@contextmanager
+def web(bus: Bus) -> Iterator[tuple[subprocess.Popen[str], http.client.HTTPResponse]]:
+    """Run it; yield the process and the stream of events of a page that shows everything of the admin socket."""
+    command = [sys.executable, "-c", START, str(bus.address)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://127.0.0.1:(\d+)/#(\S+)", process.stdout.readline())
+            assert found, process.stderr and process.stderr.read()
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=TIMEOUT)
+            connection.request(
+                "GET", "/api/events?clients=queue&depth=1&keys=", headers={"Authorization": f"Bearer {found[2]}"}
+            )
+            yield process, connection.getresponse()
+            connection.close()
+        finally:
+            process.kill()
+
+
+def events(stream: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    """The events of a stream, without end."""
+    name = ""
+    while line := stream.readline():
+        field, _, value = line.decode().rstrip("\n").partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, json.loads(value)
+
+
+def test_a_bus_that_stops_for_a_while(bus: StartBus, directory: Path) -> None:
+    """The page says that the bus does not answer, and shows it again when it goes on; nothing is logged."""
+    running = bus(f"--admin={directory}/bus.admin")
+    with web(running) as (process, stream):
+        coming = events(stream)
+        seen = set[str]()
+        while not {"status", "clients", "talk"} <= seen:
+            seen.add(next(coming)[0])
+        running.kill(signal.SIGSTOP)
+        problem = next(value for name, value in coming if name == "admin" and value["status"] != 200)
+        assert problem == {
+            "status": 0,
+            "detail": "the admin socket has not answered within 0.3 seconds: the bus is stopped or overloaded",
+        }
+        running.kill(signal.SIGCONT)
+        assert next(value for name, value in coming if name == "admin")["status"] == 200
+        for wanted in ("status", "clients", "talk"):
+            assert next(value for name, value in coming if name == wanted)
+        assert running.stop() == 0
+        gone = next(value for name, value in coming if name == "admin")
+        assert "no admin socket" in gone["detail"]
+        assert process.stderr is not None
+        assert not select.select([process.stderr], [], [], 0)[0]
