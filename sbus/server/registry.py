@@ -64,6 +64,7 @@ from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.upstream import Upstream
 from sbus.server.users import LINK, RECORDER, User, Users, is_exempt
+from sbus.server.work_clock import work_clock
 
 __all__ = ["Counters", "SubscriptionRegistry"]
 
@@ -133,7 +134,7 @@ class SubscriptionRegistry(Service):
         self.closed = ClosedClients()
         account, cache_bytes = self.limits.memory_account()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
-        self.turns = Turns(clock)
+        self.turns = Turns(clock, work_clock())
         self._clock = clock
         self._leaving = Leaving(self.turns, clock, drop=self._drop_and_charge, mute=self._mute, on_left=self._has_left)
         self._queue_limits = self.limits.queue
@@ -144,7 +145,7 @@ class SubscriptionRegistry(Service):
         self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self.delivery = Delivery(
-            self.counters, self._events, credentials, self._backpressure, self.turns, self._router.muted
+            self.counters, self._events, credentials, self._backpressure, self.turns, account, self._router.muted
         )
         self.clients = self._members.clients
         self.memory = MemoryGuard(account, self.clients, self._leaving.receivers, clock)
