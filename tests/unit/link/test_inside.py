@@ -231,6 +231,27 @@ def test_carrying_is_paid_for():
     assert (link.user.work_left, link.user.copies.work_left) == (79, 89)
 
 
+def test_patterns_weigh_more_with_the_link_inside():
+    """What the link knows of a pattern is charged with it, and given back with it; the link never sees a secret one."""
+    clock = Clock()
+    bus = BusService(SeqpacketServerEndpoint(clock, "/nowhere"), clock=clock)  # type: ignore[arg-type]
+    alone = bus.registry.pattern_weight
+    BusWithLink(bus, bus, "/nowhere/else", reactor=clock)
+    charged = []
+    for weight in (alone, bus.registry.pattern_weight):
+        other = Bus()
+        other.registry.pattern_weight = weight
+        client = other.connect()
+        for pattern in (b"a/b", b"!/cred////k"):
+            before = client.protocol.user.memory
+            client.send(b"SUB " + pattern)
+            charged.append(client.protocol.user.memory - before)
+            client.send(b"UNSUB " + pattern)
+            assert client.protocol.user.memory == before
+    assert charged[2:] == [3 * charged[0], charged[1]]
+    assert charged[1] > 0
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_messages_of_many_keys_are_taken_in_parts(way, monkeypatch: pytest.MonkeyPatch):
     """However many new keys a batch has, the link looks at a few packets at a time, and none is lost or overtaken."""
