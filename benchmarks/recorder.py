@@ -6,6 +6,12 @@ sbus-recorder``), and a client that only counts, with the same library. So the d
 publisher sends numbered messages at an even rate; afterwards the journal is read back, number by number.
 
     python benchmarks/recorder.py [--rate 150000] [--seconds 5] [--size 64] [--plain] [--rounds 3] [--directory DIR]
+
+With ``--jetstream`` it measures how many messages a second the recorder and JetStream's file store keep without a loss,
+in turn, and what one costs their servers. Publishers send as fast as they are allowed, without a library
+(`benchmarks.keeping`).
+
+    python benchmarks/recorder.py --jetstream [--messages 1000000] [--sync-interval 2m] [--rounds 3] [--directory DIR]
 """
 
 from __future__ import annotations
@@ -26,7 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-_TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
+from benchmarks.jetstream import SYNC_INTERVAL  # noqa: E402
+
+TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
 _TICK = 0.004
 """Seconds between two bursts of the publisher."""
 _PATIENCE = 30.0
@@ -94,6 +102,12 @@ def publish(address: str, rate: int, seconds: float, size: int, bundles: bool) -
         print(sent, time.monotonic() - start, flush=True)
 
 
+def peak_memory(pid: int) -> int:
+    """Return the peak of the resident memory of a process, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
 class Process:
     """A measured process, which ends with the block."""
 
@@ -121,8 +135,7 @@ class Process:
 
     def memory(self) -> int:
         """Return the peak of the resident memory, in bytes."""
-        status = Path(f"/proc/{self._popen.pid}/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+        return peak_memory(self._popen.pid)
 
     def settle(self) -> None:
         """Wait until the process is idle."""
@@ -153,12 +166,12 @@ def running(command: list[str], log: Path, ready: str) -> Iterator[Process]:
 def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
     """Perform one run with a fresh bus in an empty directory."""
     address, journal = directory / "bus", directory / "journal"
-    command = [*_TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", *arguments.option]
+    command = [*TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", *arguments.option]
     ready = "recording"
     if not record:
         command, ready = [sys.executable, "-c", _COUNT, str(address), str(int(not arguments.plain))], "ready"
     with (
-        running([*_TWISTD, "sbus", f"--socket={address}"], directory / "bus.log", "listens on") as bus,
+        running([*TWISTD, "sbus", f"--socket={address}"], directory / "bus.log", "listens on") as bus,
         running(command, directory / "reader.log", ready) as reader,
     ):
         reader.settle()
@@ -220,7 +233,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured (3)")
     parser.add_argument("--directory", help="where journals are written for the time (a temporary directory)")
     parser.add_argument("--option", action="append", default=[], help="an option of the recorder; repeatable")
+    parser.add_argument("--jetstream", action="store_true", help="compare the recorder with JetStream's file store")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="messages of a run beside JetStream; four times that, bundled"
+    )
+    parser.add_argument(
+        "--sync-interval", default=SYNC_INTERVAL, help="how often JetStream syncs its files (2m, its default)"
+    )
     arguments = parser.parse_args()
+    if arguments.jetstream:
+        from benchmarks.keeping import compare
+
+        compare(arguments.messages, arguments.rounds, arguments.sync_interval, arguments.directory)
+        return
     arguments.seconds = min(arguments.seconds, 60.0)
     found: dict[bool, list[Run]] = {True: [], False: []}
     for number in range(arguments.rounds):

@@ -15,7 +15,8 @@
      │   ├─ Closed           this program closed the connection
      │   └─ ConnectionLost   the server closed the connection, or it broke (has a CloseReason or None)
      ├─ JournalError         a journal cannot be read or written (the text has the path and the remedy)
-     │   └─ JournalLocked    another recorder is writing it
+     │   ├─ JournalLocked    another recorder is writing it
+     │   └─ JournalMissing   there is none in the directory: perhaps for now
      ├─ LakeError            a lake cannot be read or written (the text has the path and the remedy)
      │   └─ StorageError     the storage of a lake cannot be reached, or refuses to be written: perhaps for now
      ├─ SparkError           a Spark job failed
@@ -40,6 +41,7 @@ __all__ = [
     "InvalidKey",
     "JournalError",
     "JournalLocked",
+    "JournalMissing",
     "LakeError",
     "ListenError",
     "NobodyListens",
@@ -196,6 +198,10 @@ class JournalError(SbusError):
 
 class JournalLocked(JournalError):
     """Another recorder is writing this journal; a journal has at most one."""
+
+
+class JournalMissing(JournalError):
+    """There is no journal in a directory: it was moved away, is not mounted, or the name is wrong."""
 
 
 class LakeError(SbusError):

@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from sbus.errors import JournalError
+from sbus.errors import JournalError, JournalMissing
 from sbus.journal.schema import Format, find_format
 
 __all__ = [
@@ -75,7 +75,7 @@ class Segment(NamedTuple):
 def list_segments(directory: str) -> list[Segment]:
     """List the segments of a journal, the oldest first; only the directory is read.
 
-    :raises JournalError: if there is no such directory.
+    :raises JournalMissing: if there is no such directory.
     """
     # While a segment is being closed, this listing may miss its summary, but never its .arrows.
     names = _names(directory)
@@ -95,7 +95,7 @@ def _names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
-        raise JournalError(
+        raise JournalMissing(
             f"{directory}: there is no such journal: name the directory that the recorder writes"
         ) from None
 
@@ -121,13 +121,14 @@ class Identity(NamedTuple):
 def read_identity(directory: str) -> Identity:
     """Read the ``journal.json`` of a journal.
 
-    :raises JournalError: if there is no journal, or this package cannot read its format.
+    :raises JournalMissing: if there is no journal.
+    :raises JournalError: if this package cannot read its format.
     """
     path = os.path.join(directory, IDENTITY)
     try:
         fields = read_object(path)
     except FileNotFoundError:
-        raise JournalError(
+        raise JournalMissing(
             f"{directory}: this is no journal (it has no {IDENTITY}): name the directory that the recorder writes"
         ) from None
     format_ = find_format(fields.get("format"), path)

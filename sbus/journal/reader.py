@@ -32,7 +32,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from sbus.errors import JournalError
+from sbus.errors import JournalError, JournalMissing
 from sbus.journal.index import Index, Record, last_sync, read_index
 from sbus.journal.layout import Segment, is_journal, list_segments, read_identity
 from sbus.journal.salvage import salvage_index
@@ -49,14 +49,14 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
     """Find the journals that paths and globs name.
 
     :returns: the real paths of their directories, sorted, each once.
-    :raises JournalError: if a path is no journal, or a glob finds none.
+    :raises JournalMissing: if a path is no journal, or a glob finds none.
     """
     found: set[str] = set()
     for pattern in patterns:
         if glob.has_magic(pattern) and not is_journal(pattern):
             matches = [path for path in glob.glob(pattern) if is_journal(path)]
             if not matches:
-                raise JournalError(f"{pattern}: no journal is found there")
+                raise JournalMissing(f"{pattern}: no journal is found there")
         else:
             read_identity(pattern)
             matches = [pattern]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal.index import REPAIR, Index, Record, read_index, read_record
-from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
 from sbus.journal.salvage import find_header, salvage_index
 from sbus.journal.schema import FORMAT, FORMATS, Format, Kind, damaged_row, decode, read_header
 
@@ -126,7 +126,10 @@ def _rows_of(
 
 
 def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a slice, and a row of the kind ``damaged`` in place of what cannot be read."""
+    """Yield the rows of a slice, and a row of the kind ``damaged`` in place of what cannot be read.
+
+    :raises JournalMissing: if the journal as a whole was moved away: its rows are not lost.
+    """
     path, next_seq, time = part.segment.path(ARROWS), part.start_seq, part.segment.first_time
 
     def lost(end: int, reason: object) -> Iterator[pa.RecordBatch]:
@@ -137,6 +140,7 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
         index = salvage_index(part.segment, part.journal_id)
         file = pa.OSFile(path)
     except OSError as e:
+        read_identity(part.segment.directory)
         yield from lost(part.end_seq, f"{path}: {e.strerror or e}")
         return
     with file:

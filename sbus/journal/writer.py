@@ -22,6 +22,10 @@ the disk has failed in a way that leaves the current segment in doubt (`SegmentW
 that segment, closes it, and goes on in a new one. If the disk has lost rows that were appended but not synced, a gap of
 the kind ``full`` states how many; until that row is written it is owed (`_pending_gap`), and comes before all others.
 
+A journal can be moved away while it is written: its files are open, and do not notice. While another directory or none
+has its place (`sbus.journal.lock.Place`), nothing is written by name, and no sync is reported. When it is back, the
+same call succeeds. `JournalWriter.follow` goes on where it is now.
+
 How steps are noticed, and which times rows get, is `sbus.journal.row_clock`.
 
 One writer at a time holds the file ``lock`` with flock(2), which the kernel releases however the process ends. A
@@ -56,7 +60,7 @@ from sbus.journal.layout import (
     list_segments,
     read_identity,
 )
-from sbus.journal.lock import make_directory, take_lock
+from sbus.journal.lock import Place, make_directory, take_lock
 from sbus.journal.row_clock import EPOCH_STEP, TOLERANCE, RowClock
 from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
@@ -99,6 +103,7 @@ class JournalWriter:
         self.unsynced_rows = 0
         self.segments_closed = 0
         self._lock = lock
+        self._place = Place(directory)
         self._segment_bytes = segment_bytes
         self._max_age = from_seconds(segment_seconds)
         self._file_mode = file_mode
@@ -350,6 +355,7 @@ class JournalWriter:
         if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_too_old(first)):
             self.roll()
         if not self._segment:
+            self._place.check()
             segment = Segment(self.directory, self.next_seq, first, closed=False, epoch=epoch)
             self._segment = SegmentWriter.create(segment, self.id, self._file_mode)
             self._segment_started = monotonic()
@@ -372,11 +378,17 @@ class JournalWriter:
 
         To be called at intervals even without new rows, so that a segment of a silent bus is closed too.
 
+        :raises JournalMoved: if the journal is no longer in its place; the rows are safe where it is now.
         :raises OSError: if that fails; the rows are neither safe nor visible until a later call succeeds.
         """
         self._repair()
         if self._segment:
-            self._segment.sync()
+            try:
+                self._segment.sync()
+            except FileNotFoundError:
+                self._place.check()
+                raise
+        self._place.check()
         self.unsynced_rows = 0
         if self._is_too_old(self._times.read()):
             self.roll()
@@ -393,6 +405,7 @@ class JournalWriter:
             self._finish(self._segment)
 
     def _finish(self, writer: SegmentWriter) -> None:
+        self._place.check()
         writer.finish()
         self._segment = None
         self.unsynced_rows = 0
@@ -404,6 +417,7 @@ class JournalWriter:
         If it has lost rows, append the gap that says so.
         """
         if self._segment and self._segment.suspect:
+            self._place.check()
             self._segment.close_files()
             writer = self._reopen(self._segment.segment)
             self._segment = writer
@@ -433,6 +447,19 @@ class JournalWriter:
                 "'sbus journal repair' to make it readable"
             )
         return writer
+
+    def follow(self) -> bool:
+        """Go on where the journal is now, after it was moved away.
+
+        :returns: whether it is anywhere; else it was removed.
+        """
+        place = self._place.find(self._lock)
+        if place is None:
+            return False
+        self.directory, self._place = place, Place(place)
+        if self._segment:
+            self._segment.segment = self._segment.segment._replace(directory=place)
+        return True
 
     def close(self) -> None:
         """Close the segment, and release the journal in any case.

@@ -16,6 +16,9 @@
 * *A full disk costs no message by itself.* From the first failed job until the disk recovers, messages are kept up to
   that limit. Then they are written, and a ``full`` row after them. What the bus does with the messages that it cannot
   send is flood control; if it disconnects the recorder, `Connection` reports a gap of its own.
+* *A journal that was moved away* is a disk that fails, until it is back. If another directory is in its place, the
+  moved journal is closed where it is, with all that was written to it, and a new one begins there with a ``start`` row
+  and the messages that wait.
 * *Syncs.* New rows start a timer of ``sync`` seconds, unless it runs or a sync is in progress; the sync covers
   everything submitted before it. With ``sync`` 0 every batch and every gap is followed by a sync. On a silent bus a
   sync every `_IDLE_SYNC_INTERVAL` closes segments that are old enough.
@@ -27,6 +30,7 @@ rest. The next ``start`` row says ``crash``.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,6 +98,7 @@ class Recording:
     :param on_failure: called when a bug ends the recording.
     :param backoff: the pauses between attempts to connect.
     :param retry: the seconds between two attempts to write to a disk that fails.
+    :param reopen: opens the journal that is in the place of one that was moved away; None: it is waited for.
     :ivar counters: what has been done so far.
     """
 
@@ -109,6 +114,7 @@ class Recording:
         *,
         backoff: Backoff | None = None,
         retry: float = 1.0,
+        reopen: Callable[[], JournalWriter] | None = None,
     ) -> None:
         self.counters = Counters()
         self._reactor = reactor
@@ -116,8 +122,15 @@ class Recording:
         self._address = find_address(address)
         self._settings = settings
         self._on_failure = on_failure
+        self._reopen = reopen
+        self._retention = RetentionTrigger(journal, settings)
         self._thread = JournalThread(
-            journal, self, reactor.callFromThread, after_job=RetentionTrigger(journal, settings), retry=retry
+            journal,
+            self,
+            reactor.callFromThread,
+            after_job=self._retention,
+            successor=self._open_successor,
+            retry=retry,
         )
         self._buffer = BatchBuffer(
             reactor,
@@ -199,13 +212,7 @@ class Recording:
         )
         if gap is None:
             self._has_started = True
-            details = {
-                "patterns": patterns,
-                "socket": self._address,
-                "version": __version__,
-                "ended": self._journal.ended,
-            }
-            self._submit_gap(Kind.START, details)
+            self._submit_gap(Kind.START, self._start_details(self._journal))
         else:
             self._submit_gap(Kind.RECONNECT, gap)
         if self._dropped_unconfirmed:
@@ -218,6 +225,14 @@ class Recording:
             self.add_lost(lost)
         for batch in held:
             self._submit_batch(batch)
+
+    def _start_details(self, journal: JournalWriter) -> GapDetails:
+        return {
+            "patterns": [as_text(pattern) for pattern in self._settings.patterns],
+            "socket": self._address,
+            "version": __version__,
+            "ended": journal.ended,
+        }
 
     def add(self, packets: list[bytes], handle: Callable[[bytes], None] = lambda packet: None) -> bool:
         """Implement `sbus.recorder.connection.RecordSink`."""
@@ -357,6 +372,52 @@ class Recording:
             self._disk_failure = {"since": clock.now(), "reason": failure.getErrorMessage()}
             self._is_full = True
             self.failed(failure)
+
+    def _open_successor(self) -> JournalWriter | None:
+        """Begin a new journal in the place of one that was moved away, if there is a directory; the thread calls this.
+
+        :raises JournalError: if there is one, and it cannot be written.
+        :raises OSError: likewise.
+        """
+        moved, place = self._journal, self._journal.directory
+        if self._reopen is None or not os.path.isdir(place):
+            return None
+        journal = self._reopen()
+        try:
+            journal.append_gap(Kind.START, self._start_details(journal))
+        except BaseException:
+            journal.close()
+            raise
+        is_there = moved.follow()
+        try:
+            moved.close()
+        except OSError as error:
+            self._reactor.callFromThread(self._not_closed, moved.directory, error)
+        self._journal = self._retention.journal = journal
+        self._reactor.callFromThread(self._replaced, place, moved.directory if is_there else None)
+        return journal
+
+    def _not_closed(self, directory: str, error: OSError) -> None:
+        self._log.error(
+            "the journal {journal} could not be closed: {reason}: its last messages are safe from the next 'sbus "
+            "journal repair' on",
+            journal=directory,
+            reason=error.strerror,
+        )
+
+    def _replaced(self, place: str, left: str | None) -> None:
+        self.counters.gaps += 1
+        if left is None:
+            self._log.error(
+                "the journal {journal} was removed, with all that was recorded in it; a new one begins in its place",
+                journal=place,
+            )
+        else:
+            self._log.warn(
+                "the journal {journal} was moved to {left}, and is closed there; a new one begins in its place",
+                journal=place,
+                left=left,
+            )
 
 
 _SYNC = Job(lambda journal: journal.sync())

@@ -34,10 +34,11 @@ class RetentionTrigger:
     The journal's thread calls it after each job.
 
     :param interval: the seconds between two runs while no segment is closed.
+    :ivar journal: the journal; another one if it was replaced.
     """
 
     def __init__(self, journal: JournalWriter, settings: Settings, interval: float = _INTERVAL) -> None:
-        self._journal = journal
+        self.journal = journal
         self._settings = settings
         self._interval = interval
         self._segments_closed = -1  # at the last run
@@ -51,11 +52,11 @@ class RetentionTrigger:
         if self._settings.keeps_all:
             return
         monotonic = time.monotonic()
-        closed = self._journal.segments_closed
+        closed = self.journal.segments_closed
         if not disk_failed and closed == self._segments_closed and monotonic - self._last_run < self._interval:
             return
         self._segments_closed, self._last_run = closed, monotonic
-        delete_old_segments(self._journal.directory, self._settings, self._journal.now)
+        delete_old_segments(self.journal.directory, self._settings, self.journal.now)
 
 
 def delete_old_segments(directory: str, settings: Settings, clock: Callable[[], int] = now) -> bool:

@@ -112,7 +112,13 @@ class RecorderService(Service):
         journal = open_journal(self.directory, self.settings)
         super().startService()
         self._recording = Recording(
-            self._reactor, journal, self.address, self.settings, self._on_failure, backoff=self._backoff
+            self._reactor,
+            journal,
+            self.address,
+            self.settings,
+            self._on_failure,
+            backoff=self._backoff,
+            reopen=lambda: open_journal(self.directory, self.settings),
         )
         self._recording.start()
 

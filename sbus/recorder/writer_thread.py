@@ -7,6 +7,8 @@ The thread takes jobs from a queue and does one after the other; it is the only 
   until it succeeds. No later job overtakes it, and nothing is dropped.
 * The event loop is notified through ``callFromThread`` when a job fails, at intervals while it keeps failing, and when
   it succeeds. The queue itself is unbounded: to stop adding jobs is the task of the listener.
+* If the directory of the journal was moved away, the job waits in the same way. When there is another one in its place,
+  the listener opens a new journal there, and the job is done with that.
 * Any other exception is a bug. It ends the thread; the messages of the remaining jobs are counted as lost.
 * `JournalThread.give_up` ends the repetition, for a recorder that is stopped while the disk is full.
 
@@ -23,6 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from twisted.python.failure import Failure
 
+from sbus.errors import JournalError
+from sbus.journal.lock import JournalMoved
 from sbus.recorder.buffer import Batch
 
 if TYPE_CHECKING:
@@ -77,6 +81,8 @@ class JournalThread:
     :param listener: is notified of results.
     :param call_in_loop: calls a function in the event loop (``reactor.callFromThread``).
     :param after_job: called in the thread after each attempt, with True if it failed; it must not raise.
+    :param successor: called in the thread if the journal is no longer in its place: closes it, and returns the new one
+        that is there, or None if there is no place for one. If it raises, it is called again.
     :param retry: the seconds between two attempts of a job.
     :param report_interval: the seconds between two calls of `ThreadListener.disk_failed` for the same job.
     """
@@ -88,6 +94,7 @@ class JournalThread:
         call_in_loop: Callable[..., object],
         *,
         after_job: Callable[[bool], object] = lambda failed: None,
+        successor: Callable[[], JournalWriter | None] = lambda: None,
         retry: float = 1.0,
         report_interval: float = 60.0,
     ) -> None:
@@ -95,6 +102,7 @@ class JournalThread:
         self._listener = listener
         self._call_in_loop = call_in_loop
         self._after_job = after_job
+        self._successor = successor
         self._retry = retry
         self._report_interval = report_interval
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -150,13 +158,24 @@ class JournalThread:
             try:
                 job.do(self._journal)
                 break
-            except OSError as error:
+            except OSError as e:
+                error: OSError = e
+                if isinstance(e, JournalMoved):
+                    try:
+                        if (found := self._successor()) is not None:
+                            self._journal = found
+                            continue
+                    except JournalError as why:
+                        error = OSError(0, str(why))
+                    except OSError as why:
+                        error = why
                 now = time.monotonic()
                 if reported is None or now - reported >= self._report_interval:
                     reported = now
                     self._call_in_loop(self._listener.disk_failed, error)
             self._after_job(True)
-            if self._gave_up.wait(self._retry):
+            # At the end, rather where the journal is now than nowhere.
+            if self._gave_up.wait(self._retry) and not (isinstance(error, JournalMoved) and self._journal.follow()):
                 return False
         if reported is not None:
             self._call_in_loop(self._listener.disk_recovered)

@@ -25,6 +25,7 @@ from sbus.protocol.keys import matches_open
 from sbus.spark.jobs.tables import key_matches, load_rows
 from sbus.spark.report import measure, render
 from sbus.spark.report.analysis import gaps
+from sbus.spark.report.analysis.cube import Windows, count_keys
 from sbus.spark.report.analysis.figures import ClockStep, Loss, Report
 from sbus.spark.report.analysis.spans import Span, length, merged
 from sbus.spark.report.page.highlights import highlights
@@ -171,6 +172,20 @@ def test_top_keys_are_in_order(figures: Report) -> None:
     assert figures.top_bytes[0].key == "more/often"
     assert figures.top_bytes[0].bytes == 1000 * figures.top_bytes[0].messages
     assert all(20 < len(k.shape) <= 60 for k in figures.top_messages)
+
+
+def test_no_pass_over_the_rows_sorts_them(spark) -> None:
+    """What is computed from every row is hashed: sorting a hundred million rows would take the disk, and minutes."""
+    rows = spark.range(10).selectExpr(
+        "'a' AS journal", "id AS seq", "id AS us", "'stop' AS kind", "'k' AS key", "1L AS size", "1L AS n",
+        "1L AS bytes", "id AS first", "id AS last",
+    )  # fmt: skip
+    windows = Windows(Span(0, 10), 1)
+    for result in (gaps.extents(rows), count_keys(rows, windows)):
+        plan = result._jdf.queryExecution().executedPlan().toString()
+        assert "HashAggregate" in plan
+        assert "Sort" not in plan
+        assert "ObjectHashAggregate" not in plan
 
 
 def test_sizes_are_exact(figures: Report) -> None:

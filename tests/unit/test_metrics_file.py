@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sbus.cli.spark.metrics import JobMetrics
 from sbus.errors import UsageError
 from sbus.metrics_file import MetricsFile, counter, gauge
+from tests.support.disks import filled, mounted
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -41,6 +43,25 @@ def test_a_file_that_cannot_be_written_stays(tmp_path: Path) -> None:
         file.write([gauge("sbus_up", "Up.", 0)])
     assert "sbus_up 1.0" in Path(file.path).read_text()
     assert os.listdir(tmp_path) == ["sbus.prom"]
+
+
+def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On a full disk the old figures stay, a job ends as it would, and says what to do; with space it goes on."""
+    with mounted(tmp_path / "disk", "64k") as disk:
+        path = disk / "sbus.prom"
+        job = JobMetrics("report", str(path))
+        with job.measured():
+            pass
+        before = path.read_text()
+        with filled(disk):
+            with job.measured():
+                pass
+            assert path.read_text() == before
+            assert f"cannot write the metrics to {path}: No space left on device: make room there" in caplog.text
+        with job.measured():
+            pass
+        assert path.read_text() != before
+        assert os.listdir(disk) == ["sbus.prom"]
 
 
 @pytest.mark.parametrize("path", ["", "/no/such/directory/file", "/tmp"])

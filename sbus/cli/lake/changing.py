@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 
 from sbus.cli.lake.options import lake_argument, open_lake
 from sbus.cli.output import Progress, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.types import Duration
+from sbus.errors import StorageError
+
+if TYPE_CHECKING:
+    from sbus.lake.table import Table
 
 __all__ = ["compact", "forget", "prune", "vacuum"]
 
@@ -24,7 +32,8 @@ def compact(location: str, state: str | None) -> None:
     from sbus.lake.maintenance import compact as run
 
     progress = Progress()
-    done = run(table, progress=lambda text: progress.show(f"compacting {text}"))
+    with _writing(table):
+        done = run(table, progress=lambda text: progress.show(f"compacting {text}"))
     progress.clear()
     click.echo(
         f"compacted {pluralize(done.hours, 'hour')}: {pluralize(done.before, 'file')} into {done.after:,}, "
@@ -50,7 +59,8 @@ def prune(location: str, state: str | None, keep_days: float) -> None:
     table = open_lake(location, state)
     from sbus.lake.maintenance import prune as run
 
-    done = run(table, keep_days)
+    with _writing(table):
+        done = run(table, keep_days)
     click.echo(f"removed {pluralize(done.hours, 'hour')} with {pluralize(done.dropped, 'row')}", err=True)
     _warn_of_left(done.left)
 
@@ -74,7 +84,8 @@ def forget(location: str, state: str | None, key: bytes) -> None:
     from sbus.lake.maintenance import forget as run
 
     progress = Progress()
-    done = run(table, key, progress=lambda text: progress.show(f"looking at {text}"))
+    with _writing(table):
+        done = run(table, key, progress=lambda text: progress.show(f"looking at {text}"))
     progress.clear()
     click.echo(f"removed {pluralize(done.dropped, 'message')} from {pluralize(done.hours, 'hour')}", err=True)
     _warn_of_left(done.left)
@@ -98,6 +109,18 @@ def vacuum(location: str, state: str | None, older_than: float | None) -> None:
     with table.state.maintaining():
         deleted = table.vacuum(table.grace if older_than is None else older_than)
     click.echo(f"deleted {pluralize(deleted, 'file')}", err=True)
+
+
+@contextlib.contextmanager
+def _writing(table: Table) -> Iterator[None]:
+    """Translate errors of the disk; an hour is changed as a whole, or not at all."""
+    try:
+        yield
+    except OSError as e:
+        raise StorageError(
+            f"{table.location}: it cannot be changed: {e.strerror or e}: no row is lost, and the hours that are done "
+            "stay done; make room there if the disk is full, and run this again"
+        ) from e
 
 
 def _warn_of_left(left: int) -> None:

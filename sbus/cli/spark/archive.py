@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ from sbus.cli.output import Progress, pluralize
 from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
 from sbus.cli.spark.metrics import ArchiveMetrics
 from sbus.cli.types import COUNT, Duration, Size
-from sbus.errors import SparkError, StorageError
+from sbus.errors import JournalMissing, SparkError, StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,8 +101,8 @@ def archive(
     table, which can be in object storage. Once rows are safely in the lake, the recorder may delete
     them from the journal (--keep-bytes, --keep-days). Closed hours are merged into few large files.
 
-    If Spark or the storage fails, for example on a full disk, the command says so, and tries again
-    after 1 s, 2 s, and so on up to 5 minutes.
+    If Spark or the storage fails, for example on a full disk, or a journal was moved away, the command
+    says so, and tries again after 1 s, 2 s, and so on up to 5 minutes.
 
     Ctrl-C finishes the current batch and exits; a second Ctrl-C exits at once.
     """
@@ -136,7 +138,7 @@ def archive(
                         has_run = True
                         _run(running, stop, total, progress, metrics)
                     break
-                except (SparkError, StorageError, OSError) as e:
+                except (SparkError, StorageError, JournalMissing, OSError) as e:
                     # A service manager often signals all processes of a service, so Spark may be gone before this one.
                     if stop.is_made:
                         break
@@ -145,7 +147,7 @@ def archive(
                     progress.clear()
                     seconds = backoff.next(did_work=running is not None and running.batches > 0)
                     metrics.retries += 1
-                    click.echo(f"sbus: {_described(e)}; trying again in {seconds:.0f} s", err=True)
+                    click.echo(f"sbus: {_with_remedy(e, directory)}; trying again in {seconds:.0f} s", err=True)
                     metrics.update(running, is_up=False, now=True)
                     _wait(seconds, stop)
                     if stop.is_made:
@@ -160,6 +162,14 @@ def archive(
             running.upkeep.run()
         metrics.update(running, is_up=False, now=True)
     click.echo(total.text(), err=True)
+
+
+def _with_remedy(error: Exception, lake: str) -> str:
+    """Return the text of a failure after which the archive tries again."""
+    text = _described(error)
+    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
+        text = f"{text}: make room for the lake ({lake}) and for Spark's temporary files (spark.local.dir)"
+    return text
 
 
 def _run(running: Archive, stop: StopRequest, total: _Total, progress: Progress, metrics: ArchiveMetrics) -> None:

@@ -14,7 +14,7 @@ from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.spark.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.spark.job import Job, job_options, pass_job
 from sbus.cli.types import COUNT, Duration, Time
-from sbus.errors import UsageError
+from sbus.errors import StorageError, UsageError
 from sbus.journal.keytext import as_text
 
 __all__ = ["report"]
@@ -101,6 +101,7 @@ def report(
         raise UsageError(
             "the preceding period of the same length would begin before the year 1: report on a shorter period"
         ) from None
+    write(output, None)  # rather now than when the work is done
     with job.session("report") as spark:
         from sbus.spark.jobs.lake import Lake
         from sbus.spark.jobs.tables import key_matches, load_rows
@@ -144,19 +145,27 @@ def last_of(since: datetime | None, until: datetime | None, length: timedelta) -
     return (until or datetime.now(UTC)) - since
 
 
-def write(path: str, page: str) -> None:
+def write(path: str, page: str | None) -> None:
     """Write the page to its place once it is complete.
 
     Only its owner can read it, because keys may reveal secrets.
 
-    :raises OSError: if it cannot be written.
+    :param page: the page; None: only check that one can be written there.
+    :raises StorageError: if it cannot be written; a page from before stays.
     """
     temporary = f"{path}.tmp"
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(page)
-        os.replace(temporary, path)
-    except BaseException:
+            file.write(page or "")
+        if page is None:
+            os.unlink(temporary)
+        else:
+            os.replace(temporary, path)
+    except BaseException as e:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(e, OSError):
+            raise StorageError(
+                f"cannot write the report to {path}: {e.strerror}: make room there, or name another file (--output)"
+            ) from e
         raise

@@ -24,6 +24,10 @@ _NO_WRAPPER = r"(?![\w.]*(?:Py4JJavaError|PythonException): )"
 _TRACEBACK_END = re.compile(
     rf"^{_NO_WRAPPER}((?:\w+\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt)): (.*)$", re.MULTILINE
 )
+# A stream that ended for a reason of Java's names itself first.
+_STREAM_END = re.compile(
+    r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: (?:[\w$]+\.)*([\w$]+: .*?)(?: SQLSTATE: \w+)?$", re.M
+)
 _CAUSE = re.compile(rf"^(?:Caused by)?: {_NO_WRAPPER}(?:[\w$]+\.)*([\w$]+: .*)$", re.MULTILINE)
 
 
@@ -50,7 +54,7 @@ def translate(failure: BaseException) -> SbusError:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, SbusError) and kind is not errors.Violation:
             return kind(message.strip())
-    for pattern in (_TRACEBACK_END, _CAUSE):
+    for pattern in (_TRACEBACK_END, _CAUSE, _STREAM_END):
         if found := pattern.findall(text):
             last = found[-1]
             return SparkError(f"Spark: {last if isinstance(last, str) else ': '.join(last)}")

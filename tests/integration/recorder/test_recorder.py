@@ -22,6 +22,7 @@ import pytest
 
 from sbus.errors import JournalError
 from tests.support import servers as conftest
+from tests.support.disks import fill, mounted
 from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
 from tests.support.journals import rows
 from tests.support.waiting import wait_until
@@ -328,17 +329,8 @@ def test_a_disk_that_stays_full_holds_nobody(
 @pytest.fixture
 def small_disk(directory: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    mount = directory / "small"
-    mount.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True
-        ).returncode
-    ):
-        pytest.skip("only root can mount a small file system")
-    yield mount
-    subprocess.run(["umount", "--lazy", str(mount)], check=True)
+    with mounted(directory / "small") as place:
+        yield place
 
 
 def test_full_disk(
@@ -371,13 +363,6 @@ def test_full_disk(
     assert packets(found) == published
     assert [kind for kind in kinds(found) if kind != "message"] == ["start", "full", "full", "stop"]
     assert {details(row)["reason"] for row in found if row["kind"] == "full"} == {"No space left on device"}
-
-
-def fill(ballast: Path) -> None:
-    """Fill a file system but for less than 4096 bytes."""
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
 
 
 def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, journal: Path) -> None:

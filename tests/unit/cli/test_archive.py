@@ -95,7 +95,7 @@ def test_pauses_double_and_each_is_announced(run: Run) -> None:
     assert done.exit_code == 0
     assert done.waited == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 1, 2]
     lines = [line for line in done.stderr.splitlines() if "trying again" in line]
-    assert re.fullmatch(r"sbus: .*No space left on device; trying again in 1 s", lines[0])
+    assert re.fullmatch(r"sbus: .*No space left on device: make room .*; trying again in 1 s", lines[0])
     assert lines[9].endswith("; trying again in 300 s")
     assert lines[-1] == "sbus: 503; trying again in 2 s"
     assert len(lines) == len(done.waited)

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from sbus.cli.main import cli
 from sbus.lake.plain import PlainTable
-from tests.support.lakes import archive, row
+from tests.support.disks import filled, mounted
+from tests.support.lakes import archive, row, rows_of
 
 
 def sbus(*arguments: object, status: int = 0) -> str:
@@ -49,6 +50,23 @@ def test_forget_and_prune(lake):
     (lake / "_sbus/checkpoint/commits/3").write_text("v1\n{}\n")
     assert "removed 1 message from 1 hour" in sbus("forget", "--key=people/", lake)
     assert "removed 2 hours with 30 rows" in sbus("prune", "--keep-days=0", lake)
+
+
+def test_compaction_on_a_full_disk(tmp_path):
+    """It ends with status 1 and the remedy, no row is lost, and with space again it does what is left."""
+    with mounted(tmp_path / "disk", "2m") as disk:
+        table = PlainTable(disk / "lake")
+        for batch in range(3):
+            archive(table, batch, [row("one", 10 * batch + n, n // 5) for n in range(10)])
+        before = rows_of(table)
+        with filled(disk):
+            text = sbus("compact", disk / "lake", status=1)
+            assert "No space left on device" in text
+            assert "no row is lost" in text
+            assert "make room there" in text
+            assert rows_of(table) == before
+        assert "compacted 2 hours: 6 files into 2, 30 rows" in sbus("compact", disk / "lake")
+        assert rows_of(table) == before
 
 
 def test_check_finds_damage(lake):

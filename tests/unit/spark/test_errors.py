@@ -45,6 +45,11 @@ WORKER = "org.apache.spark.api.python.PythonException: Traceback (most recent ca
             "Spark: IllegalStateException: stopped",
         ),
         (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: java.io.IOException: No space left "
+            "SQLSTATE: XXKST",
+            "Spark: IOException: No space left",
+        ),
+        (
             f"failed\n{WORKER}\n  File x\npyarrow.lib.ArrowInvalid: no\n\n\tat a\nCaused by: {WORKER}\n  File x\n",
             "Spark: pyarrow.lib.ArrowInvalid: no",
         ),

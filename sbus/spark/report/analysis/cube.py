@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
 
 from sbus.spark.report.analysis.figures import KeyTraffic, Sizes, Traffic
 from sbus.spark.report.analysis.spans import Span
@@ -193,37 +194,38 @@ def shapes(cube: DataFrame, windows: Windows, scopes: Sequence[tuple[str, bool]]
 
 
 def find_sizes(
-    messages: DataFrame, depth: int, labels: Sequence[str], *, is_counted: bool = False
+    messages: DataFrame, depth: int, labels: Sequence[str]
 ) -> tuple[list[Sizes], list[tuple[int, int, int]]]:
     """Return the payload sizes of all messages and of each label, and a histogram.
 
-    :param messages: ``key``, ``size``, ``n`` and ``bytes`` of the messages of the period.
-    :param is_counted: whether a row can be several messages of one size.
+    :param messages: ``key``, ``size``, ``n`` and ``bytes`` of the messages of the period; a row can be several messages
+        of one size.
     """
     labelled = messages.select(label_of("key", depth, labels).alias("label"), "size", "n", "bytes")
-    if is_counted:
-        ranks = F.expr("percentile(size, array(0.5, 0.95, 0.99), n)")
-    else:
-        ranks = F.percentile_approx("size", [0.5, 0.95, 0.99], 10_000)
-    rolled = labelled.rollup("label").agg(
-        F.grouping("label").alias("all"),
-        F.sum("n").alias("n"),
-        (F.sum("bytes") / F.sum("n")).alias("mean"),
-        ranks.alias("p"),
-        F.max("size").alias("largest"),
-    )
-    rows = {(row.all, row.label): row for row in rolled.collect()}
+    # One pass over the messages; there are few sizes.
+    sized = labelled.groupBy("label", "size").agg(F.sum("n").alias("n"), F.sum("bytes").alias("bytes"))
+    sized = sized.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        rolled = sized.rollup("label").agg(
+            F.grouping("label").alias("all"),
+            F.sum("n").alias("n"),
+            (F.sum("bytes") / F.sum("n")).alias("mean"),
+            F.expr("percentile(size, array(0.5, 0.95, 0.99), n)").alias("p"),
+            F.max("size").alias("largest"),
+        )
+        rows = {(row.all, row.label): row for row in rolled.collect()}
+        # Half octaves: 1, 2, 3, 4-5, 6-7, 8-11, ...; -1 for empty payloads.
+        half_octave = F.when(F.col("size") > 0, F.floor(2 * F.log2("size") + 1e-9)).otherwise(-1)
+        bins = sized.groupBy(half_octave.cast("int").alias("bin")).agg(F.sum("n").alias("n")).orderBy("bin").collect()
+    finally:
+        sized.unpersist()
     order = [(1, None), *((0, label) for label in labels)]
     sizes = [
         Sizes(label, row.n, row.mean, round(row.p[0]), round(row.p[1]), round(row.p[2]), row.largest)
         for label, row in ((key[1], rows.get(key)) for key in order)
         if row is not None and row.n
     ]
-    # Half octaves: 1, 2, 3, 4-5, 6-7, 8-11, ...; -1 for empty payloads.
-    half_octave = F.when(F.col("size") > 0, F.floor(2 * F.log2("size") + 1e-9)).otherwise(-1)
-    bins = messages.groupBy(half_octave.cast("int").alias("bin")).agg(F.sum("n").alias("n")).orderBy("bin")
-    histogram = [(*_bounds(row.bin), row.n) for row in bins.collect()]
-    return sizes, histogram
+    return sizes, [(*_bounds(row.bin), row.n) for row in bins]
 
 
 def _bounds(number: int) -> tuple[int, int]:

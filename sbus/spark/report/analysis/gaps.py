@@ -19,6 +19,7 @@ __all__ = [
     "MAX_LOSSES",
     "MAX_STEPS",
     "Journal",
+    "extents",
     "find_gaps",
     "find_journals",
     "find_losses",
@@ -38,20 +39,30 @@ MAX_STEPS = 100
 class Journal(NamedTuple):
     """The time from a journal's first row to its last.
 
-    It has the number of the first row and the kind of the last one.
+    It has the number of the first row, and whether the last one says that the recorder was stopped.
     """
 
     extent: Span
     first_seq: int
-    last_kind: str
+    is_stopped: bool
 
 
 def find_journals(rows: DataFrame) -> dict[str, Journal]:
     """Return each journal that has rows, by its ID."""
-    found = rows.groupBy("journal").agg(
-        F.min("us").alias("first"), F.max("us").alias("last"), F.min("seq").alias("seq"), F.max_by("kind", "seq")
+    return {
+        str(journal): Journal(Span(first, last), seq, bool(end % 2))
+        for journal, first, last, seq, end in extents(rows).collect()
+    }
+
+
+def extents(rows: DataFrame) -> DataFrame:
+    """Return for each journal the least and greatest time, the least number, and the last number with its kind.
+
+    There is nothing but numbers in the result: with a string, Spark would sort all rows instead of hashing them.
+    """
+    return rows.groupBy("journal").agg(
+        F.min("us"), F.max("us"), F.min("seq"), F.max(2 * F.col("seq") + (F.col("kind") == "stop").cast("long"))
     )
-    return {str(journal): Journal(Span(first, last), seq, kind) for journal, first, last, seq, kind in found.collect()}
 
 
 def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: int) -> list[Gap]:
@@ -89,8 +100,8 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
             end = max(row.us + 1, times.get((row.journal, ends[row.journal, row.seq]), row.us))
             reason = f"{details.get('rows', 0):,} rows"
         gaps.append(Gap(row.journal, begin, end, row.kind, ended, reason))
-    for journal, (extent, first_seq, last_kind) in journals.items():
-        if last_kind == "stop":
+    for journal, (extent, first_seq, is_stopped) in journals.items():
+        if is_stopped:
             gaps.append(Gap(journal, extent.end, whole.end, "stop", "", ""))
         elif whole.end - extent.end > tail:
             gaps.append(Gap(journal, extent.end, whole.end, "end", "", ""))

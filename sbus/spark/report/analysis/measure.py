@@ -157,9 +157,7 @@ def measure(
         progress("changes")
         changes = compare(keys, (before, period), missing, depth, top, (new, vanished)) if has_before else None
         progress("payload sizes")
-        sizes, histogram = cubes.find_sizes(
-            messages.where(F.col("us") >= period.start), depth, labels, is_counted=hourly is not None
-        )
+        sizes, histogram = cubes.find_sizes(messages.where(F.col("us") >= period.start), depth, labels)
     finally:
         keys.unpersist()
         cube.unpersist()
