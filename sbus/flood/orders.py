@@ -357,6 +357,10 @@ class PriorityBacklog:
         first, heap = self._first, self._heap
         if not (count and heap) or (len(first) >= count and not heap[0] < first[count - 1]):
             return
+        if not first or not heap[0] < first[-1]:  # nothing has come that goes before these
+            while len(first) < count and heap:
+                first.append(heapq.heappop(heap))
+            return
         merged: list[tuple[Any, int, bytes]] = []
         at = 0
         while len(merged) < count and (heap or at < len(first)):
