@@ -14,7 +14,8 @@ their place. Both iterate in the order of arrival, so that a change of the order
 
 A heap is dear: a message in and out takes 16 to 24 times as long as with a list (benchmarks/micro), and what its
 receiver never reads needs no rank. So messages come to a `PriorityBacklog` unranked, and are ranked when the next one
-is to be sent.
+is to be sent. Ranks take memory. If the receiver's user has none left, only the oldest messages have a rank, as many as
+are to be sent, and the order is that of these.
 
 Memory: `PRICE` is what a packet takes in a backlog beyond its own bytes (CPython, 64 bits). That is the header of the
 bytes object and its rounding, 40 bytes, plus its place: two list entries, since up to half of the list is an empty
@@ -169,7 +170,7 @@ class FifoBacklog:
         first = self._base + self._front
         return [(place - first, self[place]) for place in self.marks[: bisect_left(self.marks, first + count)]]
 
-    def rank(self) -> None:
+    def rank(self, most: int) -> None:
         """Do nothing: no message has a rank."""
 
     def remove_marks(self) -> list[Receipt]:
@@ -231,11 +232,9 @@ class StackBacklog:
     """This order knows no places for receipts; see `FifoBacklog.marks`."""
 
     def __init__(self, packets: Iterator[bytes]) -> None:
-        self._messages: list[bytes] = []
-        self._replies: deque[tuple[int, bytes]] = deque()  # each with the number of messages before it
-        self._taken = 0
-        for packet in packets:
-            self.push([packet])
+        self._messages, replies = _split(packets)
+        self._replies = deque(replies)  # each with the number of messages before it
+        self._taken = (0, 0)  # replies, and the end of the messages
 
     def __len__(self) -> int:
         return len(self._messages) + len(self._replies)
@@ -248,7 +247,7 @@ class StackBacklog:
             at = max(at, before)
         yield from islice(self._messages, at, None)
 
-    def rank(self) -> None:
+    def rank(self, most: int) -> None:
         """Do nothing: no message has a rank."""
 
     def pop_message(self) -> bytes | None:
@@ -265,26 +264,28 @@ class StackBacklog:
     def take(self, count: int) -> list[bytes]:
         """See `FifoBacklog.take`."""
         taken = [reply for _, reply in islice(self._replies, count)]
+        self._taken = len(taken), len(self._messages)
         if left := count - len(taken):
             taken += self._messages[: -left - 1 : -1]
         return taken
 
     def ack(self, sent: int) -> None:
-        """See `FifoBacklog.ack`."""
-        while sent and self._replies:
+        """See `FifoBacklog.ack`; what has come since `take` stays."""
+        replies, end = self._taken
+        for _ in range(min(sent, replies)):
             self._replies.popleft()
-            sent -= 1
-        if sent:
-            del self._messages[-sent:]
+        if sent > replies:
+            del self._messages[end - sent + replies : end]
 
 
 class PriorityBacklog:
     """A backlog ordered by a sort key.
 
-    Replies go first, in the order of their questions.
+    Replies go first, in the order of their questions. What was taken and not sent stays sorted, before the heap: a
+    receiver that takes a few packets at a time does not have thousands of them put back each time.
     """
 
-    __slots__ = ("_arrival", "_heap", "_key", "_newest_first", "_replies", "_taken", "_unranked")
+    __slots__ = ("_arrival", "_first", "_heap", "_key", "_newest_first", "_replies", "_taken", "_unranked")
 
     marks: Sequence[int] = ()
     """This order knows no places for receipts; see `FifoBacklog.marks`."""
@@ -294,47 +295,56 @@ class PriorityBacklog:
         self._newest_first = newest_first
         self._arrival = 0
         self._heap: list[tuple[Any, int, bytes]] = []
-        self._replies: deque[tuple[Any, int, bytes]] = deque()
-        self._taken: list[tuple[Any, int, bytes]] = []
-        self._unranked = list(packets)
+        self._first: list[tuple[Any, int, bytes]] = []
+        self._unranked, replies = _split(packets)
+        self._replies = deque((before + 0.5, reply) for before, reply in replies)  # between two arrivals
+        self._taken = 0  # replies
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._replies) + len(self._unranked)
+        return len(self._heap) + len(self._first) + len(self._replies) + len(self._unranked)
 
     def __iter__(self) -> Iterator[bytes]:
-        entries = sorted([*self._replies, *self._heap], key=itemgetter(1))
-        return chain((packet for _, _, packet in entries), self._unranked)
+        entries = sorted([*self._first, *self._heap], key=itemgetter(1))
+        if not self._replies:
+            return chain((packet for _, _, packet in entries), self._unranked)
+        ranked = ((arrival, packet) for _, arrival, packet in entries)
+        unranked = enumerate(self._unranked, self._arrival + 1)
+        return (packet for _, packet in heapq.merge(ranked, unranked, self._replies))
 
     @property
     def ranked(self) -> int:
         """The number of messages that have a rank."""
-        return len(self._heap)
+        return len(self._heap) + len(self._first)
 
     @property
     def unranked(self) -> int:
-        """The number of packets that have come since `rank` was called."""
+        """The number of messages that have none."""
         return len(self._unranked)
 
     def pop_message(self) -> bytes | None:
         """See `FifoBacklog.pop_message`; call `rank` before."""
-        return heapq.heappop(self._heap)[2] if self._heap else None
+        self._sort(1)
+        return self._first.pop(0)[2] if self._first else None
 
     def push(self, packets: list[bytes]) -> None:
-        """See `FifoBacklog.push`."""
-        self._unranked += packets
+        """Add messages, or one reply."""
+        if type(packets[0]) is Reply:
+            self._replies.append((self._arrival + len(self._unranked) + 0.5, packets[0]))
+        else:
+            self._unranked += packets
 
-    def rank(self) -> None:
-        """Put what has come into its place, one by one, or all together if that is less work."""
-        packets, self._unranked = self._unranked, []
-        key, newest_first, heap, arrival = self._key, self._newest_first, self._heap, self._arrival
-        entries = []
-        for packet in packets:
-            arrival += 1
-            if type(packet) is Reply:
-                self._replies.append((None, arrival, packet))
-            else:
-                entries.append((key(arrival, len(packet), newest_first), arrival, packet))
-        self._arrival = arrival
+    def rank(self, most: int) -> None:
+        """Put the oldest messages without a rank into their places, one by one, or all together if that is less work.
+
+        :param most: the number of messages at most.
+        """
+        packets, self._unranked = self._unranked[:most], self._unranked[most:]
+        key, newest_first, heap, before = self._key, self._newest_first, self._heap, self._arrival
+        self._arrival += len(packets)
+        entries = [
+            (key(arrival, len(packet), newest_first), arrival, packet)
+            for arrival, packet in enumerate(packets, before + 1)
+        ]
         if len(entries) * _HEAP_AT_ONCE > len(heap):
             heap += entries
             heapq.heapify(heap)
@@ -342,25 +352,52 @@ class PriorityBacklog:
             for entry in entries:
                 heapq.heappush(heap, entry)
 
+    def _sort(self, count: int) -> None:
+        """Have the next `count` messages, or all, stand sorted at the front of `_first`."""
+        first, heap = self._first, self._heap
+        if not (count and heap) or (len(first) >= count and not heap[0] < first[count - 1]):
+            return
+        if not first or not heap[0] < first[-1]:  # nothing has come that goes before these
+            while len(first) < count and heap:
+                first.append(heapq.heappop(heap))
+            return
+        merged: list[tuple[Any, int, bytes]] = []
+        at = 0
+        while len(merged) < count and (heap or at < len(first)):
+            if at < len(first) and not (heap and heap[0] < first[at]):
+                merged.append(first[at])
+                at += 1
+            else:
+                merged.append(heapq.heappop(heap))
+        first[:at] = merged
+
     def take(self, count: int) -> list[bytes]:
         """See `FifoBacklog.take`; call `rank` before."""
-        replies, heap = self._replies, self._heap
-        self._taken = [
-            replies.popleft() if replies else heapq.heappop(heap) for _ in range(min(count, len(replies) + len(heap)))
-        ]
-        return [packet for _, _, packet in self._taken]
+        taken = [packet for _, packet in islice(self._replies, count)]
+        self._taken = len(taken)
+        count -= len(taken)
+        self._sort(count)
+        taken += [packet for _, _, packet in islice(self._first, count)]
+        return taken
 
     def ack(self, sent: int) -> None:
         """See `FifoBacklog.ack`."""
-        for entry in reversed(self._taken[sent:]):
-            if type(entry[2]) is Reply:
-                self._replies.appendleft(entry)
-            else:
-                heapq.heappush(self._heap, entry)
-        self._taken = []
+        for _ in range(min(sent, self._taken)):
+            self._replies.popleft()
+        del self._first[: max(0, sent - self._taken)]
 
 
 Backlog = FifoBacklog | StackBacklog | PriorityBacklog
+
+
+def _split(packets: Iterator[bytes]) -> tuple[list[bytes], list[tuple[int, bytes]]]:
+    """Return the messages, and the replies, each with the number of messages before it."""
+    waiting = list(packets)
+    places = [at for at, packet in enumerate(waiting) if type(packet) is Reply]
+    if not places:
+        return waiting, []
+    replies = [(at - before, waiting[at]) for before, at in enumerate(places)]
+    return [packet for packet in waiting if type(packet) is not Reply], replies
 
 
 def new_backlog(packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> Backlog:

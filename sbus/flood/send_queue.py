@@ -68,6 +68,8 @@ __all__ = ["QueueOwner", "SendQueue"]
 
 _LOW_WATER = 4
 """The low-water mark is this fraction (one over it) of a queue's limits."""
+_INDEXED = 4
+"""Messages whose keys are put into an index for one unit of the receiver's balance of copies."""
 
 
 class _Decision(NamedTuple):
@@ -368,7 +370,7 @@ class SendQueue:
         """
         if self._backlog is None:
             return False
-        backlog = self._ordered(self._backlog)
+        backlog = self._ordered(self._backlog, 1)
         packet = backlog.pop_message()
         if packet is None:
             return False
@@ -448,8 +450,9 @@ class SendQueue:
         keys = self._keys
         if keys is None:
             keys = self._keys = KeyIndex(backlog)
-        before = keys.memory
+        before, read = keys.memory, keys.read
         place = keys.find(packet)
+        self.copies.work_left -= (keys.read - read) // _INDEXED
         if keys.memory != before:
             self._charge(keys.memory - before)
         if place is None:
@@ -628,7 +631,7 @@ class SendQueue:
         backlog = self._backlog
         if backlog is not None:
             if not self._is_arranged or backlog.unranked:
-                backlog = self._ordered(backlog)
+                backlog = self._ordered(backlog, count)
             if self.head is None and not backlog.marks:
                 return backlog.take(count)
         elif self.head is None:
@@ -824,16 +827,23 @@ class SendQueue:
         self._user.add_queue()
         return backlog
 
-    def _ordered(self, backlog: Backlog) -> Backlog:
-        """Put the backlog into the order that its receiver has chosen; the receiver's user pays."""
+    def _ordered(self, backlog: Backlog, count: int) -> Backlog:
+        """Put the backlog into the order that its receiver has chosen; the receiver's user pays.
+
+        :param count: the number of packets that are to be sent.
+        """
         if not self._is_arranged:
             self._is_arranged = True
             self._collect()
             self._forget_keys()
             backlog = self._backlog = self._new_backlog(iter(backlog))
         if backlog.unranked:
-            self.copies.work_left -= backlog.unranked
-            backlog.rank()
+            user, account = self._user, self._user.budget.memory
+            room = min(user.memory_limit - user.memory, account.limit - account.held) // RANKED
+            ranked = min(backlog.unranked, max(room, count - backlog.ranked))
+            if ranked > 0:
+                self.copies.work_left -= ranked
+                backlog.rank(ranked)
         self._charge_ranks(backlog)
         return backlog
 

@@ -46,10 +46,12 @@ from sbus.seqpacket.interfaces import IPacketReceiver
 from sbus.seqpacket.pair import OVERHEAD, PairedTransport
 from sbus.seqpacket.transport import PacketTransport
 
-__all__ = ["HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
+__all__ = ["CLOSE_LOOK", "HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
 
 HIGH_WATER = 4 << 20
 """Bytes in the queue for one bus above which the other bus is not read from; below a quarter it is read again."""
+CLOSE_LOOK = 32
+"""Packets of a run that cost the link as much as one that it has to look at by itself."""
 STOP_TIMEOUT = 5.0
 """Seconds for which a link that stops passes on what is queued for it."""
 _REPORT_INTERVAL = 60.0
@@ -126,13 +128,16 @@ class _Connection:
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
-        self._link.received(self, packets)
-        return len(packets)  # not before: the core takes bundles apart in place
+        left = self._link.received(self, packets)
+        return len(packets) - left  # not before: the core takes bundles apart in place
 
-    def pause(self) -> None:
-        if not self._is_paused and self.transport is not None:
-            self._is_paused = True
-            self.transport.pauseProducing()
+    def pause(self) -> bool:
+        """Read no more; return False if that was so already."""
+        if self._is_paused or self.transport is None:
+            return False
+        self._is_paused = True
+        self.transport.pauseProducing()
+        return True
 
     def resume(self) -> None:
         if self._is_paused:
@@ -177,8 +182,8 @@ class LinkService(Service):
     :param secrets: whether secret messages that are not for the bus below go up.
     :param max_packet: bytes in the longest packet of either bus.
     :param label: what each line of its log begins with.
-    :param charge: called after each batch with the bus that it came from, and the number of its packets; None: not
-        called.
+    :param charge: called after each batch with the bus that it came from, and the number of its packets, where one that
+        the link had to look at by itself counts as `CLOSE_LOOK` more; None: not called.
     :ivar core: what the link knows and has counted.
     """
 
@@ -323,19 +328,23 @@ class LinkService(Service):
         """Return the bytes of memory that the packets in the link's queues take."""
         return sum(connection.queue.memory for connection in self._connections if connection is not None)
 
-    def received(self, connection: _Connection, packets: list[bytes]) -> None:
-        """Handle a batch from one bus."""
+    def received(self, connection: _Connection, packets: list[bytes]) -> int:
+        """Handle a batch from one bus; return the number of packets at its end to be handed over again."""
         if self._connections[connection.side] is not connection:
-            return
+            return 0
         self._is_receiving = True
         try:
             is_due_changed = self.core.received(connection.side, packets, self._reactor.seconds())
         finally:
             self._is_receiving = False
+        left = self.core.left
+        if left and connection.pause():
+            self._reactor.callLater(0, connection.resume)
         if is_due_changed or True in self._touched:
             self._flush(is_due_changed)
         if self._charge is not None:
-            self._charge(connection.side, len(packets))
+            self._charge(connection.side, len(packets) - left + CLOSE_LOOK * self.core.closely)
+        return left
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""

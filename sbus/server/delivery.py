@@ -43,7 +43,7 @@ from twisted.logger import Logger
 
 from sbus.errors import CloseReason
 from sbus.flood import Loss, Outcome, SendQueue, Verdict
-from sbus.flood.budget import CopyBalance, UserShare
+from sbus.flood.budget import CopyBalance, MemoryAccount, UserShare
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
@@ -83,6 +83,7 @@ class Delivery:
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param turns: the turns of the users.
+    :param memory: the account of the memory of all users.
     :param muted: receivers that get nothing any more, although routes contain them. Those with a queue refuse messages
         by themselves (`SendQueue.deafen`).
     :ivar observers: receivers that do not count as subscribed (`sbus.server.unrouted`).
@@ -122,6 +123,7 @@ class Delivery:
         credentials: ICredentials,
         backpressure: Backpressure,
         turns: Turns,
+        memory: MemoryAccount,
         muted: Set[Receiver] = frozenset(),
     ) -> None:
         self._counters = counters
@@ -138,7 +140,7 @@ class Delivery:
         self._most_at_once = 0 if events.delivered else FLUSHED_AT_ONCE
         self._turns = turns
         self._muted = muted
-        self._late = Late(turns, self._decide)
+        self._late = Late(turns, self._decide, min(memory.user_limit, memory.limit))
         self._catches_left: int | None = None
         self.served = self.work = 0
 
@@ -303,6 +305,9 @@ class Delivery:
         """
         if is_empty:
             self._blocking.discard(receiver)
+            queue = receiver.queue
+            if queue is not None and queue.is_late:
+                self._late.hurry(receiver, queue)
         self._backpressure.drained(receiver, has_room, is_empty)
 
     def reconsider(self, receiver: Receiver) -> None:
@@ -387,16 +392,19 @@ class Delivery:
         if not queue.is_late and not self._turns.crowd:
             queue.copies.work_left = TURN_BUDGET
             return False
-        if self._catches_left is None:
-            self._catches_left = _CATCHES + copies // 32
+        catches_left = self._catches_left
+        if catches_left is None:
+            catches_left = self._catches_left = _CATCHES + copies // 32
         may_block = queue.can_block and self._may_block(receiver, publisher)
-        beyond = self._catches_left <= 0
+        beyond = catches_left <= 0
         size, is_own = total_size(packets), _is_own(publisher, receiver.user)
         if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
             return True
         if queue.is_late:
-            work = self._late.catch_up(receiver, queue)
-            self._catches_left -= 1 + work // _CAUGHT
+            spent = queue.copies.work_left
+            work = self._late.catch_up(receiver, queue)  # an observer may publish meanwhile: another run
+            spent -= queue.copies.work_left  # what the queue has charged by itself
+            self._catches_left = catches_left - 1 - (work + spent) // _CAUGHT
             self.work += work
         return False
 

@@ -13,7 +13,8 @@ at the end of the receivers' queues, undecided: the receivers are *late*. That c
 each run and receiver, whatever the receivers chose. Late receivers of one user wait in a line of turns, as one client.
 In the turn, all that has come for a receiver is sent with one call, or flood control decides about it in one step,
 which is a small part of the work of doing it message by message. The socket of a *congested* receiver is full, so
-nothing is gained by an early decision: it gets a turn when `WORTH_DECIDING` messages wait, or after `LONGEST_WAIT`.
+nothing is gained by an early decision: it gets a turn when `WORTH_DECIDING` messages wait, after `LONGEST_WAIT`, or as
+soon as it has read its queue.
 
 While no other user's client sends anything, a spent balance is topped up on the spot, and no receiver is late.
 
@@ -28,9 +29,11 @@ the others are late.
 * A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
 * What looks at the queue is preceded by `Late.catch_up`: a reply, a change of the client's strategies or order, the end
   of the connection. So a fence counts what was published before it.
-* At most `MOST_PACKETS` messages wait undecided for one receiver, and `MOST_BYTES` for all. Beyond that the publisher
-  pays for deciding, for some of these receivers in each run, so that this is no long piece of work either. A publisher
-  of the receiver's own user has half of that, so what others publish finds room behind any flood of that user.
+* At most `MOST_PACKETS` messages wait undecided for one receiver, and `MOST_BYTES` for all, less on a bus with little
+  memory. Beyond that the publisher pays for deciding, for some of these receivers in each run, so that this is no long
+  piece of work either. A publisher of the receiver's own user has half of that, so what others publish finds room
+  behind any flood of that user.
+* What waits is charged to the receiver's user, who never lacks memory for anything else because of it.
 
 Rejected: one list of undecided messages for each user. It would cost a publisher the same for any number of silent
 receivers, but replies, settings and ends of connections would have to pass through that list, too, and a receiver that
@@ -58,6 +61,8 @@ MOST_PACKETS = 2_048
 """Messages that wait undecided for one receiver."""
 MOST_BYTES = 16 << 20
 """Bytes that wait undecided for all receivers together; a packet counts for each of its receivers."""
+_MEMORY_PART = 16
+"""The part (one over it) of one user's limit of memory that they may be, if that is less."""
 _OWN_PART = 2
 """The part (one over it) of these limits that publishers of the receiver's own user may take."""
 _BEYOND = 8
@@ -105,7 +110,7 @@ class _Line:
         before, began = balance.work_left, turns.cpu()
         while self.receivers and balance.work_left > 0:
             self._catch_up(next(iter(self.receivers)))
-        turns.correct(balance, before, began)
+            turns.correct(balance, before, began)  # each time: one receiver can take longer than a turn
         if self.receivers:
             self.wait(before <= 0)
 
@@ -116,14 +121,16 @@ class Late:
     :param turns: the turns of the users.
     :param decide: sends what a receiver's socket takes, and lets flood control decide about the rest; returns the
         price.
+    :param user_memory: bytes of memory that one user may hold.
     :ivar bytes: bytes that wait undecided for all receivers.
     """
 
-    __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes")
+    __slots__ = ("_decide", "_has_timer", "_lines", "_most_bytes", "_turns", "bytes")
 
-    def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue], int]) -> None:
+    def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue], int], user_memory: int) -> None:
         self._turns = turns
         self._decide = decide
+        self._most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
         self._lines: dict[CopyBalance, _Line] = {}
         self._has_timer = False
         self.bytes = 0
@@ -136,7 +143,7 @@ class Late:
         """
         times = _BEYOND if beyond else 1
         parts = _OWN_PART if is_own else 1
-        return times * MOST_PACKETS // parts, times * MOST_BYTES // parts - self.bytes
+        return times * MOST_PACKETS // parts, times * self._most_bytes // parts - self.bytes
 
     def add(self, user: UserShare, size: int) -> None:
         """Count bytes that were put behind those of late receivers of one user, within `room`."""
@@ -178,7 +185,7 @@ class Late:
         return True
 
     def hurry(self, receiver: Receiver, queue: SendQueue) -> None:
-        """Have a late receiver want a turn: much waits for it."""
+        """Have a late receiver want a turn: much waits for it, or its socket takes packets again."""
         line = self._lines[queue.copies]
         if receiver in line.congested:
             line.want_turn(receiver)

@@ -7,6 +7,7 @@ client, and is a user of its own and a sidecar (`sbus.server.sidecar`). What its
 Carrying a message costs the bus's thread as much as three bundled copies. The link's user pays for it: on the way up
 from its balance of copies, on the way down from its balance of work (`sbus.server.turns`). Once one is spent, the
 messages that go that way wait for its turn, while other users' clients are served. So its work in a turn has a bound.
+What the link knows of a client's patterns is memory of that client's user.
 
 A request from a client below to one of the master and back passes four processes, with a link in a process of its own
 six. In return the link takes its time from the bus: two CPUs cannot share the work of one bus and its link.
@@ -34,6 +35,8 @@ __all__ = ["BusWithLink"]
 _BELOW: Final = Side.BELOW  # a member looked up in its enum costs ten times a global
 _CARRIED = 8
 """Messages that the link carries for one unit of work (`sbus.server.turns`): 0.13 µs each, in bundles."""
+_PATTERN_WEIGHT = 3
+"""Times that an open pattern takes the memory of one at a bus alone: it is listed for the link, which indexes it."""
 
 
 def _own_credentials() -> PeerCredentials:
@@ -81,6 +84,7 @@ class BusWithLink(AttendedBus):
             charge=self._charge,
         )
         endpoint.held, endpoint.held_limit = self.link.held, 2 * HIGH_WATER
+        registry.pattern_weight = _PATTERN_WEIGHT
         registry.attached["link"] = lambda: self._upstream.is_up
 
     def startService(self) -> None:

@@ -284,6 +284,7 @@ class BusProtocol:
         """
         self._write_closed = True
         self._registry.stop_receiving(self)
+        self.queue.discard_all()  # what came since the transport did
         self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
@@ -619,6 +620,8 @@ class BusProtocol:
 
     def _snapshot_over(self, on_over: Callable[[], None]) -> None:
         on_over()
+        if self.queue.is_late and self.queue.is_congested:
+            self._delivery.catch_up(self)  # it came behind the snapshot, and is kept
         self._snapshot = None
         self._is_loading = False
         if self.transport is not None:

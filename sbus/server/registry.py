@@ -64,6 +64,7 @@ from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
 from sbus.server.upstream import Upstream
 from sbus.server.users import LINK, RECORDER, User, Users, is_exempt
+from sbus.server.work_clock import work_clock
 
 __all__ = ["Counters", "SubscriptionRegistry"]
 
@@ -101,6 +102,8 @@ class SubscriptionRegistry(Service):
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.router.Router.route`.
     :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
+    :ivar pattern_weight: times that an open pattern takes its usual memory, as a link in this process knows it too; to
+        be set before there is a pattern.
     :ivar deliver: see `sbus.server.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
         publishing, and no observer follows publications.
@@ -133,7 +136,7 @@ class SubscriptionRegistry(Service):
         self.closed = ClosedClients()
         account, cache_bytes = self.limits.memory_account()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
-        self.turns = Turns(clock)
+        self.turns = Turns(clock, work_clock())
         self._clock = clock
         self._leaving = Leaving(self.turns, clock, drop=self._drop_and_charge, mute=self._mute, on_left=self._has_left)
         self._queue_limits = self.limits.queue
@@ -144,7 +147,7 @@ class SubscriptionRegistry(Service):
         self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout)
         self.delivery = Delivery(
-            self.counters, self._events, credentials, self._backpressure, self.turns, self._router.muted
+            self.counters, self._events, credentials, self._backpressure, self.turns, account, self._router.muted
         )
         self.clients = self._members.clients
         self.memory = MemoryGuard(account, self.clients, self._leaving.receivers, clock)
@@ -191,6 +194,7 @@ class SubscriptionRegistry(Service):
         self.routes = self._router.routes
         self.route = self._router.route
         self.attached: dict[str, Callable[[], bool]] = {}
+        self.pattern_weight = 1
         self.deliver: Deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
@@ -457,7 +461,7 @@ class SubscriptionRegistry(Service):
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
             if client.user.patterns >= self.limits.user_patterns:
                 self._check_user_patterns(client.user)
-            memory = pattern_memory(pattern, self.dialect.separator, secret)
+            memory = self._pattern_memory(pattern, secret)
             if not client.user.may_hold(memory):
                 raise Violation(ViolationReason.USER_MEMORY)
             self._add_match_cost(client.user, pattern, secret)
@@ -502,13 +506,17 @@ class SubscriptionRegistry(Service):
         _, secret = client.patterns.pop(pattern)
         cost = pattern_cost(pattern, self.dialect.separator)
         client.pattern_bytes -= cost
-        memory = pattern_memory(pattern, self.dialect.separator, secret)
+        memory = self._pattern_memory(pattern, secret)
         client.pattern_memory -= memory
         client.user.charge_memory(-memory)
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
         self.upstream.unsubscribed(client, pattern)
+
+    def _pattern_memory(self, pattern: bytes, secret: SecretKey | None) -> int:
+        memory = pattern_memory(pattern, self.dialect.separator, secret)
+        return memory if secret else memory * self.pattern_weight
 
     def _check_user_patterns(self, user: User) -> None:
         """Make room for one more pattern of a user who has as many as one user may have.

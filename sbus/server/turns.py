@@ -34,7 +34,7 @@ about 40 µs for each turn.
 The prices are estimates: they bound a turn in advance, and some clients find work that is dearer than its price, on a
 slow machine or in plain Python. So what is done in a turn is also measured, as the CPU time of the thread, and work
 that took longer than was paid for is a debt (`Turns.correct`). Whoever has waited for a turn pays by the clock, and
-those who never wait are not measured.
+those who never wait are not measured. Full garbage collections are left out (`sbus.server.work_clock`).
 
 Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time alone,
 read from a clock for each batch (0.3 µs for each look at the thread's CPU time; wall-clock time would charge a client

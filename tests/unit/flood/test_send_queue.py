@@ -732,6 +732,91 @@ def test_messages_are_ranked_when_the_first_of_them_is_sent():
     assert copies.work_left == -101
 
 
+def test_ranks_take_no_memory_that_the_user_has_not():
+    """A user at its limit of memory gets its messages in an order of the oldest ones, and replies first."""
+    account = MemoryAccount(user_limit=100_000)
+    connection = Connection(messages=10_000, order="random", budget=SharedBudget(memory=account))
+    connection.stall(*(b"%d" % number for number in range(2_000)))
+    waiting = connection.queue.messages
+    assert waiting < 2_000
+    connection.queue.write(b"reply")
+    got = connection.flush(1)
+    assert got == [b"reply"]
+    assert account.held <= 100_000 + BATCH * RANKED
+    connection.set_order(ORDER["queue"])
+    connection.set_order(ORDER["random"])
+    got = connection.drain()
+    assert sorted(map(int, got)) == [*range(waiting)]
+    assert account.held == 0
+
+
+def test_replies_keep_their_place_when_the_order_changes():
+    """Under ``order/random`` replies are sent first; in the order of arrival again, each is where it came."""
+    connection = Connection(order="random")
+    connection.stall(A, B)
+    connection.queue.write(b"one")
+    connection.publish(C)
+    assert connection.flush(0) == []
+    connection.queue.write(b"two")
+    connection.publish(D)
+    connection.set_order(ORDER["queue"])
+    connection.flush(0)
+    connection.set_order(ORDER["random"])
+    connection.flush(0)
+    connection.set_order(ORDER["queue"])
+    assert connection.drain() == [A, B, b"one", C, b"two", D]
+
+
+def test_a_receiver_that_takes_little_has_little_sorted():
+    """What was taken in vain is not sorted again: not even when a message comes that goes before it."""
+
+    class Rank(int):
+        def __lt__(self, other: object) -> bool:
+            compared.append(1)
+            return int.__lt__(self, other)  # type: ignore[operator]
+
+    @implementer(IQueueOrder)
+    class Counted:
+        selector = b"order/counted"
+        newestFirst = None
+        arrival = False
+
+        def rank(self, arrival: int, size: int, newest_first: bool) -> Any:
+            return Rank(-size)
+
+    compared: list[int] = []
+    connection = Connection(messages=10_000, size=1 << 30)
+    connection.set_order(Counted())
+    connection.stall(*map(bytes, range(1_000, 3_000)))
+    assert len(connection.queue.take(2_000)[0]) == 2_999
+    connection.queue.ack([], 0)
+    compared.clear()
+    for n in range(20):
+        taken = connection.queue.take(2_000)
+        connection.ack(taken, 1)
+        assert len(taken[0]) == 2_999 - n
+    connection.publish(bytes(5_000))
+    taken = connection.queue.take(2_000)
+    connection.ack(taken, 1)
+    assert len(taken[0]) == 5_000
+    assert len(compared) < 20
+    assert [*map(len, connection.drain())] == [*range(2_979, 999, -1)]
+
+
+@pytest.mark.parametrize("order", ["queue", "stack", "random"])
+def test_what_comes_while_packets_are_on_their_way_stays(order):
+    """A message that is published because another one was dropped, in the middle of a flush, is sent once."""
+    connection = Connection(order=order)
+    connection.stall(A, B, C)
+    taken = connection.queue.take(2)
+    connection.publish(b"new!")
+    connection.queue.write(b"reply")
+    connection.ack(taken, 2)
+    left = {A, B, C, b"new!", b"reply"}.difference(taken)
+    assert set(connection.drain()) == left
+    assert connection.budget.memory.held == 0
+
+
 def test_memory_of_a_user_to_the_byte():
     """At its user's limit of memory a queue counts as full; another queue of the user can have taken it."""
     for limit, lost in ((3 * 64 + 6, 0), (3 * 64 + 5, 1)):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
-from sbus.link.core import Side
-from sbus.link.service import HIGH_WATER, LinkService
+from sbus.link.core import CLOSELY, Side
+from sbus.link.service import CLOSE_LOOK, HIGH_WATER, LinkService
 from sbus.protocol.bundles import pack
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
@@ -218,7 +218,7 @@ def test_carrying_is_paid_for():
     low.send(*[b"MSG x\0"] * 30)
     high.send(*[b"MSG y\0"] * 20)
     linked.settle()
-    assert batches == {Side.BELOW: 30, Side.ABOVE: 20}
+    assert batches == {Side.BELOW: 30 + CLOSE_LOOK, Side.ABOVE: 20 + CLOSE_LOOK}  # each key is new
     bus = BusService(SeqpacketServerEndpoint(linked.clock, "/nowhere"), clock=linked.clock)  # type: ignore[arg-type]
     owner = BusWithLink(bus, bus, "/nowhere/else", reactor=linked.clock)
     owner._charge(Side.BELOW, 80)  # there is no link yet
@@ -229,6 +229,55 @@ def test_carrying_is_paid_for():
     assert (link.user.work_left, link.user.copies.work_left) == (100, 89)
     owner._charge(Side.ABOVE, 160)
     assert (link.user.work_left, link.user.copies.work_left) == (79, 89)
+
+
+def test_patterns_weigh_more_with_the_link_inside():
+    """What the link knows of a pattern is charged with it, and given back with it; the link never sees a secret one."""
+    clock = Clock()
+    bus = BusService(SeqpacketServerEndpoint(clock, "/nowhere"), clock=clock)  # type: ignore[arg-type]
+    alone = bus.registry.pattern_weight
+    BusWithLink(bus, bus, "/nowhere/else", reactor=clock)
+    charged = []
+    for weight in (alone, bus.registry.pattern_weight):
+        other = Bus()
+        other.registry.pattern_weight = weight
+        client = other.connect()
+        for pattern in (b"a/b", b"!/cred////k"):
+            before = client.protocol.user.memory
+            client.send(b"SUB " + pattern)
+            charged.append(client.protocol.user.memory - before)
+            client.send(b"UNSUB " + pattern)
+            assert client.protocol.user.memory == before
+    assert charged[2:] == [3 * charged[0], charged[1]]
+    assert charged[1] > 0
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_messages_of_many_keys_are_taken_in_parts(way, monkeypatch: pytest.MonkeyPatch):
+    """However many new keys a batch has, the link looks at a few packets at a time, and none is lost or overtaken."""
+    batches: Counter[Side] = Counter()
+    linked = Linked(Limits(queue_messages=10_000), charge=lambda side, count: batches.update({side: count}))
+    one, other = (linked.below, linked.above) if way == "up" else (linked.above, linked.below)
+    publisher, reader = linked.client(one), linked.client(other, b"x/")
+    looks = []
+    core = linked.link.core
+    received = core.received
+
+    def watched(*args: Any) -> bool:
+        result = received(*args)
+        looks.append(core.closely)
+        return result
+
+    monkeypatch.setattr(core, "received", watched)
+    batches.clear()
+    sent = [b"MSG x/%d\0" % number for number in range(2_000)]
+    publisher.send(*sent)
+    linked.settle()
+    linked.settle()
+    assert reader.take() == sent
+    assert max(looks) == CLOSELY
+    assert sum(looks) == 2_000
+    assert sum(batches.values()) == 2_000 * (1 + CLOSE_LOOK)
 
 
 def test_link_that_the_bus_disconnects_comes_back():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import UsageError
-from sbus.link.interest import Change, Interest
+from sbus.link.interest import CONSIDERED, Change, Interest
 from sbus.protocol.keys import matches_open
 from sbus.protocol.patterns import covers, shape
 
@@ -267,3 +267,18 @@ def test_many_patterns_stay_fast():
         assert interest.changes(1.0) == []
     assert len(interest.changes(3.5)) == 2000
     assert time.process_time() - began < 1.0
+
+
+def test_one_call_decides_about_few_patterns():
+    """Many patterns that are covered by one that is asked for are considered in many short calls."""
+    interest = Interest([b""])
+    interest.add(b"a/", 1)
+    assert interest.changes(0.0) == [(True, b"a/")]
+    for number in range(1_000):
+        interest.add(b"a/%d" % number, number + 2)
+    calls = 0
+    while interest.due(1.0) == 1.0:
+        assert interest.changes(1.0) == []
+        calls += 1
+    assert calls == -(-1_000 // CONSIDERED)
+    assert interest.settled == 1_001

@@ -317,6 +317,21 @@ def test_a_message_that_is_ranked_is_work(order):
     assert (-copies.work_left >= 1_001) is (order == b"order/random")
 
 
+def test_an_index_of_the_keys_in_a_queue_is_work():
+    """The first message after a client has chosen the newest of each key costs it the reading of its queue."""
+    bus = Bus()
+    reader, publisher = connect(bus, b"SUB k/", uid=2), connect(bus)
+    reader.stall()
+    publisher.send(*[b"MSG k/%d\0" % n for n in range(800)])
+    reader.send(b"CMSG blocking/soft/latest")
+    copies = reader.protocol.queue.copies
+    for least in (800 // 4, 0):
+        copies.work_left = TURN_BUDGET
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.send(b"MSG k/0\0new")
+        assert least <= TURN_BUDGET - copies.work_left < least + 20
+
+
 def test_segments_of_a_subscription_are_work():
     """A pattern of a thousand wildcards, whose subscription takes 3 ms, is no cheaper than a turn; a short one is."""
     assert subscription_work(b"/".join([b"*"] * 1_000), b"/") > 3_000

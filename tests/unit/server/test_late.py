@@ -12,6 +12,7 @@ from sbus.server import delivery, late
 from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
+from sbus.server.observers import Observer
 from sbus.server.turns import CROWD, FULL_SOCKET, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
@@ -155,6 +156,40 @@ def test_a_congested_receiver_wants_its_turn_late():
     assert queue.messages == WORTH_DECIDING + 2
 
 
+def test_a_congested_receiver_that_has_read_its_queue_gets_a_turn_at_once():
+    """A receiver that reads everything waits for its turn and no longer."""
+    bus, publisher, reader = congested(clock=Clock())
+    bus.registry.turns._reactor = bus.clock
+    publisher.send(b"MSG k\0one")
+    assert reader.protocol.queue.is_late
+    reader.drain()
+    assert reader.take() == [b"MSG k\0", b"MSG k\0one"]
+    assert not reader.protocol.queue.is_late
+
+
+def test_a_turn_ends_when_its_time_is_over(monkeypatch):
+    """Of late receivers that take longer than their price, as many are served in a turn as there is time for."""
+    bus, publisher, reader = crowded()
+    others = [bus.connect(uid=2) for _ in range(5)]
+    for other in others:
+        other.send(b"SUB k")
+    spend(reader)
+    publisher.send(b"MSG k\0")
+    decide = bus.registry.delivery._late._decide
+
+    def slowly(*args):
+        bus.cpu += 3_000_000
+        return decide(*args)
+
+    monkeypatch.setattr(bus.registry.delivery._late, "_decide", slowly)
+    served = []
+    for _ in range(20):
+        bus.turn()
+        served.append(sum(len(each.take()) for each in (reader, *others)))
+    assert sum(served) == 6
+    assert max(served) <= 2
+
+
 def test_the_flood_of_a_user_leaves_room_for_what_others_publish(monkeypatch):
     """Publishers of a late receiver's user pay for deciding when half of the room is taken, and others later."""
     monkeypatch.setattr(late, "MOST_PACKETS", 20)
@@ -171,6 +206,47 @@ def test_the_flood_of_a_user_leaves_room_for_what_others_publish(monkeypatch):
     before = publisher.protocol.user.work_left
     publisher.send(b"MSG k\0")
     assert publisher.protocol.user.work_left < before - FULL_SOCKET
+
+
+def test_what_waits_takes_nobody_the_memory():
+    """On a bus with little memory less can wait for a user, so that no other user's flood ends its clients."""
+    bus, publisher, reader = crowded(limits=Limits(max_memory=4 << 20))
+    publisher.send(*[b"MSG k\0" + bytes(16_000)] * 70)
+    assert reader.protocol.user.memory < (1 << 20) // 8
+    reader.send(b"SUB other")
+    while bus.turn():
+        pass
+    assert reader.is_connected
+    assert len(reader.take()) == 70
+
+
+def test_an_observer_may_publish_while_a_publisher_pays(monkeypatch):
+    """What an observer publishes when late messages are delivered is a run of its own; the publisher's goes on."""
+
+    class Noting(Observer):
+        def delivered(self, client, messages, size) -> None:
+            if not notes:
+                notes.append(client)
+                bus.registry.publish(b"note", b"")
+
+    notes: list = []
+    monkeypatch.setattr(late, "MOST_PACKETS", 10)
+    bus, publisher, reader = crowded(observers=[Noting()])
+    publisher.send(*[b"MSG k\0%d" % n for n in range(9)])
+    publisher.send(*[b"MSG k\0%d" % n for n in range(9, 20)])
+    assert notes == [reader.protocol]
+    assert reader.take() == [b"MSG k\0%d" % n for n in range(20)]
+
+
+def test_what_waits_for_a_client_that_reads_no_more_is_dropped():
+    """Messages that become late before the server learns of the end of reading are counted as lost, and freed."""
+    bus, publisher, reader = crowded()
+    reader.transport.breakDown()
+    publisher.transport.deliver(b"MSG k\0")
+    assert reader.protocol.queue.is_late
+    bus.settle()
+    assert not reader.protocol.queue.pending
+    assert reader.protocol.lost == 1
 
 
 def test_messages_behind_a_snapshot_can_be_late():
@@ -196,6 +272,26 @@ def test_messages_behind_a_snapshot_can_be_late():
     got = [packet for packet in reader.take() if packet.startswith(b"MSG ")]
     assert got == [b"MSG k\0before", b"MSG kept/1\0value", b"MSG k\0after", b"MSG k\0later"]
     assert not reader.protocol.queue.is_late
+
+
+def test_what_is_late_behind_a_snapshot_is_kept():
+    """A receiver that discards while its socket is full keeps all that comes behind a snapshot, late or not."""
+    bus, publisher, reader = crowded(last_values=(LastValueRule(b"kept/"),))
+    publisher.send(b"MSG kept/1\0value")
+    reader.send(b"CMSG blocking/soft/discard")
+    reader.stall()
+    reader.protocol.user.copies.work_left = TURN_BUDGET
+    reader.send(b"CMSG last\0kept/")
+    publisher.send(b"MSG k\0one")
+    spend(reader)
+    publisher.send(b"MSG k\0two")
+    assert reader.protocol.queue.is_late
+    reader.drain(2)
+    for _ in range(3):
+        bus.turn()
+    reader.drain()
+    assert [packet for packet in reader.take() if b"k\0" in packet] == [b"MSG k\0one", b"MSG k\0two"]
+    assert reader.protocol.lost == 0
 
 
 def test_most_of_very_many_receivers_are_flushed_later(monkeypatch):
