@@ -17,8 +17,9 @@ So what a reader has seen survives a power cut, and what a power cut takes back 
 
 The parts, from the bottom: `disk` (the calls that change files), `schema` (columns, formats and their bytes), `layout`
 (the files and their names), `index`, `summary`, `segment` (one segment being written), `writer`, `reader`; and beside
-these `consumers`, `retention`, `verify`, `clock` and `keytext`. None of them imports Twisted, Spark, or any other room
-of this package but `sbus.errors`. docs/pipeline/3-journal.rst specifies the format and what is promised.
+these `lock` and `place` (of the writer), `consumers`, `retention`, `verify`, `clock` and `keytext`. None of them
+imports Twisted, Spark, or any other room of this package but `sbus.errors`. docs/pipeline/3-journal.rst specifies the
+format and what is promised.
 
 A module is imported when a name of it is first used, so importing `sbus.journal` does not import PyArrow.
 """

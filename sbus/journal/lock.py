@@ -1,4 +1,4 @@
-"""The lock of a journal's writer, the directory that it is in, and whether that is still in its place.
+"""The lock of a journal's writer, and the directory that it is in.
 
 flock(2) holds the lock, so the kernel releases it however the process ends.
 """
@@ -6,7 +6,6 @@ flock(2) holds the lock, so the kernel releases it however the process ends.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -15,50 +14,7 @@ from sbus.errors import JournalLocked
 from sbus.journal import disk
 from sbus.journal.layout import LOCK, read_identity
 
-__all__ = ["JournalMoved", "Place", "locked", "make_directory", "take_lock"]
-
-
-class JournalMoved(OSError):
-    """The directory of a journal is no longer where it was opened."""
-
-
-class Place:
-    """The directory that has a path now, to be compared with the one that has it later.
-
-    :param directory: the path.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._identity = self._read()
-
-    def _read(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self._directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return status.st_dev, status.st_ino
-
-    def check(self) -> None:
-        """Check that the directory is still there.
-
-        :raises JournalMoved: if another one has its place, or none.
-        """
-        found = self._read()
-        if found == self._identity:
-            return
-        what = "its directory was moved away or removed" if found is None else "another directory is in its place"
-        raise JournalMoved(
-            errno.ENOENT, f"{what}: move it back, or make an empty directory there to begin a new journal"
-        )
-
-    def find(self, lock: int) -> str | None:
-        """Return where the directory is now; None if it was removed.
-
-        :param lock: a descriptor of a file in it.
-        """
-        path = os.path.dirname(os.readlink(f"/proc/self/fd/{lock}"))
-        return path if Place(path)._identity == self._identity else None
+__all__ = ["locked", "make_directory", "take_lock"]
 
 
 def make_directory(directory: str, mode: int) -> None:

@@ -22,9 +22,9 @@ the disk has failed in a way that leaves the current segment in doubt (`SegmentW
 that segment, closes it, and goes on in a new one. If the disk has lost rows that were appended but not synced, a gap of
 the kind ``full`` states how many; until that row is written it is owed (`_pending_gap`), and comes before all others.
 
-A journal can be moved away while it is written: its files are open, and do not notice. While another directory or none
-has its place (`sbus.journal.lock.Place`), nothing is written by name, and no sync is reported. When it is back, the
-same call succeeds. `JournalWriter.follow` goes on where it is now.
+A journal can be moved away while it is written, which its open files do not notice. While another directory or none is
+in its place (`sbus.journal.place`), no file is made or renamed, and no sync succeeds. When it is back, the same call
+succeeds. `JournalWriter.follow` goes on where the journal is now.
 
 How steps are noticed, and which times rows get, is `sbus.journal.row_clock`.
 
@@ -60,7 +60,8 @@ from sbus.journal.layout import (
     list_segments,
     read_identity,
 )
-from sbus.journal.lock import Place, make_directory, take_lock
+from sbus.journal.lock import make_directory, take_lock
+from sbus.journal.place import Place
 from sbus.journal.row_clock import EPOCH_STEP, TOLERANCE, RowClock
 from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
@@ -451,7 +452,7 @@ class JournalWriter:
     def follow(self) -> bool:
         """Go on where the journal is now, after it was moved away.
 
-        :returns: whether it is anywhere; else it was removed.
+        :returns: whether there is such a place; there is none if it was removed.
         """
         place = self._place.find(self._lock)
         if place is None:

@@ -16,9 +16,9 @@
 * *A full disk costs no message by itself.* From the first failed job until the disk recovers, messages are kept up to
   that limit. Then they are written, and a ``full`` row after them. What the bus does with the messages that it cannot
   send is flood control; if it disconnects the recorder, `Connection` reports a gap of its own.
-* *A journal that was moved away* is a disk that fails, until it is back. If another directory is in its place, the
-  moved journal is closed where it is, with all that was written to it, and a new one begins there with a ``start`` row
-  and the messages that wait.
+* *A journal that was moved away* counts as a disk that fails, until it is back. If another directory is in its place,
+  the moved journal is closed where it is now, with all that was written to it. A new one begins in the directory, with
+  a ``start`` row and the messages that wait.
 * *Syncs.* New rows start a timer of ``sync`` seconds, unless it runs or a sync is in progress; the sync covers
   everything submitted before it. With ``sync`` 0 every batch and every gap is followed by a sync. On a silent bus a
   sync every `_IDLE_SYNC_INTERVAL` closes segments that are old enough.
@@ -98,7 +98,7 @@ class Recording:
     :param on_failure: called when a bug ends the recording.
     :param backoff: the pauses between attempts to connect.
     :param retry: the seconds between two attempts to write to a disk that fails.
-    :param reopen: opens the journal that is in the place of one that was moved away; None: it is waited for.
+    :param reopen: opens a journal in the place of one that was moved away; None: the recording waits until it is back.
     :ivar counters: what has been done so far.
     """
 
@@ -335,9 +335,8 @@ class Recording:
             self._submitted_bytes -= batch.memory
             self._resume()
 
-    def disk_failed(self, error: OSError) -> None:
+    def disk_failed(self, reason: str) -> None:
         """Implement `sbus.recorder.writer_thread.ThreadListener`."""
-        reason = error.strerror or str(error)
         if self._disk_failure is None:
             self._disk_failure = {"since": clock.now(), "reason": reason}
         self._log.error(
@@ -376,8 +375,8 @@ class Recording:
     def _open_successor(self) -> JournalWriter | None:
         """Begin a new journal in the place of one that was moved away, if there is a directory; the thread calls this.
 
-        :raises JournalError: if there is one, and it cannot be written.
-        :raises OSError: likewise.
+        :raises JournalError: if another recorder writes there.
+        :raises OSError: if the directory cannot be written.
         """
         moved, place = self._journal, self._journal.directory
         if self._reopen is None or not os.path.isdir(place):
@@ -392,15 +391,16 @@ class Recording:
         try:
             moved.close()
         except OSError as error:
-            self._reactor.callFromThread(self._not_closed, moved.directory, error)
+            if is_there:
+                self._reactor.callFromThread(self._not_closed, moved.directory, error)
         self._journal = self._retention.journal = journal
         self._reactor.callFromThread(self._replaced, place, moved.directory if is_there else None)
         return journal
 
     def _not_closed(self, directory: str, error: OSError) -> None:
         self._log.error(
-            "the journal {journal} could not be closed: {reason}: its last messages are safe from the next 'sbus "
-            "journal repair' on",
+            "the journal {journal} could not be closed: {reason}: run 'sbus journal repair {journal}', so that its "
+            "last messages can be read",
             journal=directory,
             reason=error.strerror,
         )

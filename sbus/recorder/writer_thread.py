@@ -7,10 +7,11 @@ The thread takes jobs from a queue and does one after the other; it is the only 
   until it succeeds. No later job overtakes it, and nothing is dropped.
 * The event loop is notified through ``callFromThread`` when a job fails, at intervals while it keeps failing, and when
   it succeeds. The queue itself is unbounded: to stop adding jobs is the task of the listener.
-* If the directory of the journal was moved away, the job waits in the same way. When there is another one in its place,
-  the listener opens a new journal there, and the job is done with that.
+* If the directory of the journal was moved away, the job waits in the same way. When there is another directory in its
+  place, `successor` opens a new journal there, and the job is done with that.
 * Any other exception is a bug. It ends the thread; the messages of the remaining jobs are counted as lost.
-* `JournalThread.give_up` ends the repetition, for a recorder that is stopped while the disk is full.
+* `JournalThread.give_up` ends the repetition, for a recorder that is stopped while the disk is full. A journal that was
+  moved away is then written where it is now.
 
 The thread is a daemon thread: a disk that never answers must not keep the process from ending.
 """
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from twisted.python.failure import Failure
 
 from sbus.errors import JournalError
-from sbus.journal.lock import JournalMoved
+from sbus.journal.place import JournalMoved
 from sbus.recorder.buffer import Batch
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ThreadListener(Protocol):
     def job_done(self, job: Job) -> None:
         """A job succeeded."""
 
-    def disk_failed(self, error: OSError) -> None:
+    def disk_failed(self, reason: str) -> None:
         """A job failed and will be repeated.
 
         Called for the first failure of a job, and at intervals while it keeps failing.
@@ -82,7 +83,7 @@ class JournalThread:
     :param call_in_loop: calls a function in the event loop (``reactor.callFromThread``).
     :param after_job: called in the thread after each attempt, with True if it failed; it must not raise.
     :param successor: called in the thread if the journal is no longer in its place: closes it, and returns the new one
-        that is there, or None if there is no place for one. If it raises, it is called again.
+        that is there, or None if there is no place for one. After a `JournalError` or an `OSError` it is called again.
     :param retry: the seconds between two attempts of a job.
     :param report_interval: the seconds between two calls of `ThreadListener.disk_failed` for the same job.
     """
@@ -158,24 +159,26 @@ class JournalThread:
             try:
                 job.do(self._journal)
                 break
-            except OSError as e:
-                error: OSError = e
-                if isinstance(e, JournalMoved):
-                    try:
-                        if (found := self._successor()) is not None:
-                            self._journal = found
-                            continue
-                    except JournalError as why:
-                        error = OSError(0, str(why))
-                    except OSError as why:
-                        error = why
-                now = time.monotonic()
-                if reported is None or now - reported >= self._report_interval:
-                    reported = now
-                    self._call_in_loop(self._listener.disk_failed, error)
+            except OSError as error:
+                has_moved, reason = isinstance(error, JournalMoved), error.strerror or str(error)
+            if has_moved:
+                try:
+                    successor = self._successor()
+                except JournalError as error:
+                    reason = str(error)
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                else:
+                    if successor is not None:
+                        self._journal = successor
+                        continue
+            now = time.monotonic()
+            if reported is None or now - reported >= self._report_interval:
+                reported = now
+                self._call_in_loop(self._listener.disk_failed, reason)
             self._after_job(True)
-            # At the end, rather where the journal is now than nowhere.
-            if self._gave_up.wait(self._retry) and not (isinstance(error, JournalMoved) and self._journal.follow()):
+            # At the end it is better to write where the journal is now than not at all.
+            if self._gave_up.wait(self._retry) and not (has_moved and self._journal.follow()):
                 return False
         if reported is not None:
             self._call_in_loop(self._listener.disk_recovered)

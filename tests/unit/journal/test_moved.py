@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbus.errors import JournalMissing
-from sbus.journal.lock import JournalMoved
+from sbus.journal.place import JournalMoved
 from sbus.journal.reader import JournalReader, read
 from tests.support.journals import NewJournal, messages
 

@@ -25,6 +25,7 @@ from sbus.client.losses import Lost
 from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import list_segments
+from sbus.journal.place import JournalMoved
 from sbus.recorder import pipeline as recording
 from sbus.recorder.buffer import Batch, BatchBuffer
 from sbus.recorder.pipeline import Recording
@@ -284,8 +285,8 @@ class Listener:
     def job_done(self, job: Job) -> None:
         self.calls.append(job.do)
 
-    def disk_failed(self, error: OSError) -> None:
-        self.calls.append(error.errno)
+    def disk_failed(self, reason: str) -> None:
+        self.calls.append(reason)
 
     def disk_recovered(self) -> None:
         self.calls.append("recovered")
@@ -299,6 +300,10 @@ class FakeJournal:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+
+    def follow(self) -> bool:
+        self.calls.append("follow")
+        return True
 
     def roll(self) -> None:
         self.calls.append("roll")
@@ -325,15 +330,27 @@ class Work:
             raise self.errors.pop(0)
 
 
+FULL = os.strerror(errno.ENOSPC)
+MOVED = "its directory was moved away"
+
+
 def full() -> OSError:
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return OSError(errno.ENOSPC, FULL)
+
+
+def moved() -> JournalMoved:
+    return JournalMoved(errno.ENOENT, MOVED)
+
+
+def new_thread(journal: FakeJournal, listener: Listener, loop: Loop, **options: Any) -> JournalThread:
+    return JournalThread(journal, listener, loop.callFromThread, **options)  # type: ignore[arg-type]
 
 
 def run_jobs(
     jobs: list[Job], journal: FakeJournal | None = None, **options: Any
 ) -> tuple[list[Any], FakeJournal, list[bool]]:
     loop, listener, journal, after = Loop(), Listener(), journal or FakeJournal(), list[bool]()
-    thread = JournalThread(journal, listener, loop.callFromThread, after_job=after.append, retry=0.0, **options)  # type: ignore[arg-type]
+    thread = new_thread(journal, listener, loop, after_job=after.append, retry=0.0, **options)
     for job in jobs:
         thread.submit(job)
     thread.finish()
@@ -350,7 +367,7 @@ def test_jobs_keep_their_order() -> None:
     """A job that the disk refuses is repeated before later jobs; the listener learns of failure and recovery."""
     first, second, third = Work(), Work(full(), full(), full()), Work(OSError(errno.EIO, "input/output error"))
     calls, journal, after = run_jobs([Job(first), Job(second), Job(third)])
-    assert calls[:-2] == [first, errno.ENOSPC, "recovered", second, errno.EIO, "recovered", third]
+    assert calls[:-2] == [first, FULL, "recovered", second, "input/output error", "recovered", third]
     assert calls[-1] == ("ended", 0, None)
     assert journal.calls == ["roll", "close"]
     assert after == [False, True, True, True, False, True, False, False]
@@ -359,7 +376,7 @@ def test_jobs_keep_their_order() -> None:
 def test_lasting_failure_is_reported_again() -> None:
     """A failure that lasts is reported again at intervals."""
     calls, _, _ = run_jobs([Job(Work(full(), full(), full()))], report_interval=0.0)
-    assert calls[:4] == [errno.ENOSPC] * 3 + ["recovered"]
+    assert calls[:4] == [FULL] * 3 + ["recovered"]
 
 
 def test_a_bug_ends_the_thread() -> None:
@@ -379,15 +396,37 @@ def test_a_bug_at_the_end() -> None:
 def test_giving_up() -> None:
     """After `give_up` only the messages of jobs that fail are lost."""
     loop, listener, journal = Loop(), Listener(), FakeJournal()
-    thread = JournalThread(journal, listener, loop.callFromThread, retry=60.0)  # type: ignore[arg-type]
+    thread = new_thread(journal, listener, loop, retry=60.0)
     for job in (Job(Work(), batch(1)), Job(Work(full(), full()), batch(2)), Job(Work(), batch(4))):
         thread.submit(job)
     thread.finish()
     thread.start()
-    loop.until(lambda: errno.ENOSPC in listener.calls)
+    loop.until(lambda: FULL in listener.calls)
     thread.give_up()
     loop.until(lambda: isinstance(listener.calls[-1], tuple))
     assert listener.calls[-1] == ("ended", 2, None)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"), [(None, MOVED), (JournalLocked("another one writes"), "another one writes"), (full(), FULL)]
+)
+def test_giving_up_on_a_journal_that_was_moved(refusal: Exception | None, reason: str) -> None:
+    """After `give_up` a journal that was moved away is written where it is now, whatever is in its place."""
+
+    def refuse() -> None:
+        if refusal is not None:
+            raise refusal
+
+    loop, listener, journal = Loop(), Listener(), FakeJournal()
+    thread = new_thread(journal, listener, loop, successor=refuse, retry=60.0)
+    thread.submit(Job(Work(moved()), batch(2)))
+    thread.finish()
+    thread.start()
+    loop.until(lambda: reason in listener.calls)
+    thread.give_up()
+    loop.until(lambda: isinstance(listener.calls[-1], tuple))
+    assert listener.calls[-1] == ("ended", 0, None)
+    assert journal.calls == ["follow", "roll", "close"]
 
 
 # --- a recording ----------------------------------------------------------------------------------
