@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -177,8 +178,9 @@ def _beside(path: str) -> Iterator[str]:
     try:
         yield temporary
     except OSError as e:
+        room = "make room there, or " if e.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise StorageError(
-            f"cannot write the report to {path}: {e.strerror}: make room there, or name another file (--output)"
+            f"cannot write the report to {path}: {e.strerror}: {room}name another file (--output)"
         ) from e
     finally:
         with contextlib.suppress(OSError):

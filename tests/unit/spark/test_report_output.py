@@ -25,5 +25,5 @@ def test_a_report_on_a_full_disk(tmp_path: Path) -> None:
         assert os.listdir(disk) == ["report.html"]
         write(page, "after")
         assert Path(page).read_text() == "after"
-    with pytest.raises(StorageError, match="No such file or directory: "):
+    with pytest.raises(StorageError, match="No such file or directory: name another"):
         check_writable(str(tmp_path / "none" / "report.html"))
