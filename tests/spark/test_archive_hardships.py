@@ -128,7 +128,7 @@ def test_retention_beside_a_live_archive(recorder, directory, tmp_path):
 
 
 def test_retention_by_force_beside_a_live_archive(recorder, directory, tmp_path):
-    """If rows are deleted before they are archived, the archive tells exactly which; all others are there once."""
+    """If rows are deleted before they are archived, the archive names exactly these; all others are there once."""
     journal, lake = directory / "journal", tmp_path / "lake"
     process = recorder("--force")
     with archiving(journal, lake, "--allow-loss", "--every=2s") as archiver, connect(str(directory / "bus")) as bus:
