@@ -147,7 +147,7 @@ class Interest:
         """
         self._number = number
         self._new = dict.fromkeys(self._new, number)
-        wanted = Counter(patterns)
+        wanted = Counter(iter(patterns))  # not `patterns`: of a mapping, Counter would take the values
         for pattern, count in wanted.items():
             if pattern not in self._wanted:
                 self.add(pattern, number)

@@ -245,6 +245,23 @@ def test_lost_master_is_counted_and_returns():
     assert tree.buses[1].registry.upstream.lost == (2, 0)
 
 
+def test_a_pattern_that_was_listed_is_given_up_as_any_other():
+    """What the master names in its list, as the link comes up, can be given up, and wanted again."""
+    tree = Tree()
+    reader, publisher = tree.client(0), tree.client(1)
+    tree.links[0].break_off(Side.ABOVE)
+    tree.send(reader, b"SUB x")
+    tree.links[0].connect(Side.ABOVE)
+    tree.settle()
+    for _ in range(2):
+        tree.send(publisher, b"MSG x\0")
+        assert reader.take() == [b"MSG x\0"]
+        tree.send(reader, b"UNSUB x")
+        tree.wait(3)
+        tree.send(reader, b"SUB x")
+    assert tree.links[0].core.is_up
+
+
 def test_losses_that_a_bus_reports_are_counted():
     """What a bus drops because the link does not read is counted by its receipts."""
     tree = Tree()
