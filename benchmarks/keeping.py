@@ -1,4 +1,6 @@
-"""Compare what the recorder and JetStream's file store keep, for ``recorder.py --jetstream``, and publish for others.
+"""Compare what the recorder and JetStream's file store keep, for ``recorder.py --jetstream``.
+
+Other benchmarks publish with `pour`.
 
 A run counts only if nothing is lost: the journal is read back, number by number, and nats-server is asked what it has.
 The recorder's time ends when readers see the last message, so when it is synced; JetStream's when it acknowledges the

@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -190,6 +191,110 @@ def rotated(names: list[str], number: int) -> list[str]:
     return names[at:] + names[:at]
 
 
+class Installation(NamedTuple):
+    """What is measured, by the shape of the link; ``bus`` is one bus without a link.
+
+    :ivar ends: the addresses of the reader's bus and of the publisher's.
+    :ivar servers: the processes' IDs by their part.
+    """
+
+    ends: dict[str, tuple[str, str]]
+    servers: dict[str, dict[str, int]]
+
+    @property
+    def pids(self) -> list[int]:
+        """All processes."""
+        return [pid for group in self.servers.values() for pid in group.values()]
+
+
+@contextmanager
+def installed(shapes: list[str]) -> Iterator[Installation]:
+    """Run a bus, and for each shape a master with a bus below it."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
+        alone = f"{folder}/alone"
+        found = Installation({"bus": (alone, alone)}, {})
+        found.servers["bus"] = {"bus": stack.enter_context(daemon(f"--socket={alone}")).pid}
+        for shape in shapes:
+            root, leaf = (f"{folder}/{shape}-{name}" for name in ("root", "leaf"))
+            master = stack.enter_context(daemon(f"--socket={root}"))
+            stack.callback(connect(root).close)
+            upstream = (f"--upstream={root}", "--upstream-out=", "--upstream-in=", *SHAPES[shape])
+            below = stack.enter_context(daemon(f"--socket={leaf}", *upstream))
+            stack.callback(connect(leaf).close)
+            found.ends[shape] = (leaf, root)
+            found.servers[shape] = {"master": master.pid, "below": below.pid}
+            if shape == "process":
+                found.servers[shape]["link"] = child_of(below)
+        yield found
+
+
+def measure_flow(found: Installation, rounds: int, messages: int, *, bundled: bool, prioritized: bool) -> None:
+    """Print messages a second, and the CPU time of each."""
+    rates: dict[str, list[float]] = {name: [] for name in found.ends}
+    costs: dict[str, dict[str, list[float]]] = {
+        name: {server: [] for server in group} for name, group in found.servers.items()
+    }
+    for number in range(rounds):
+        for name in rotated(list(found.ends), number):
+            below, above = found.ends[name]
+            with (
+                prepared(below, KEY, bundled=bundled) as reader,
+                prepared(above, bundled=bundled) as publisher,
+            ):
+                wait_crossing(publisher, reader, KEY)
+                before = {server: cpu(pid) for server, pid in found.servers[name].items()}
+                with priority(found.pids) if prioritized else nullcontext():
+                    rates[name].append(messages / flow(reader, publisher, messages, bundled))
+                for server, pid in found.servers[name].items():
+                    costs[name][server].append((cpu(pid) - before[server]) / messages * 1e6)
+    for name in found.ends:
+        shown = ", ".join(f"{server} {statistics.median(cost):.3f}" for server, cost in costs[name].items())
+        total = [sum(of_round) for of_round in zip(*costs[name].values(), strict=True)]
+        print(
+            f"{'bundles' if bundled else 'plain'}, {name}: {statistics.median(rates[name]):,.0f}/s, "
+            f"×{ratio(rates[name], rates['bus']):.2f}; "
+            f"CPU µs a message: {shown}; together ×{ratio(total, costs['bus']['bus']):.2f}",
+            flush=True,
+        )
+
+
+def measure_trips(found: Installation, rounds: int, count: int, *, prioritized: bool) -> None:
+    """Print the times of round trips, all on one CPU."""
+    trips: dict[str, list[float]] = {name: [] for name in found.ends}
+    for number in range(rounds):
+        for name in rotated(list(found.ends), number):
+            below, above = found.ends[name]
+            with (
+                prepared(below, BACK, bundled=False) as one,
+                prepared(above, THERE, bundled=False) as other,
+            ):
+                wait_crossing(one, other, THERE)
+                wait_crossing(other, one, BACK)
+                with pinned(found.pids), priority(found.pids) if prioritized else nullcontext():
+                    trips[name].append(trip(one, other, count))
+    for name, times in trips.items():
+        print(
+            f"round trip on one CPU, {name}: {statistics.median(times) * 1e6:.0f} µs, ×{ratio(times, trips['bus']):.2f}"
+        )
+
+
+def measure_idle(found: Installation) -> None:
+    """Print the CPU time of processes without traffic."""
+    time.sleep(3)
+    before = {(name, server): cpu(pid) for name, group in found.servers.items() for server, pid in group.items()}
+    time.sleep(5)
+    shown = ", ".join(
+        f"{name} {server} {cpu(found.servers[name][server]) - spent:.2f}" for (name, server), spent in before.items()
+    )
+    print(f"idle for 5 s: CPU s: {shown}")
+
+
+def ratio(values: list[float], others: list[float]) -> float:
+    """Return the median of the ratios, round by round."""
+    return statistics.median(a / b for a, b in zip(values, others, strict=True))
+
+
 def main() -> None:
     """Measure, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -199,74 +304,11 @@ def main() -> None:
     parser.add_argument("--trips", type=int, default=1_000)
     parser.add_argument("--priority", action="store_true")
     options = parser.parse_args()
-    shapes = list(SHAPES) if options.shape == "both" else [options.shape]
-    names = ["bus", *shapes]
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
-        alone = f"{folder}/alone"
-        ends = {"bus": (alone, alone)}
-        servers = {"bus": {"bus": stack.enter_context(daemon(f"--socket={alone}")).pid}}
-        for shape in shapes:
-            root, leaf = (f"{folder}/{shape}-{name}" for name in ("root", "leaf"))
-            master = stack.enter_context(daemon(f"--socket={root}"))
-            stack.callback(connect(root).close)
-            upstream = (f"--upstream={root}", "--upstream-out=", "--upstream-in=", *SHAPES[shape])
-            below = stack.enter_context(daemon(f"--socket={leaf}", *upstream))
-            stack.callback(connect(leaf).close)
-            ends[shape] = (leaf, root)
-            servers[shape] = {"master": master.pid, "below": below.pid}
-            if shape == "process":
-                servers[shape]["link"] = child_of(below)
-        pids = [pid for group in servers.values() for pid in group.values()]
+    with installed(list(SHAPES) if options.shape == "both" else [options.shape]) as found:
         for bundled, messages in ((True, options.messages), (False, options.messages // 5)):
-            kind = "bundles" if bundled else "plain"
-            rates: dict[str, list[float]] = {name: [] for name in names}
-            costs: dict[str, dict[str, list[float]]] = {
-                name: {server: [] for server in group} for name, group in servers.items()
-            }
-            for number in range(options.rounds):
-                for name in rotated(names, number):
-                    with (
-                        prepared(ends[name][0], KEY, bundled=bundled) as reader,
-                        prepared(ends[name][1], bundled=bundled) as publisher,
-                    ):
-                        wait_crossing(publisher, reader, KEY)
-                        before = {server: cpu(pid) for server, pid in servers[name].items()}
-                        with priority(pids) if options.priority else nullcontext():
-                            rates[name].append(messages / flow(reader, publisher, messages, bundled))
-                        for server, pid in servers[name].items():
-                            costs[name][server].append((cpu(pid) - before[server]) / messages * 1e6)
-            for name in names:
-                shown = ", ".join(f"{server} {statistics.median(cost):.3f}" for server, cost in costs[name].items())
-                total = [sum(of_round) for of_round in zip(*costs[name].values(), strict=True)]
-                against = statistics.median(a / b for a, b in zip(total, costs["bus"]["bus"], strict=True))
-                print(
-                    f"{kind}, {name}: {statistics.median(rates[name]):,.0f}/s, "
-                    f"×{statistics.median(a / b for a, b in zip(rates[name], rates['bus'], strict=True)):.2f}; "
-                    f"CPU µs a message: {shown}; together ×{against:.2f}",
-                    flush=True,
-                )
-        trips: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(options.rounds):
-            for name in rotated(names, number):
-                with (
-                    prepared(ends[name][0], BACK, bundled=False) as one,
-                    prepared(ends[name][1], THERE, bundled=False) as other,
-                ):
-                    wait_crossing(one, other, THERE)
-                    wait_crossing(other, one, BACK)
-                    with pinned(pids), priority(pids) if options.priority else nullcontext():
-                        trips[name].append(trip(one, other, options.trips))
-        for name in names:
-            ratio = statistics.median(a / b for a, b in zip(trips[name], trips["bus"], strict=True))
-            print(f"round trip on one CPU, {name}: {statistics.median(trips[name]) * 1e6:.0f} µs, ×{ratio:.2f}")
-        time.sleep(3)
-        idle = {(name, server): cpu(pid) for name, group in servers.items() for server, pid in group.items()}
-        time.sleep(5)
-        shown = ", ".join(
-            f"{name} {server} {cpu(servers[name][server]) - before:.2f}" for (name, server), before in idle.items()
-        )
-        print(f"idle for 5 s: CPU s: {shown}")
+            measure_flow(found, options.rounds, messages, bundled=bundled, prioritized=options.priority)
+        measure_trips(found, options.rounds, options.trips, prioritized=options.priority)
+        measure_idle(found)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ The recorder's clock runs fast, so that the rows cover some hours of the past, a
 come the real commands, one after the other. After each stage that writes rows, every row is counted: in the journal by
 the numbers in the payloads, in the lake by ``sbus lake check``. A row that is missing, or is there twice, ends the run.
 
-At last a month of hours, archived in one batch, is reported on: for the first time, again, and after one more hour.
+In the end it reports on a month of hours, archived in one batch: for the first time, again, and after one more hour.
 
-A peak is the VmHWM of one process, looked at four times a second. CPU time is that of all processes of a stage.
+A peak is the VmHWM of one process (proc(5)), read four times a second. CPU time is that of all processes of a stage.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def program_of(pid: int) -> str:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     if words[0].endswith(b"java"):
         return "JVM"
-    return "worker" if any(b"pyspark.daemon" in word or b"early" in word for word in words) else "python"
+    workers = (b"pyspark.daemon", b"early_worker")  # Spark's, and `sbus.spark.runtime.early_worker`
+    return "worker" if any(worker in word for word in words for worker in workers) else "python"
 
 
 class Watch(threading.Thread):

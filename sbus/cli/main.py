@@ -12,7 +12,7 @@ import click
 
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
-from sbus.cli.output import Nothing
+from sbus.cli.output import Nothing, describe_os_error
 from sbus.errors import CloseReason, ConnectionLost, Disconnected, NobodyListens, SbusError, TimedOut, UsageError
 from sbus.version import __version__
 
@@ -104,7 +104,7 @@ def _output_failed(error: OSError) -> _Failure:
     os.close(null)
     if error.errno == errno.EBADF:
         return _Failure("standard output is closed", 1)
-    return _Failure(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}", 1)
+    return _Failure(describe_os_error(error), 1)
 
 
 @click.group(

@@ -10,7 +10,16 @@ import click
 from sbus.errors import SbusError
 from sbus.journal.keytext import printable
 
-__all__ = ["Nothing", "Progress", "escape", "has_colors", "pluralize", "printable_text", "speaks_utf8"]
+__all__ = [
+    "Nothing",
+    "Progress",
+    "describe_os_error",
+    "escape",
+    "has_colors",
+    "pluralize",
+    "printable_text",
+    "speaks_utf8",
+]
 
 
 class Nothing(SbusError):
@@ -47,6 +56,13 @@ def escape(data: bytes, *, ascii_only: bool = False) -> str:
 def printable_text(text: str) -> str:
     """Return text of an answer that is safe to print on this terminal."""
     return printable(text, ascii_only=not speaks_utf8())
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return what the kernel has refused, and why, in one line."""
+    if not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def pluralize(count: int, noun: str) -> str:

@@ -9,7 +9,7 @@ counters that it has for any client. Both connections are non-blocking, and a li
 up by it.
 
 The bus below can be in the same process. Its owner then gives the link an endpoint that joins the two in memory
-(`sbus.seqpacket.pair`); in every other respect the link is a client of that bus.
+(`sbus.seqpacket.pair_endpoint`); in every other respect the link is a client of that bus.
 
 Stopping: the link shuts down its sending side at the bus below, which sends what it has queued, and closes; the link
 passes that on and closes the connection above, all within `STOP_TIMEOUT`.
@@ -18,7 +18,7 @@ passes that on and closes the connection above, all within `STOP_TIMEOUT`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from twisted.internet import defer, error
 from twisted.internet.interfaces import (
@@ -67,16 +67,16 @@ class _Queue(FifoQueue):
 
     __slots__ = ("_is_high", "_on_lost", "_on_room")
 
-    @property
-    def memory(self) -> int:
-        """The bytes of memory that the packets take."""
-        return self._size + OVERHEAD * len(self._packets)
-
     def __init__(self, on_lost: Callable[[int], object], on_room: Callable[[], object]) -> None:
         super().__init__()
         self._on_lost = on_lost
         self._on_room = on_room
         self._is_high = False
+
+    @property
+    def memory(self) -> int:
+        """The bytes of memory that the packets take."""
+        return self._size + OVERHEAD * len(self._packets)
 
     def extend(self, packets: list[bytes]) -> bool:
         """Add packets; return whether the queue is too long now."""
@@ -129,7 +129,7 @@ class _Connection:
 
     def packetsReceived(self, packets: list[bytes]) -> int:
         left = self._link.received(self, packets)
-        return len(packets) - left  # not before: the core takes bundles apart in place
+        return len(packets) - left  # counted now: the core has taken bundles apart in this list
 
     def pause(self) -> bool:
         """Read no more; return False if that was so already."""
@@ -171,17 +171,34 @@ class _Factory(Factory):
         return self._protocol
 
 
+class _End(NamedTuple):
+    """A bus to connect to.
+
+    :ivar name: its address, or what the log calls it.
+    """
+
+    endpoint: IStreamClientEndpoint
+    name: str
+    is_address: bool
+
+    def describe(self, failure: error.ConnectError) -> str:
+        """Return why it cannot be connected to, with the remedy."""
+        if self.is_address:
+            return describe_connect_error(self.name, failure)
+        return f"{self.name} cannot be connected to: {(failure.args and failure.args[0]) or failure}"
+
+
 class LinkService(Service):
     """A link between two buses; it can be started and stopped any number of times.
 
     :param reactor: the reactor to connect with.
     :param below: the address of the bus below, or an endpoint that connects to it.
-    :param above: the same of its master.
+    :param above: the address of its master, or an endpoint.
     :param out: the patterns that may go up.
     :param into: the patterns that may come down.
     :param secrets: whether secret messages that are not for the bus below go up.
     :param max_packet: bytes in the longest packet of either bus.
-    :param label: what each line of its log begins with.
+    :param label: the beginning of each line in its log.
     :param charge: called after each batch with the bus that it came from, and the number of its packets, where one that
         the link had to look at by itself counts as `CLOSE_LOOK` more; None: not called.
     :ivar core: what the link knows and has counted.
@@ -204,14 +221,11 @@ class LinkService(Service):
         charge: Callable[[Side, int], None] | None = None,
     ) -> None:
         self._reactor = reactor
-        self._addresses = tuple(
-            side if isinstance(side, str) else name for side, name in ((below, "the bus below"), (above, "the master"))
-        )
-        self._endpoints = tuple(
-            SeqpacketClientEndpoint(reactor, side, timeout=5.0, max_packet=max_packet)
-            if isinstance(side, str)
-            else side
-            for side in (below, above)
+        self._ends = tuple(
+            _End(SeqpacketClientEndpoint(reactor, bus, timeout=5.0, max_packet=max_packet), bus, is_address=True)
+            if isinstance(bus, str)
+            else _End(bus, name, is_address=False)
+            for bus, name in ((below, "the bus below"), (above, "the master"))
         )
         self._label = label
         self._charge = charge
@@ -282,13 +296,12 @@ class LinkService(Service):
             await deferLater(self._reactor, delay)
             while True:
                 connection = _Connection(self, side)
-                endpoint, address = self._endpoints[side], self._addresses[side]
+                end = self._ends[side]
                 try:
-                    await endpoint.connect(_Factory(connection))
+                    await end.endpoint.connect(_Factory(connection))
                     break
                 except error.ConnectError as e:
-                    is_address = isinstance(endpoint, SeqpacketClientEndpoint)
-                    self._report(side, describe_connect_error(address, e) if is_address else f"{address}: {e}")
+                    self._report(side, end.describe(e))
                 await deferLater(self._reactor, next(self._delays[side]))
         finally:
             self._attempts[side] = None
@@ -308,7 +321,7 @@ class LinkService(Service):
         self._connections[side] = None
         connection.queue.discard_all()
         if self._stopped is None:
-            self._report(side, f"the connection to {self._addresses[side]} was lost: {why}")
+            self._report(side, f"the connection to {self._ends[side].name} was lost: {why}")
             self.core.disconnected(side)
             self._flush()
             self._connect_after(side, next(self._delays[side]))
@@ -426,7 +439,7 @@ class LinkService(Service):
                 "{link}linked to {master} at {address}; lost so far: {up} messages up, {down} down",
                 link=self._label,
                 master=master,
-                address=self._addresses[Side.ABOVE],
+                address=self._ends[Side.ABOVE].name,
                 up=self.core.lost[Side.BELOW],
                 down=self.core.lost[Side.ABOVE],
             )

@@ -18,8 +18,8 @@ Invariants:
 * *An end inside a frame* is a broken connection, as it is what a peer that dies while it sends leaves.
 
 One read takes at least `READ_SIZE` bytes, and all that is missing of a packet that has begun, up to `LARGEST_READ`. A
-read that gets fewer bytes has emptied the socket, and is the last: a peer that goes on sending single bytes would keep
-the reader at it.
+read that gets fewer bytes has emptied the socket, and is the last one for now: a peer that goes on sending single bytes
+would keep the reader busy.
 """
 
 from __future__ import annotations

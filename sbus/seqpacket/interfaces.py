@@ -98,14 +98,14 @@ class IPacketTransport(Interface):
         """
 
     def partial_bytes() -> int:
-        """Return the memory, in bytes, that this process has of the peer, and the protocol does not know of.
+        """Return the bytes of this process's memory that hold input which the protocol has not been offered.
 
-        That is a packet that has arrived in part, or what waits in memory between two protocols of one process. It is 0
-        where packets arrive whole, from the kernel.
+        That is a packet that has arrived in part, or what waits between two protocols of one process. It is 0 where
+        packets arrive whole, from the kernel.
         """
 
     def partial_limit() -> int:
-        """Return the largest number of bytes that `partial_bytes` returns, about."""
+        """Return about the largest number of bytes that `partial_bytes` returns."""
 
     def start_bundling(limit: int) -> int:
         """Accept bundles from now on, and send them after the packets that are queued now.

@@ -27,10 +27,10 @@ The pacer's rules, and the measurements that chose them (``docs/performance.rst`
   down to about a tenth.
 * **Contention is remembered** for `CONTENTION_TTL` reads: the sockets of a busy pair are idle for most of the passes
   in which the publisher is read, so the present pass alone does not show that they are there.
-* **Bundles are read 16 at a time**, as each holds many packets, and once in a pass; only after a lone packet that was
-  no bundle the next one is read alone, too. With 16 instead of 8, and with
-  accounts kept for batches instead of packets, 1 to 1 went from 8.0 to 10.1 million messages a second, 1 to 8 from 30
-  to 35 and 1 to 64 from 18 to 47.
+* **Bundles are read 16 at a time**, as each holds many packets, and once in a pass. After a read that found a single
+  packet, and no bundle, the next turn begins with one packet, as for a peer without bundles. With 16 instead of 8, and
+  with accounts kept for batches instead of packets, 1 to 1 went from 8.0 to 10.1 million messages a second, 1 to 8 from
+  30 to 35 and 1 to 64 from 18 to 47.
 
 * **Accepting has a share of each pass** (`AcceptPacer`). Two processes that connect and leave as fast as they can took
   98 % of the throughput of everybody else when a port accepted 64 connections in each pass. Its share is now a quarter

@@ -22,25 +22,18 @@ Invariants:
 Packets are never bundled: a bundle saves system calls, and there is none. The ends agree on bundles all the same, since
 a copy costs as little as a bundled one.
 
-Both ends follow the table of states that a socket's transport follows (`sbus.seqpacket.states`). Rejected: a socket
-pair of the kernel, which costs two system calls, two copies and a turn for each message; and a subclass of
-`PacketTransport`, most of which is about errors of system calls.
+Both ends follow the table of states that a socket's transport follows (`sbus.seqpacket.states`), and are closed by the
+same steps (`sbus.seqpacket.endings`). Rejected: a socket pair of the kernel, which costs two system calls, two copies
+and a turn for each message; and a subclass of `PacketTransport`, most of which is about errors of system calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
-from twisted.internet import defer, error, main
-from twisted.internet.interfaces import (
-    IHalfCloseableProtocol,
-    IProtocol,
-    IProtocolFactory,
-    IPushProducer,
-    IStreamClientEndpoint,
-    ITransport,
-)
+from twisted.internet import error, main
+from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IPushProducer, ITransport
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -51,17 +44,18 @@ from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from sbus.routing.runs import total_size
 from sbus.seqpacket.address import PacketAddress
-from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, IPeerGate, Reactor
+from sbus.seqpacket.endings import Endings
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
-from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
+from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH
 
-__all__ = ["CAPACITY", "OVERHEAD", "PairEndpoint", "PairedTransport", "connect_pair"]
+__all__ = ["CAPACITY", "OVERHEAD", "PairedTransport", "connect_pair"]
 
 CAPACITY = 256 << 10
-"""Bytes in an inbox above which it takes no further packet, `OVERHEAD` included."""
+"""Bytes that an inbox takes, `OVERHEAD` included; an empty one takes a packet of any length."""
 OVERHEAD = 56
-"""Bytes that a packet in an inbox takes beside its own."""
+"""Bytes of memory that a packet takes besides its own."""
 _TAKEN = 2048
 """Packets taken from the queue at a time."""
 
@@ -87,14 +81,14 @@ def connect_pair(
 
 
 @implementer(IPacketTransport, ITransport, IPushProducer)
-class PairedTransport(Connection):
+class PairedTransport(Endings):
     """One end of a connection in memory (`IPacketTransport`); make a pair with `connect_pair`.
 
     :param credentials: the peer's process, user and group.
     :ivar peer: the other end.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
-    :ivar held: returns the bytes that the program holds for this connection, beside the two inboxes.
-    :ivar held_limit: the largest number that `held` returns, about.
+    :ivar held: returns the bytes that the program holds for this connection, besides the two inboxes.
+    :ivar held_limit: about the largest number that `held` returns.
     """
 
     TLS = False
@@ -139,7 +133,7 @@ class PairedTransport(Connection):
         self.on_vain_read: Callable[[int], None] | None = None
         self.held: Callable[[], int] = _nothing
         self.held_limit = 0
-        # The inbox. Its size counts packets that the protocol is just being handed, too.
+        # The inbox. Its size includes the packets that the protocol is being handed.
         self._arrived: list[bytes] = []
         self._size = 0
         self._kept = 0  # the part that the protocol was offered, and accounts for
@@ -188,15 +182,14 @@ class PairedTransport(Connection):
     def _arrive(self, packets: list[bytes], size: int) -> None:
         """Take packets from the peer.
 
-        :param size: their bytes, with `OVERHEAD` for each.
+        :param size: their bytes, and `OVERHEAD` for each.
         """
         if self.read_side is _STOPPED:
             return
         self._arrived += packets
         self._size += size
         if not self._is_due and self.read_side is _READ_OPEN:
-            self._is_due = True
-            self._multiplexer.call_soon(self._read)
+            self._read_soon()
 
     def _read_soon(self) -> None:
         self._is_due = True
@@ -237,7 +230,7 @@ class PairedTransport(Connection):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Have the peer go on: the inbox was full."""
+        """Have the peer send again: the inbox was full, and is not any more."""
         self.peer._waits_for_room = False
         self.peer._call_soon(self.peer.flush)
 
@@ -273,10 +266,6 @@ class PairedTransport(Connection):
             self.move(Event.RESUME)
             self._call_soon(self._resume)
 
-    def stopProducing(self) -> None:
-        """Close (`IPushProducer`)."""
-        self.loseConnection()
-
     def _resume(self) -> None:
         if self.read_side is not ReadSide.RESUMING:
             return  # paused again, or closing
@@ -299,11 +288,6 @@ class PairedTransport(Connection):
         if self.write_side is _WRITE_OPEN:
             self.queue.write(data)
             self._call_soon(self.flush)
-
-    def writeSequence(self, data: Iterable[bytes]) -> None:
-        """Send several packets, one for each item (`ITransport`)."""
-        for packet in data:
-            self.write(packet)
 
     def flush(self) -> None:
         """Put what the peer's inbox takes into it; for the rest, wait until it has room."""
@@ -334,6 +318,7 @@ class PairedTransport(Connection):
         peer = self.peer
         size = _size(packets)
         if peer.read_side is _READ_OPEN and peer._size + size <= CAPACITY:
+            # What `_arrive` does, in place: nearly every message goes this way.
             peer._arrived += packets
             peer._size += size
             if not peer._is_due:
@@ -368,14 +353,14 @@ class PairedTransport(Connection):
         return 0 if self.life is _CLOSED else self.peer._size
 
     def partial_bytes(self) -> int:
-        """Return the memory of what the protocol was not offered yet, and of what the program holds.
+        """Return the memory of what the protocol has not been offered, and of what the program holds.
 
         See `IPacketTransport`.
         """
         return self._size - self._kept + self.held()
 
     def partial_limit(self) -> int:
-        """Return the largest number that `partial_bytes` returns, about; see `IPacketTransport`."""
+        """Return about the largest number that `partial_bytes` returns; see `IPacketTransport`."""
         return CAPACITY + self.held_limit
 
     def start_bundling(self, limit: int) -> int:
@@ -384,13 +369,6 @@ class PairedTransport(Connection):
 
     def stop_bundling(self) -> None:
         """Do nothing: packets are single in any case."""
-
-    def _is_writable(self) -> bool:
-        return self.write_side is _WRITE_OPEN or self.write_side is _DRAINING
-
-    def _lose_writing(self) -> None:
-        if self._is_writable():
-            self._end_writing(Event.FAIL)
 
     def _end_writing(self, event: Event) -> None:
         """Discard the queue, and report the end of writing; if reading has ended too, close instead."""
@@ -415,33 +393,12 @@ class PairedTransport(Connection):
 
     # --- closing -----------------------------------------------------------------------------
 
-    def loseConnection(self) -> None:
-        """Send the queue, then close (`ITransport`). Nothing that arrives from now on is delivered."""
-        if self.life is not Life.OPEN:
-            return
-        self.move(Event.LOSE)
-        self._discard_input()
-        if self._is_writable():
-            self._call_soon(self.flush)
-        else:
-            self._close_soon(Failure(main.CONNECTION_DONE))
-
-    def loseWriteConnection(self) -> None:
-        """Send the queue, then end the sending: the peer reads end of file, and may still send."""
-        if self._is_writable():
-            self.move(Event.DRAIN)
-            self._call_soon(self.flush)
-
-    def abortConnection(self) -> None:
-        """Close soon, and discard what waits."""
-        self._abort(Failure(error.ConnectionAborted()))
-
     def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon; the last packets always fit; see `IPacketTransport`."""
         if self.life is Life.OPEN or self.life is Life.CLOSING:
             is_writable = self._is_writable()
             self.move(Event.ABORT)
-            self._discard_input()
+            self._stop_input()
             self._multiplexer.close_soon(self._guarded, self._depart, farewell if is_writable else list)
 
     def _depart(self, farewell: Callable[[], list[bytes]]) -> None:
@@ -454,7 +411,7 @@ class PairedTransport(Connection):
         finally:
             self._close(Failure(error.ConnectionAborted()))
 
-    def _discard_input(self) -> None:
+    def _stop_input(self) -> None:
         self._arrived = []
         self._size = self._kept = 0
         if self.peer._waits_for_room:
@@ -463,7 +420,7 @@ class PairedTransport(Connection):
     def _abort(self, reason: Failure) -> None:
         if self.life is Life.OPEN or self.life is Life.CLOSING:
             self.move(Event.ABORT)
-            self._discard_input()
+            self._stop_input()
             self._close_soon(reason)
 
     def _close_soon(self, reason: Failure) -> None:
@@ -473,7 +430,7 @@ class PairedTransport(Connection):
         if self.life is _CLOSED:
             return
         self.move(Event.CLOSE)
-        self._discard_input()
+        self._stop_input()
         self.queue.discard_all()
         self.held = _nothing
         self.peer._peer_ended = True
@@ -502,43 +459,3 @@ def _nothing() -> int:
 
 def _size(packets: list[bytes]) -> int:
     return total_size(packets) + OVERHEAD * len(packets)
-
-
-@implementer(IStreamClientEndpoint)
-class PairEndpoint:
-    """Connects to a factory of the same process.
-
-    :param factory: makes the protocol at the other end; it can refuse the connection (`IPeerGate`).
-    :param credentials: returns this process's own credentials, which both ends see.
-    :ivar held: see `PairedTransport.held`, of the other end.
-    :ivar held_limit: see `PairedTransport.held_limit`.
-    """
-
-    def __init__(self, reactor: Reactor, factory: IProtocolFactory, credentials: Callable[[], PeerCredentials]) -> None:
-        self._reactor = reactor
-        self._factory = factory
-        self._gate = IPeerGate(factory, None)
-        self._credentials = credentials
-        self.held: Callable[[], int] = _nothing
-        self.held_limit = 0
-
-    def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:
-        """Connect (`IStreamClientEndpoint`).
-
-        The Deferred fails with a `twisted.internet.error.ConnectError` if the factory does not want the connection.
-        """
-        return defer.execute(self._connect, protocolFactory)
-
-    def _connect(self, factory: IProtocolFactory) -> IProtocol:
-        credentials = self._credentials()
-        if self._gate is not None and not self._gate.admits(credentials):
-            raise error.ConnectError(string="it admits no connection now")
-        there = self._factory.buildProtocol(PacketAddress(None))
-        here = factory.buildProtocol(PacketAddress(None))
-        if there is None or here is None:
-            raise error.ConnectError(string="a factory built no protocol")
-        ours, theirs = connect_pair(self._reactor, credentials, credentials)
-        theirs.held, theirs.held_limit = self.held, self.held_limit
-        theirs.start(there)
-        ours.start(here)
-        return here

@@ -6,8 +6,9 @@ Theory of operation
 -------------------
 
 The multiplexer calls `ready` when the socket can be read or written. Everything else happens because the protocol
-calls a method. The states and what moves them are the table in `sbus.seqpacket.states`; how much is read in one go is
-`sbus.seqpacket.pacing`. This module does the I/O between the two, in three sections: reading, writing, closing.
+calls a method. The states and what moves them are the table in `sbus.seqpacket.states`, the calls that end a connection
+`sbus.seqpacket.endings`; how much is read in one go is `sbus.seqpacket.pacing`. This module does the I/O between these,
+in three sections: reading, writing, closing.
 
 Invariants:
 
@@ -54,7 +55,7 @@ import contextlib
 import enum
 import errno
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
@@ -77,12 +78,13 @@ from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache, pack, unbundle
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.framing import FrameReader
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
 from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
-from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
+from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, PacketReader, send_packets
 from sbus.syscalls.sockets import (
     OVERHEAD,
@@ -163,7 +165,7 @@ class _OneByOne:
 
 
 @implementer(IPacketTransport, ITransport, IConsumer, IPushProducer)
-class PacketTransport(Connection):
+class PacketTransport(Endings):
     """A connected SEQPACKET socket as a Twisted transport (`IPacketTransport`).
 
     :param sock: connected and non-blocking; the transport closes it.
@@ -431,10 +433,6 @@ class PacketTransport(Connection):
             self.move(_RESUME)
             self._call_soon(self._resume)
 
-    def stopProducing(self) -> None:
-        """Close (`IPushProducer`)."""
-        self.loseConnection()
-
     def _resume(self) -> None:
         """Deliver what was kept; then read again, or report the end of file."""
         if self.read_side not in _RESUMABLE:
@@ -470,11 +468,6 @@ class PacketTransport(Connection):
         if self._producer is not None and self._pace is _Pace.PUSH and self._is_high():
             self._pace = _Pace.PAUSED
             self._producer.pauseProducing()
-
-    def writeSequence(self, data: Iterable[bytes]) -> None:
-        """Send several packets, one for each item (`ITransport`)."""
-        for packet in data:
-            self.write(packet)
 
     def flush(self) -> None:
         """Send what the socket takes; for the rest, wait until it is writable."""
@@ -658,13 +651,6 @@ class PacketTransport(Connection):
     def _watch_writing(self, on: bool) -> None:
         self._watch(self._events | WRITE if on else self._events & ~WRITE)
 
-    def _is_writable(self) -> bool:
-        return self.write_side is _WRITE_OPEN or self.write_side is _DRAINING
-
-    def _lose_writing(self) -> None:
-        if self._is_writable():
-            self._end_writing(Event.FAIL)
-
     def _end_writing(self, event: Event) -> None:
         """Discard the queue, stop the producer, and report the end of writing.
 
@@ -714,33 +700,9 @@ class PacketTransport(Connection):
 
     # --- closing -----------------------------------------------------------------------------
 
-    def loseConnection(self) -> None:
-        """Send the queue, and what a producer adds, then close (`ITransport`).
-
-        Nothing that arrives from now on is delivered.
-        """
-        if self.life is not Life.OPEN:
-            return
-        self.move(Event.LOSE)
+    def _stop_input(self) -> None:
         self._undelivered = None
         self._watch(self._events & ~READ)
-        if self._is_writable():
-            self._call_soon(self.flush)
-        else:
-            self._close_soon(Failure(main.CONNECTION_DONE))
-
-    def loseWriteConnection(self) -> None:
-        """Send the queue, then shut the socket down for writing.
-
-        The peer reads end-of-file, and may still send.
-        """
-        if self._is_writable():
-            self.move(Event.DRAIN)
-            self._call_soon(self.flush)
-
-    def abortConnection(self) -> None:
-        """Close soon, and discard what waits."""
-        self._abort(Failure(error.ConnectionAborted()))
 
     def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon, so that the peer can still read what was delivered; see `IPacketTransport`."""

@@ -1,16 +1,17 @@
 """The link of a bus to its master, inside the bus's own process (``twistd sbus --upstream-inside``).
 
-It is the link of `sbus.link`, and a client of this bus like the one in a process of its own. It comes in over a pair of
+It is the link of `sbus.link`, and a client of this bus like the one in a process of its own. It connects over a pair of
 transports in memory (`sbus.seqpacket.pair`). It has the queue, the limits, the prices and the control messages of a
-client, and is a user of its own and a sidecar (`sbus.server.sidecar`). What its queues hold is charged to that user.
+client, is a user of its own, and a sidecar (`sbus.server.sidecar`). What its queues hold is charged to that user.
 
 Carrying a message costs the bus's thread as much as three bundled copies. The link's user pays for it: on the way up
 from its balance of copies, on the way down from its balance of work (`sbus.server.turns`). Once one is spent, the
-messages that go that way wait for its turn, while other users' clients are served. So its work in a turn has a bound.
+messages that go that way wait for its turn, while other users' clients are served. So its work in a turn is bounded.
 What the link knows of a client's patterns is memory of that client's user.
 
-A request from a client below to one of the master and back passes four processes, with a link in a process of its own
-six. In return the link takes its time from the bus: two CPUs cannot share the work of one bus and its link.
+A request from a client below to a client of the master, and its reply, take four steps from process to process; with a
+link in a process of its own they take six. In return the link takes CPU time from the bus: two CPUs cannot share the
+work of one bus and its link.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sbus.link.core import Side
 from sbus.link.service import HIGH_WATER, LinkService
 from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.seqpacket.pair import PairEndpoint
+from sbus.seqpacket.pair_endpoint import PairEndpoint
 from sbus.server.link_process import absolute_address
 from sbus.server.listeners import INSIDE
 from sbus.server.service import BusFactory, BusService

@@ -13,7 +13,7 @@ connection (`BusProtocol.snapshot`), with the choices of the client (`sbus.flood
 
 The hot path is a batch of at most 64 packets that is one run with a known route (`sbus.routing.runs.next_run`): it is
 delivered at once, and nothing is parsed. It is closed on a bus whose policy or observers want to see each message
-(`BusProtocol._fast_path`), and to what a client without echo would get itself.
+(`BusProtocol._fast_path`), and to messages that a client without echo would receive itself.
 
 Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. A client
 without echo has its runs, too; it is taken out of their receivers. It stops at

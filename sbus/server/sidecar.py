@@ -1,4 +1,4 @@
-"""A bus and one sidecar, which is started with the bus and stopped before it; most are child processes.
+"""A bus and one sidecar, which starts with the bus and stops before it: a child process, or a part of the bus.
 
 A sidecar serves the bus itself: the recorder (`sbus.server.recorder_process`) or the link to the master
 (`sbus.server.link_process`, `sbus.server.link_inside`). It is a client like any other, with two privileges: it does not
@@ -7,9 +7,9 @@ count as a client, and it is disconnected last.
 Supervision: a process that exits while the bus runs is started again, after a pause (`sbus.server.child_process`). The
 bus serves in the meantime.
 
-Stopping: the bus stops listening, reads what clients have sent, disconnects all of them but the sidecars, and has the
-sidecar end. It closes a process's standard input, and waits for the exit, up to `SidecarBus.stop_timeout`. Only then
-does the bus itself stop.
+Stopping: the bus stops listening, reads what clients have sent, disconnects all of them but the sidecars, and ends its
+sidecar. For a process, it closes standard input and waits for the exit, up to `SidecarBus.stop_timeout`. Only then does
+the bus itself stop.
 """
 
 from __future__ import annotations

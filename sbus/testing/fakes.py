@@ -9,13 +9,14 @@ the kernel and the peer too::
     transport.clock.advance(0)
     assert transport.written == [b"MSG reply\\0hello to you"]
 
-The fake follows the table of states of the real transport (`sbus.seqpacket.states`). What a real transport does *soon*,
-outside every callback, the fake does when its clock advances, if only by 0.
+The fake follows the table of states of the real transport (`sbus.seqpacket.states`), and closes by the same steps
+(`sbus.seqpacket.endings`). What a real transport does *soon*, outside every callback, the fake does when its clock
+advances, if only by 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from twisted.internet import error, main
 from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IPushProducer, ITransport
@@ -28,15 +29,16 @@ from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.address import PacketAddress
+from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
-from sbus.seqpacket.states import Connection, Event, Life, ReadSide, WriteSide
+from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["FakePacketTransport"]
 
 
 @implementer(IPacketTransport, ITransport, IPushProducer)
-class FakePacketTransport(Connection):
+class FakePacketTransport(Endings):
     """A connection whose kernel and peer do what a test says (`IPacketTransport`).
 
     :param credentials: the peer's process, user and group.
@@ -124,8 +126,7 @@ class FakePacketTransport(Connection):
 
         Nothing can be written any more; what the peer has sent can still be read.
         """
-        if self._is_writable():
-            self._end_writing(Event.FAIL)
+        self._lose_writing()
 
     def hang_up(self) -> None:
         """Have the peer close.
@@ -147,11 +148,6 @@ class FakePacketTransport(Connection):
         if self.write_side is WriteSide.OPEN and self.protocol is not None:
             self.queue.write(data)
             self._call_soon(self.flush)
-
-    def writeSequence(self, data: Iterable[bytes]) -> None:
-        """Send several packets, one for each item."""
-        for packet in data:
-            self.write(packet)
 
     def flush(self) -> None:
         """Send what the socket takes of the queue."""
@@ -228,34 +224,6 @@ class FakePacketTransport(Connection):
             self.move(Event.RESUME)
             self._call_soon(self._resume)
 
-    def stopProducing(self) -> None:
-        """Close."""
-        self.loseConnection()
-
-    def loseConnection(self) -> None:
-        """Send the queue, then close. Nothing that arrives from now on is delivered."""
-        if self.life is not Life.OPEN:
-            return
-        self.is_losing = True
-        self.move(Event.LOSE)
-        if self._is_writable():
-            self._call_soon(self.flush)
-        else:
-            self._close_soon(Failure(main.CONNECTION_DONE))
-
-    def loseWriteConnection(self) -> None:
-        """Send the queue, then end the sending.
-
-        The peer reads end-of-file, and may still send.
-        """
-        if self._is_writable():
-            self.move(Event.DRAIN)
-            self._call_soon(self.flush)
-
-    def abortConnection(self) -> None:
-        """Close soon, and discard the queue."""
-        self._abort(Failure(error.ConnectionAborted()))
-
     def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon; the last packets always fit."""
         if self.life in (Life.OPEN, Life.CLOSING):
@@ -284,8 +252,8 @@ class FakePacketTransport(Connection):
     def _call_soon(self, call: Callable[..., object], *args: object) -> None:
         self.clock.callLater(0, call, *args)
 
-    def _is_writable(self) -> bool:
-        return self.write_side in (WriteSide.OPEN, WriteSide.DRAINING)
+    def _stop_input(self) -> None:
+        self.is_losing = True
 
     def _take(self, packet: bytes) -> None:
         """Put a packet into the socket."""

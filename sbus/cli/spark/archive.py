@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sbus.cli.output import Progress, pluralize
+from sbus.cli.output import Progress, describe_os_error, pluralize
 from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
 from sbus.cli.spark.metrics import ArchiveMetrics
 from sbus.cli.types import COUNT, Duration, Size
@@ -166,7 +166,7 @@ def archive(
 
 def _with_remedy(error: Exception, lake: str) -> str:
     """Return the text of a failure after which the archive tries again."""
-    text = _described(error)
+    text = describe_os_error(error) if isinstance(error, OSError) else str(error)
     if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
         text = f"{text}: make room for the lake ({lake}) and for Spark's temporary files (spark.local.dir)"
     return text
@@ -179,13 +179,6 @@ def _run(running: Archive, stop: StopRequest, total: _Total, progress: Progress,
             break
         progress.show(total.text(running))
         metrics.update(running)
-
-
-def _described(error: Exception) -> str:
-    """Return what happened and why, in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
 
 
 def _wait(seconds: float, stop: StopRequest) -> None:

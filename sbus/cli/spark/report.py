@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import TextIO
 
 import click
 
@@ -101,7 +104,7 @@ def report(
         raise UsageError(
             "the preceding period of the same length would begin before the year 1: report on a shorter period"
         ) from None
-    write(output, None)  # rather now than when the work is done
+    check_writable(output)  # now, rather than when the work is done
     with job.session("report") as spark:
         from sbus.spark.jobs.lake import Lake
         from sbus.spark.jobs.tables import key_matches, load_rows
@@ -145,27 +148,45 @@ def last_of(since: datetime | None, until: datetime | None, length: timedelta) -
     return (until or datetime.now(UTC)) - since
 
 
-def write(path: str, page: str | None) -> None:
+def check_writable(path: str) -> None:
+    """Check that a page can be written to its place; one that is there stays.
+
+    :raises StorageError: if it cannot.
+    """
+    with _beside(path) as temporary:
+        _create(temporary).close()
+
+
+def write(path: str, page: str) -> None:
     """Write the page to its place once it is complete.
 
-    Only its owner can read it, because keys may reveal secrets.
-
-    :param page: the page; None: only check that one can be written there.
     :raises StorageError: if it cannot be written; a page from before stays.
+    """
+    with _beside(path) as temporary:
+        with _create(temporary) as file:
+            file.write(page)
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _beside(path: str) -> Iterator[str]:
+    """Yield the name of a temporary file beside a page; the file is removed unless it was renamed.
+
+    :raises StorageError: for an `OSError` in the block, with the remedy.
     """
     temporary = f"{path}.tmp"
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(page or "")
-        if page is None:
-            os.unlink(temporary)
-        else:
-            os.replace(temporary, path)
-    except BaseException as e:
+        yield temporary
+    except OSError as e:
+        room = "make room there, or " if e.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StorageError(
+            f"cannot write the report to {path}: {e.strerror}: {room}name another file (--output)"
+        ) from e
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(e, OSError):
-            raise StorageError(
-                f"cannot write the report to {path}: {e.strerror}: make room there, or name another file (--output)"
-            ) from e
-        raise
+
+
+def _create(path: str) -> TextIO:
+    """Create a file that only its owner can read, because keys may reveal secrets."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8")

@@ -24,7 +24,7 @@ _NO_WRAPPER = r"(?![\w.]*(?:Py4JJavaError|PythonException): )"
 _TRACEBACK_END = re.compile(
     rf"^{_NO_WRAPPER}((?:\w+\.)+[A-Z]\w*|\w*(?:Error|Exception|Exit|Interrupt)): (.*)$", re.MULTILINE
 )
-# A stream that ended for a reason of Java's names itself first.
+# If a stream ends because of an exception in Java, the text names the stream before it.
 _STREAM_END = re.compile(
     r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: (?:[\w$]+\.)*([\w$]+: .*?)(?: SQLSTATE: \w+)?$", re.M
 )

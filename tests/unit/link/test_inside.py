@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.internet.task import Clock
+from twisted.internet.protocol import Factory
+from twisted.logger import capturedLogs, formatEvent
+from zope.interface import implementer
 
 from sbus.link.core import CLOSELY, Side
 from sbus.link.service import CLOSE_LOOK, HIGH_WATER, LinkService
 from sbus.protocol.bundles import pack
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.seqpacket.pair import CAPACITY, PairEndpoint
+from sbus.seqpacket.interfaces import IPeerGate
+from sbus.seqpacket.pair import CAPACITY
+from sbus.seqpacket.pair_endpoint import PairEndpoint
 from sbus.server.limits import Limits
 from sbus.server.link_inside import BusWithLink
 from sbus.server.listeners import INSIDE
@@ -23,6 +27,7 @@ from sbus.server.service import BusFactory, BusService
 from sbus.server.users import LINK
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
+from tests.support.reactors import HandTurnedReactor
 
 OWN = PeerCredentials(77, 0, 1)
 WHOAMI = b"CMSG !/cred/whoami"
@@ -30,11 +35,21 @@ BLOCK = bytes(16_000)
 """A payload that fills inboxes and queues with few messages."""
 
 
+@implementer(IPeerGate)
+class Closed(Factory):
+    """A factory that admits no connection."""
+
+    noisy = False
+
+    def admits(self, peer: PeerCredentials) -> bool:
+        return False
+
+
 class Linked:
     """Two buses and a link between them, all in one process and without sockets."""
 
     def __init__(self, limits: Limits | None = None, **options: Any) -> None:
-        self.clock = Clock()
+        self.clock = HandTurnedReactor()
         limits = limits or Limits(queue_messages=200, block_timeout=30.0)
         secrets = options.get("secrets", False)
         self.below, self.above = (
@@ -42,8 +57,7 @@ class Linked:
             for name in ("leaf", "root")
         )
         ends = [
-            PairEndpoint(self.clock, BusFactory(bus.registry, INSIDE), lambda: OWN)  # type: ignore[arg-type]
-            for bus in (self.below, self.above)
+            PairEndpoint(self.clock, BusFactory(bus.registry, INSIDE), lambda: OWN) for bus in (self.below, self.above)
         ]
         self.link = LinkService(self.clock, ends[0], ends[1], [b""], [b""], label="link: ", **options)
         ends[0].held, ends[0].held_limit = self.link.held, 2 * HIGH_WATER
@@ -105,7 +119,7 @@ def test_secrets_go_up_and_come_down():
 
 
 def test_it_is_a_sidecar_and_a_user_of_its_own():
-    """The link counts neither as a client nor as its UID, is told by its listener, and other clients are not."""
+    """The link counts neither as a client nor as its UID, and is known by its listener; other clients count."""
     linked = Linked(Limits(max_clients=1))
     link = linked.of_link(linked.below)
     assert link.user.uid == LINK
@@ -219,7 +233,7 @@ def test_carrying_is_paid_for():
     high.send(*[b"MSG y\0"] * 20)
     linked.settle()
     assert batches == {Side.BELOW: 30 + CLOSE_LOOK, Side.ABOVE: 20 + CLOSE_LOOK}  # each key is new
-    bus = BusService(SeqpacketServerEndpoint(linked.clock, "/nowhere"), clock=linked.clock)  # type: ignore[arg-type]
+    bus = BusService(SeqpacketServerEndpoint(linked.clock, "/nowhere"), clock=linked.clock)
     owner = BusWithLink(bus, bus, "/nowhere/else", reactor=linked.clock)
     owner._charge(Side.BELOW, 80)  # there is no link yet
     link = linked.of_link(linked.below)
@@ -306,6 +320,21 @@ def test_bundle_behind_the_answer_that_agrees_to_it():
     assert connection.packetsReceived(packets) == len(packets) == 6
     linked.settle()
     assert len(high.take()) == 5
+
+
+def test_a_bus_that_admits_no_connection():
+    """The log has one line with the reason, and the link tries again."""
+    clock = HandTurnedReactor()
+    link = LinkService(clock, PairEndpoint(clock, Closed(), lambda: OWN), PairEndpoint(clock, Closed(), lambda: OWN))
+    with capturedLogs() as events:
+        link.startService()
+        clock.advance(10)
+    assert [formatEvent(event) for event in events] == [
+        f"no link: {bus} cannot be connected to: it admits no connection now: its log says why; trying again"
+        for bus in ("the bus below", "the master")
+    ]
+    assert clock.getDelayedCalls()
+    link.stopService()
 
 
 def test_stop_passes_on_what_is_queued():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sbus.cli.spark.report import write
+from sbus.cli.spark.report import check_writable, write
 from sbus.errors import StorageError
 from tests.support.disks import filled, mounted
 
@@ -20,9 +20,10 @@ def test_a_report_on_a_full_disk(tmp_path: Path) -> None:
         with filled(disk), pytest.raises(StorageError, match=r"No space left on device: make room there.*--output"):
             write(page, "after" * 10_000)
         assert Path(page).read_text() == "before"
-        write(page, None)
+        check_writable(page)
+        assert Path(page).read_text() == "before"
         assert os.listdir(disk) == ["report.html"]
         write(page, "after")
         assert Path(page).read_text() == "after"
-    with pytest.raises(StorageError, match="No such file or directory: "):
-        write(str(tmp_path / "none" / "report.html"), None)
+    with pytest.raises(StorageError, match="No such file or directory: name another"):
+        check_writable(str(tmp_path / "none" / "report.html"))

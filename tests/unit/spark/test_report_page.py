@@ -97,7 +97,7 @@ def test_highlights() -> None:
     assert [one.tag for one in highlights(calm_report())] == ["all calm"]
 
 
-def test_losses_are_told_with_their_numbers() -> None:
+def test_losses_are_shown_with_their_numbers() -> None:
     """How many messages were lost, when and why: in the tile, a sentence for each cause and a table; so is a clock that
     was set. None of them counts as an interruption.
     """
@@ -118,14 +118,18 @@ def test_losses_are_told_with_their_numbers() -> None:
         ),
         (
             "clock",
-            "The recorder's clock was set 2 times, at most back by 2 h at 12:31: times before and after it cannot "
-            "be compared.",
+            "The recorder's clock was set 2 times; the largest step, back by 2\N{NARROW NO-BREAK SPACE}h, was at "
+            "12:31: times before and after a step cannot be compared.",
         ),
     ]
     text = PageStructure(page_of(report)).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
     for part in ("Lost messages1 034 or morereported 4 times", "without gaps", "set forward by 2 s", "set back by 2 h"):
         assert part in text, part
     assert "Lost messages" not in PageStructure(page_of(calm_report())).text
+    once = replace(report, steps=report.steps[1:])
+    assert "clock was set back by 2\N{NARROW NO-BREAK SPACE}h at 12:31: times before" in highlights(once)[-1].text
+    unknown = replace(report, steps=[replace(step, step=None) for step in report.steps])
+    assert "clock was set 2 times; the largest step was at 12:30: times before" in highlights(unknown)[-1].text
 
 
 def test_a_period_without_messages_is_not_calm() -> None:

@@ -12,6 +12,13 @@ __all__ = ["Highlight", "cause", "highlights", "loss_cause", "step_text"]
 
 _MAX_SENTENCES = 3
 """Sentences about one kind of highlight; the others are counted."""
+_CAUSES = {
+    "reconnect": "the connection to the bus was lost",
+    "full": "the journal could not be written",
+    "lost": "the bus dropped messages for the recorder",
+    "damaged": "a part of the journal is damaged",
+}
+"""Why messages may be missing, by the kind of the row that says so."""
 
 
 class Highlight(NamedTuple):
@@ -42,29 +49,22 @@ def cause(gap: Gap) -> str:
         return "the recorder is stopped"
     if gap.kind == "end":
         return "no rows since then: check that the recorder runs and the archive is up to date"
-    causes = {
-        "reconnect": "the connection to the bus was lost",
-        "full": "the journal could not be written",
-        "lost": "the bus dropped messages for the recorder",
-        "damaged": "a part of the journal is damaged",
-    }
-    known = causes.get(gap.kind, printable_key(gap.kind))
+    known = _CAUSES.get(gap.kind, printable_key(gap.kind))
     return f"{known}: {printable_key(gap.reason)}" if gap.reason else known
 
 
 def loss_cause(loss: Loss) -> str:
     """Return why something was lost, in words."""
-    if loss.kind == "damaged":
-        return "a part of the journal is damaged"
-    why = f" ({printable_key(loss.reason)})" if loss.reason else ""
-    return f"the bus dropped messages for the recorder{why}"
+    return f"{_CAUSES[loss.kind]} ({printable_key(loss.reason)})" if loss.reason else _CAUSES[loss.kind]
 
 
 def step_text(step: ClockStep) -> str:
     """Return how a clock was set, in words."""
-    if not step.step:
-        return "set"
-    return f"set {'back' if step.step < 0 else 'forward'} by {duration(abs(step.step))}"
+    return f"set {_way(step)}" if step.step else "set"
+
+
+def _way(step: ClockStep) -> str:
+    return f"{'back' if (step.step or 0) < 0 else 'forward'} by {duration(abs(step.step or 0))}"
 
 
 def highlights(report: Report) -> list[Highlight]:
@@ -154,12 +154,15 @@ def _steps(report: Report) -> list[Highlight]:
     if not report.steps:
         return []
     largest = max(report.steps, key=lambda step: abs(step.step or 0))
-    many = f" {len(report.steps)} times, at most" if len(report.steps) > 1 else ""
+    how = step_text(largest)
+    if len(report.steps) > 1:
+        way = f", {_way(largest)}," if largest.step else ""
+        how = f"set {len(report.steps)} times; the largest step{way} was"
     text = (
-        f"The recorder's clock was set{many} {step_text(largest).removeprefix('set').strip()} "
-        f"at {moment_near(largest.time, report.period.start)}: times before and after it cannot be compared."
+        f"The recorder's clock was {how} at {moment_near(largest.time, report.period.start)}: "
+        "times before and after a step cannot be compared."
     )
-    return [Highlight("loss", "clock", None, " ".join(text.split()), "clocks")]
+    return [Highlight("loss", "clock", None, text, "clocks")]
 
 
 def _appeared(kind: str, changes: Sequence[Change], count: int, verbs: tuple[str, str]) -> list[Highlight]:
