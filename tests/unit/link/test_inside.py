@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.protocol import Factory
+from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from zope.interface import implementer
 
@@ -248,7 +249,7 @@ def test_carrying_is_paid_for():
 def test_patterns_weigh_more_with_the_link_inside():
     """What the link knows of a pattern is charged with it, and given back with it; the link never sees a secret one."""
     clock = Clock()
-    bus = BusService(SeqpacketServerEndpoint(clock, "/nowhere"), clock=clock)  # type: ignore[arg-type]
+    bus = BusService(SeqpacketServerEndpoint(clock, "/nowhere"), clock=clock)
     alone = bus.registry.pattern_weight
     BusWithLink(bus, bus, "/nowhere/else", reactor=clock)
     charged = []
