@@ -248,7 +248,7 @@ def test_carrying_is_paid_for():
 
 def test_patterns_weigh_more_with_the_link_inside():
     """What the link knows of a pattern is charged with it, and given back with it; the link never sees a secret one."""
-    clock = Clock()
+    clock: Any = Clock()
     bus = BusService(SeqpacketServerEndpoint(clock, "/nowhere"), clock=clock)
     alone = bus.registry.pattern_weight
     BusWithLink(bus, bus, "/nowhere/else", reactor=clock)
