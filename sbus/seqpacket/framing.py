@@ -34,7 +34,7 @@ HEADER = struct.Struct("<I")
 """The length in front of a packet."""
 READ_SIZE = 16 << 10
 """Bytes to ask the kernel for at least."""
-LARGEST_READ = 256 << 10
+LARGEST_READ = 64 << 10
 """Bytes to ask the kernel for at most."""
 EMPTY_FRAME = b"\0"
 """A packet that every protocol refuses; it stands for a frame of length 0."""

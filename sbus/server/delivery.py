@@ -88,6 +88,7 @@ class Delivery:
         by themselves (`SendQueue.deafen`).
     :ivar observers: receivers that do not count as subscribed (`sbus.server.unrouted`).
     :ivar touched: the receivers that `flush` has to see.
+    :ivar postponed: how often a run has waited for a late receiver, since the start.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
         messages, and the decisions about late receivers that it has caused.
@@ -111,6 +112,7 @@ class Delivery:
         "_publisher",
         "_turns",
         "observers",
+        "postponed",
         "served",
         "touched",
         "work",
@@ -142,7 +144,7 @@ class Delivery:
         self._muted = muted
         self._late = Late(turns, self._decide, min(memory.user_limit, memory.limit))
         self._catches_left: int | None = None
-        self.served = self.work = 0
+        self.served = self.work = self.postponed = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
         """Keep last values: a route that contains the keeper is one of keys that are kept."""
@@ -197,7 +199,7 @@ class Delivery:
                 balance = queue.copies
                 work_left = balance.work_left
             if work_left <= 0 or not queue.is_clear:
-                if queue.is_late and not queue.can_block:
+                if queue.is_late and not (queue.can_block and self._may_block(receiver, publisher)):
                     if receiver.user is not user:
                         if user is not None:
                             self._late.add(user, waiting * total_size(packets))
@@ -247,6 +249,8 @@ class Delivery:
             balance.work_left = work_left
         if user is not None:
             self._late.add(user, waiting * total_size(packets))
+        if late:
+            self.postponed += late
         self.served = copies = copies - late
         self.work += copies * price
         if bundled:

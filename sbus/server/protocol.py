@@ -88,6 +88,7 @@ from sbus.server.turns import (
     BUNDLED_COPIES,
     COPIES,
     PACKET,
+    POSTPONED,
     REORDERED,
     REPLY,
     SENDING,
@@ -347,7 +348,7 @@ class BusProtocol:
         elif turns.crowd:
             turns.crowd -= 1
         if has_turn:
-            balance, began = user.work_left, turns.cpu()
+            balance, began, postponed = user.work_left, turns.cpu(), self._delivery.postponed
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
@@ -395,7 +396,7 @@ class BusProtocol:
             if self._delivery.touched:
                 registry.flush()
             if has_turn:
-                turns.correct(user, balance, began)
+                turns.correct(user, balance, began, (self._delivery.postponed - postponed) * POSTPONED)
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)

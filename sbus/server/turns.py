@@ -34,7 +34,9 @@ about 40 µs for each turn.
 The prices are estimates: they bound a turn in advance, and some clients find work that is dearer than its price, on a
 slow machine or in plain Python. So what is done in a turn is also measured, as the CPU time of the thread, and work
 that took longer than was paid for is a debt (`Turns.correct`). Whoever has waited for a turn pays by the clock, and
-those who never wait are not measured. Full garbage collections are left out (`sbus.server.work_clock`).
+those who never wait are not measured. Full garbage collections are left out (`sbus.server.work_clock`). A
+publisher whose messages have to wait for late receivers does not pay for the time that this takes: they are receivers
+of a user that has spent its balance (`POSTPONED`).
 
 Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time alone,
 read from a clock for each batch (0.3 µs for each look at the thread's CPU time; wall-clock time would charge a client
@@ -61,6 +63,7 @@ __all__ = [
     "KEPT",
     "LOOK_UP_STEPS",
     "PACKET",
+    "POSTPONED",
     "REFUSED",
     "REORDERED",
     "REPLACED",
@@ -109,6 +112,8 @@ _FREE_SEGMENTS = 16
 """Segments of other patterns, of which each further one has a price of 1."""
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
+POSTPONED = 2
+"""Work of having one run wait for one late receiver, which nobody pays."""
 REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
@@ -225,13 +230,14 @@ class Turns:
         (line.first if is_first else line.others)[client] = None
         self._schedule()
 
-    def correct(self, user: Balance, before: int, began: int) -> None:
+    def correct(self, user: Balance, before: int, began: int, free: int = 0) -> None:
         """Charge what was done in a turn with the time that it took, if it cost more than was paid.
 
         :param before: the balance when it began.
         :param began: the CPU time when it began.
+        :param free: work that was done and is not the user's to pay.
         """
-        user.work_left = min(user.work_left, before - (self.cpu() - began) // 1_000)
+        user.work_left = min(user.work_left, before - (self.cpu() - began) // 1_000 + free)
 
     def forget(self, user: Balance, client: _Client) -> None:
         """Forget a client that has disconnected, if it waits."""

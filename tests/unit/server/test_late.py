@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
-from sbus.server.turns import CROWD, FULL_SOCKET, TURN_BUDGET
+from sbus.server.turns import CROWD, FULL_SOCKET, POSTPONED, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
@@ -247,6 +249,24 @@ def test_what_waits_for_a_client_that_reads_no_more_is_dropped():
     bus.settle()
     assert not reader.protocol.queue.pending
     assert reader.protocol.lost == 1
+
+
+def test_a_publisher_does_not_pay_for_the_time_of_postponing():
+    """In a turn that is measured, what late receivers of another user cost is not the publisher's debt."""
+    bus = Turned()
+    readers = [bus.connect(uid=2) for _ in range(50)]
+    publisher = bus.connect(uid=1)
+    for reader in readers:
+        reader.send(b"SUB k")
+    spend(readers[0])
+    publisher.protocol.user.work_left = 0
+    publisher.send(b"MSG k\0")
+    times = itertools.count(step=50 * POSTPONED * 1_000 + 1_000 * TURN_BUDGET)
+    bus.registry.turns.cpu = lambda: next(times)  # each look finds that postponing and a whole budget have passed
+    spend(readers[0])
+    bus.turn()
+    assert bus.registry.delivery.postponed == 50
+    assert publisher.protocol.user.work_left == 0  # the budget, and not the postponing
 
 
 def test_messages_behind_a_snapshot_can_be_late():

@@ -143,6 +143,17 @@ def test_work_that_is_dearer_than_its_price_is_a_debt():
     assert user.work_left == before - 4_000
 
 
+def test_work_that_is_not_the_users_to_pay_is_free():
+    """The time of some work can be left out, which leaves the price that was paid."""
+    turns, user = Turns(Reactor(), lambda: 4_000_000), User()
+    before = user.work_left
+    user.work_left -= 100
+    turns.correct(user, before, 0, free=3_000)
+    assert user.work_left == before - 1_000
+    turns.correct(user, user.work_left + 100, 0, free=5_000)
+    assert user.work_left == before - 1_000
+
+
 class Bus(RuleBasedStateMachine):
     """Clients come, work and go; nobody starves, and nobody does more than a budget in a turn."""
 
