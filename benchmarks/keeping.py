@@ -25,6 +25,9 @@ from benchmarks import jetstream, raw, recorder  # noqa: E402
 
 __all__ = ["Kept", "compare", "keep_in_jetstream", "keep_in_journal", "pour"]
 
+_PATIENCE = 60.0
+"""Seconds after the last message was sent until the journal must have it."""
+
 
 class Kept(NamedTuple):
     """Messages that were kept, all of them.
@@ -53,8 +56,11 @@ def pour(address: Path, journal: Path, total: int, *, bundled: bool) -> tuple[fl
 
     began, _ = _pour("sbus", address, total, int(bundled))
     reader = JournalReader(journal)
+    end = time.monotonic() + _PATIENCE
     while reader.end() <= total:  # the start is a row, too
-        time.sleep(0.01)
+        if time.monotonic() > end:
+            raise SystemExit(f"the journal has {reader.end()} of {total + 1} rows after {_PATIENCE:.0f} s")
+        time.sleep(0.01)  # a journal announces nothing to other processes
     return began, time.monotonic()
 
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -87,6 +86,14 @@ def publish(bus: Client, first: int, count: int = 100) -> int:
     return first + count
 
 
+def finish(bus: Client, recorder: Recorder, archiver: Archiver, journal: Path) -> None:
+    """Stop the recorder when it has everything, and the archive when it has that."""
+    bus.fence(TIMEOUT)
+    assert recorder.stop() == 0
+    wait_taken(journal)
+    archiver.stop()
+
+
 RETAINED = ("--sync=50ms", "--batch-time=20ms", "--segment-bytes=40000", "--keep-bytes=60000")
 
 
@@ -108,19 +115,21 @@ def test_retention_beside_a_live_archive(recorder, directory, tmp_path):
     process = recorder()
     with archiving(journal, lake, "--max-rows=3000") as archiver, connect(str(directory / "bus")) as bus:
         wait_until(lambda: taken(journal) > 0, bool, timeout=TIMEOUT)
-        deleted = count = 0
-        while deleted < 20_000:
+        count = 0
+
+        def go_on() -> int:
+            """Publish, but not too far ahead of the archive; return the number of rows that were deleted."""
+            nonlocal count
             deleted = JournalReader(journal).start()
             confirmed = taken(journal)  # after the other: both only rise
             assert deleted <= confirmed
             assert archiver.process.poll() is None, archiver.log
             if count < confirmed + 10_000:
                 count = publish(bus, count)
-            time.sleep(0.02)
-        bus.fence(TIMEOUT)
-        assert process.stop() == 0
-        wait_taken(journal)
-        archiver.stop()
+            return deleted
+
+        wait_until(go_on, lambda deleted: deleted >= 20_000, timeout=2 * TIMEOUT)
+        finish(bus, process, archiver, journal)
     rows = archived(lake)
     assert [row["seq"] for row in rows] == list(range(JournalReader(journal).end()))
     assert [row["payload"] for row in rows if row["kind"] == "message"] == [b"%040d" % n for n in range(count)]
@@ -133,14 +142,9 @@ def test_retention_by_force_beside_a_live_archive(recorder, directory, tmp_path)
     process = recorder("--force")
     with archiving(journal, lake, "--allow-loss", "--every=2s") as archiver, connect(str(directory / "bus")) as bus:
         wait_until(lambda: taken(journal) > 0, bool, timeout=TIMEOUT)
-        count = 0
-        while count < 20_000:
-            count = publish(bus, count)
-            time.sleep(0.02)
-        bus.fence(TIMEOUT)
-        assert process.stop() == 0
-        wait_taken(journal)
-        archiver.stop()
+        numbers = iter(range(0, 20_100, 100))
+        wait_until(lambda: publish(bus, next(numbers)), lambda count: count >= 20_000, timeout=TIMEOUT)
+        finish(bus, process, archiver, journal)
     there: set[int] = set()
     gone: set[int] = set()
     for row in archived(lake):
