@@ -174,9 +174,12 @@ def _cpu_model() -> str:
 
 
 def _revision() -> str:
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    revision = _first_line(git)
-    return f"{__version__} ({revision})" if revision else __version__
+    git = ["git", "-C", str(Path(__file__).parent.parent)]
+    if not (revision := _first_line([*git, "rev-parse", "--short", "HEAD"])):
+        return __version__
+    # What a measurement writes itself is no change of what is measured.
+    is_changed = _first_line([*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/performance"])
+    return f"{__version__} ({revision}{'-dirty' if is_changed else ''})"
 
 
 def _first_line(command: list[str]) -> str:
