@@ -88,7 +88,7 @@ class Delivery:
         by themselves (`SendQueue.deafen`).
     :ivar observers: receivers that do not count as subscribed (`sbus.server.unrouted`).
     :ivar touched: the receivers that `flush` has to see.
-    :ivar postponed: how often a run has waited for a late receiver, since the start.
+    :ivar postponed: how often a run has waited for a late receiver of another user than its publisher, since the start.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
         messages, and the decisions about late receivers that it has caused.
@@ -202,7 +202,7 @@ class Delivery:
                 if queue.is_late and not (queue.can_block and self._may_block(receiver, publisher)):
                     if receiver.user is not user:
                         if user is not None:
-                            self._late.add(user, waiting * total_size(packets))
+                            self._wait(user, waiting, packets, publisher)
                         user, waiting, size = receiver.user, 0, total_size(packets)
                         most, left = self._late.room(_is_own(publisher, user))
                     waits = len(queue.pending) + count
@@ -217,7 +217,7 @@ class Delivery:
                         continue
                 if work_left <= 0 or queue.is_late:
                     if user is not None:
-                        self._late.add(user, waiting * total_size(packets))
+                        self._wait(user, waiting, packets, publisher)
                         user = None
                     balance.work_left = work_left
                     is_late = self._postpone(receiver, queue, packets, publisher, copies)
@@ -248,9 +248,7 @@ class Delivery:
         if balance is not None:
             balance.work_left = work_left
         if user is not None:
-            self._late.add(user, waiting * total_size(packets))
-        if late:
-            self.postponed += late
+            self._wait(user, waiting, packets, publisher)
         self.served = copies = copies - late
         self.work += copies * price
         if bundled:
@@ -378,6 +376,12 @@ class Delivery:
         except Exception:
             self._failed(receiver)
 
+    def _wait(self, user: UserShare, receivers: int, packets: list[bytes], publisher: Publisher | None) -> None:
+        """Account for a run that waits for some late receivers of one user."""
+        self._late.add(user, receivers * total_size(packets))
+        if not _is_own(publisher, user):
+            self.postponed += receivers
+
     def _postpone(
         self,
         receiver: Receiver,
@@ -403,6 +407,7 @@ class Delivery:
         beyond = catches_left <= 0
         size, is_own = total_size(packets), _is_own(publisher, receiver.user)
         if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
+            self.postponed += not is_own
             return True
         if queue.is_late:
             spent = queue.copies.work_left
