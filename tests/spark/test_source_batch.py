@@ -319,7 +319,7 @@ def test_wrong_options(spark: SparkSession, five: JournalWriter):
     """A wrong option or a missing journal fails at load(), for tables and streams."""
     with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*did you mean pattern"):
         spark.read.format("sbus").options(journal=five.directory, patern="a").load()
-    with pytest.raises(PySparkException, match=r"sbus\.errors\.JournalError: /none: this is no journal"):
+    with pytest.raises(PySparkException, match=r"sbus\.errors\.JournalMissing: /none: this is no journal"):
         spark.readStream.format("sbus").options(journal="/none").load()
 
 
