@@ -65,6 +65,8 @@ _others = "|".join(
             {
                 *sys.stdlib_module_names,
                 "click",
+                "_duckdb",
+                "duckdb",
                 "jinja2",
                 "prometheus_client",
                 "py4j",

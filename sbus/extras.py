@@ -10,7 +10,7 @@ from sbus.errors import UsageError
 
 __all__ = ["needs"]
 
-_LIBRARIES = {"deltalake", "jinja2", "nats", "nkeys", "py4j", "pyarrow", "pyspark"}
+_LIBRARIES = {"deltalake", "duckdb", "jinja2", "nats", "nkeys", "py4j", "pyarrow", "pyspark"}
 
 
 @contextmanager

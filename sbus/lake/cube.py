@@ -36,7 +36,7 @@ from sbus.lake.merge import Limits, sorted_rows
 from sbus.lake.state import make_directories
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 
-__all__ = ["clean", "update"]
+__all__ = ["build", "clean", "update"]
 
 _KEYS = ["journal", "key", "size"]
 _SUMS = [("n", "sum"), ("bytes", "sum"), ("first", "min"), ("last", "max")]
@@ -58,7 +58,7 @@ def update(table: Table, hours: dict[Hour, list[DataFile]]) -> dict[Hour, tuple[
         base = _base(directory, hour, files)
         paths = f"{base}.counts.parquet", f"{base}.rows.parquet"
         if not all(map(os.path.exists, paths)):
-            _build(table, files, directory, paths)
+            build(table, files, directory, paths)
         found[hour] = paths
     return found
 
@@ -80,7 +80,16 @@ def _base(directory: Path, hour: Hour, files: Sequence[DataFile]) -> str:
     return str(directory / f"{hour.date}T{hour.hour:02}-{hashlib.sha256(names.encode()).hexdigest()[:32]}")
 
 
-def _build(table: Table, files: Sequence[DataFile], directory: Path, paths: tuple[str, str]) -> None:
+def build(table: Table, files: Sequence[DataFile], directory: Path, paths: tuple[str, str]) -> None:
+    """Count the rows of an hour.
+
+    :param files: all files of the hour.
+    :param directory: for temporary files.
+    :param paths: where to write the counts, and the rows.
+    :raises sbus.errors.LakeError: if a row is there twice.
+    :raises FileNotFoundError: if a file has been replaced meanwhile.
+    :raises OSError: if a file cannot be written.
+    """
     work = directory / f"building-{os.getpid()}"
     make_directories(work)
     parts: list[pa.Table] = []

@@ -1,25 +1,72 @@
-"""A long report from the counts of closed hours has the figures of one from all rows."""
+"""A long report from the counts of hours has the figures of one from all rows, which Spark computes."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from click.testing import CliRunner
 
+from sbus.cli.spark import report as command
+from sbus.cli.spark.report import report
+from sbus.errors import UsageError
+from sbus.journal.keytext import as_text
+from sbus.lake.hourly import hourly
 from sbus.lake.plain import PlainTable
+from sbus.protocol.keys import matches_open
 from sbus.spark.jobs.lake import Lake
-from sbus.spark.report import measure
+from sbus.spark.jobs.tables import key_filter, key_matches
+from sbus.spark.report import measure, measure_counted
 from tests.support.lakes import archive, row
 
 HOURS = 14 * 24
+END = datetime(2026, 1, 31, tzinfo=UTC) + timedelta(hours=HOURS)
+START = END - timedelta(days=7)
+
+
+def special(seq, hour, kind, payload, journal="one"):
+    """A row that is not a message."""
+    return (journal, seq, row(journal, seq, hour)[2], kind, "", payload)
+
+
+def both(spark, path, pattern=b"", **settings):
+    """The report from rows and the one from counts; payload sizes above 63 bytes are rounded in the second."""
+    lake = Lake(path)
+    whole = measure(lake.read(spark), wanted=key_matches(pattern), **settings)
+    with hourly(lake.table, START, END) as counts:
+        assert counts is not None
+        found = measure_counted(counts, wanted=key_filter(pattern), **settings)
+    assert found is not None
+    assert [each.messages for each in found.sizes] == [each.messages for each in whole.sizes]
+    for mine, exact in zip(found.sizes, whole.sizes, strict=True):
+        assert (mine.label, mine.mean) == (exact.label, exact.mean)
+        for name in ("p50", "p95", "p99", "largest"):
+            # Interpolated, and then rounded to a whole byte.
+            assert getattr(exact, name) / 1.032 - 1 <= getattr(mine, name) <= getattr(exact, name) + 1
+    return whole, replace(found, sizes=whole.sizes)
+
+
+def rounded(report):
+    """The report without the last bits of its sums of rates, which depend on their order."""
+    if report.changes is None:
+        return report
+    lists = {
+        name: [
+            replace(each, rate=float(f"{each.rate:.10e}"), rate_before=float(f"{each.rate_before:.10e}"))
+            for each in getattr(report.changes, name)
+        ]
+        for name in ("prefixes", "new", "vanished", "up", "down")
+    }
+    return replace(report, changes=replace(report.changes, **lists))
 
 
 @pytest.mark.slow
 def test_counts_give_the_same_report(spark, tmp_path):
-    """Totals, traffic, top keys, silences, gaps and changes are equal; the current hour is read from its rows."""
+    """Totals, traffic, top keys, silences, gaps and changes are equal; the current hour is counted from its rows."""
     table = PlainTable(tmp_path / "lake")
-    rows, seq = [("one", 0, *row("one", 0, 0)[2:3], "start", "", b'{"reason": "new"}')], 1
+    rows, seq = [special(0, 0, "start", b'{"reason": "new"}')], 1
     for hour in range(0, HOURS, 6):
         for key in range(4):
             if key == 3 and hour > HOURS - 50:
@@ -35,21 +82,17 @@ def test_counts_give_the_same_report(spark, tmp_path):
                 ("clock", b'{"step": -7200.0}'),
                 ("damaged", b'{"rows": 3, "last": 900}'),
             ):
-                rows.append(("one", seq, *row("one", seq, hour)[2:3], kind, "", payload))
+                rows.append(special(seq, hour, kind, payload))
                 seq += 1
         if hour == 210:
-            rows.append(("one", seq, *row("one", seq, hour)[2:3], "reconnect", "", b'{"reason": "the bus"}'))
+            rows.append(special(seq, hour, "reconnect", b'{"reason": "the bus"}'))
             seq += 1
     newest = [each for each in rows if each[2] >= row("one", 0, HOURS - 6)[2]]
     rows = rows[: -len(newest)]
     for batch in range(4):
         archive(table, batch, rows[batch * len(rows) // 4 : (batch + 1) * len(rows) // 4])
     archive(table, 4, newest, done=False)
-    lake = Lake(tmp_path / "lake")
-    end = datetime(2026, 1, 31, tzinfo=UTC) + timedelta(hours=HOURS)
-    start = end - timedelta(days=7)
-    whole = measure(lake.read(spark), start=start, end=end)
-    counted = measure(lake.read(spark), start=start, end=end, hourly=lake.hourly(spark, last=end - start))
+    whole, found = both(spark, tmp_path / "lake", start=START, end=END)
     assert len(list((table.state.directory / "cube").glob("*.counts.parquet"))) == HOURS // 6 - 2 - 1
     assert whole.silences
     assert whole.gaps
@@ -59,6 +102,104 @@ def test_counts_give_the_same_report(spark, tmp_path):
         ("damaged", ""): (3, 0),
     }
     assert [step.step for step in whole.steps] == [-7_200_000_000]
-    assert replace(counted, sizes=whole.sizes) == whole
-    assert [each.messages for each in counted.sizes] == [each.messages for each in whole.sizes]
-    assert [each.largest for each in counted.sizes] == [each.largest for each in whole.sizes]
+    assert found == whole
+
+
+def chances(seed):
+    """Two weeks of random journals: keys of one to six segments with rhythms of their own, rests, gaps and losses."""
+    chance = random.Random(seed)
+    rows = []
+    for journal in ("one", "two", "three")[: chance.randint(1, 3)]:
+        sites = [f"site-{n}" for n in range(chance.randint(2, 12))]
+        keys = []
+        for _ in range(60):
+            parts = [chance.choice(sites), *(chance.choice("abc") for _ in range(chance.randint(0, 5)))]
+            keys.append("/".join(parts) + chance.choice(["", "", "", "/", "é", "\\xff"]))
+        marks = [(chance.uniform(0, HOURS), kind) for kind in chance.choices(
+            ["reconnect", "lost", "damaged", "clock", "full"], k=chance.randint(0, 12))]  # fmt: skip
+        lost = [(at, at + chance.uniform(1, 20)) for at, kind in marks if kind == "reconnect"]
+        messages = []
+        for key in set(keys):
+            step = chance.choice([0.3, 1, 3, 7, 30, 200])
+            begin, stop = sorted(chance.choices([0.0, 100.0, 168.0, 200.0, 300.0, float(HOURS)], k=2))
+            rest = chance.uniform(0, HOURS)
+            silent = (rest, rest + chance.choice([0, 0, 20, 60]))
+            at = begin
+            while at < stop:
+                if not silent[0] <= at < silent[1] and not any(a <= at < b for a, b in lost):
+                    messages.append((at, key))
+                at += step * chance.choice([1, chance.expovariate(1)])
+        timed = sorted([(at, "message", key) for at, key in messages] + [
+            (max([b for a, b in lost if a == at], default=at), kind, "") for at, kind in marks])  # fmt: skip
+        payloads = {
+            "reconnect": [b'{"reason": "full"}', b"{}", b"not JSON", b"\xff"],
+            "lost": [b"3 30 3 queue-full", b"? ? ? restart", b"", b"7 70 7 " + b"x" * 200],
+            "damaged": [b'{"rows": 3}', b'{"rows": "four"}', b'{"rows": 3, "last": 40}'],
+            "clock": [b'{"step": 60.5}', b"{}", b'{"step": "no"}'],
+            "full": [b'{"reason": "disk"}'],
+        }
+        first = timed[0][0] if timed else 0.0
+        timed.insert(0, (first, "start", ""))
+        payloads["start"] = [b'{"ended": "new"}', b'{"ended": "crash"}']
+        if chance.random() < 0.5:
+            timed.append((timed[-1][0], "stop", ""))
+            payloads["stop"] = [b""]
+        for seq, (at, kind, key) in enumerate(timed):
+            payload = (
+                bytes(chance.choice([0, 1, 8, 63, 64, 1000])) if kind == "message" else chance.choice(payloads[kind])
+            )
+            rows.append((journal, seq, row("", 0, 0)[2] + timedelta(hours=min(at, HOURS - 0.001)), kind, key, payload))
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_rows_give_the_same_report(spark, tmp_path, seed):
+    """Whatever was recorded, Spark's report from rows and the report from counts agree, with a pattern too."""
+    table = PlainTable(tmp_path / "lake")
+    archive(table, 0, chances(seed))
+    patterns = (b"", b"site-*/a/", b"site-1")
+    whole, found = both(spark, tmp_path / "lake", patterns[seed % 3], start=START, end=END, top=50)
+    whole, found = rounded(whole), rounded(found)
+    assert found == whole
+
+
+def test_a_long_report_needs_no_spark(tmp_path, monkeypatch):
+    """The command reports on a week from counts, without a JVM, and with the metrics of a job."""
+    table = PlainTable(tmp_path / "lake")
+    archive(table, 0, [row("one", seq, seq // 4, f"plant/{seq % 4}") for seq in range(4 * HOURS)])
+    monkeypatch.setattr(command, "by_spark", None)
+    page, metrics = tmp_path / "report.html", tmp_path / "metrics"
+    arguments = [f"--lake={tmp_path / 'lake'}", "--last=7d", f"--output={page}", f"--metrics-file={metrics}"]
+    result = CliRunner().invoke(report, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    # The last window is whole, and so is the first.
+    assert f"{4 * (7 * 24 + 1)} messages of 4 keys" in result.output
+    assert "plant/3" in page.read_text()
+    assert 'sbus_job_success{job="report"} 1.0' in metrics.read_text()
+
+
+def test_the_start_alone_names_the_hours(tmp_path, monkeypatch):
+    """With --since alone, a report has all hours from then on, and as many before them to compare with."""
+    table = PlainTable(tmp_path / "lake")
+    archive(table, 0, [row("one", seq, seq // 4, f"plant/{seq % 4}") for seq in range(4 * HOURS)])
+    monkeypatch.setattr(command, "by_spark", None)
+    monkeypatch.setattr(command, "last_of", lambda *period: timedelta(days=7))  # it goes by the clock
+    seen = []
+    monkeypatch.setattr(command, "run_alerts", lambda alerts, figures: seen.append(figures))
+    arguments = [f"--lake={tmp_path / 'lake'}", f"--since={START:%Y-%m-%d}", f"--output={tmp_path / 'report.html'}"]
+    result = CliRunner().invoke(report, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert seen[0].totals.messages == seen[0].before.messages == 4 * 7 * 24
+
+
+def test_a_pattern_selects_the_same_keys_in_python():
+    """The condition for Python matches as the bus does, also bytes that are no text."""
+    keys = [b"a/b", b"a/b/c", b"a", b"a/", "ä/b".encode(), b"\xff/b", b"a\\/b"]
+    for pattern in (b"a/", b"*/b", b"a/*/c", b"a*/b", "ä/".encode()):
+        matches = key_filter(pattern)
+        assert matches is not None
+        assert [matches(as_text(key)) for key in keys] == [matches_open(pattern, key) for key in keys]
+    assert key_filter(b"") is None
+    with pytest.raises(UsageError):
+        key_filter(b"\xff")

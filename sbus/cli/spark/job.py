@@ -46,6 +46,7 @@ class Job:
     conf: list[str] = field(default_factory=list)
     state: str | None = None
     metrics_file: str | None = None
+    _is_measured: bool = field(default=False, init=False, repr=False)
 
     def need_journals(self) -> list[str]:
         """Return the journals; check that they exist, long before Spark has started.
@@ -70,6 +71,22 @@ class Job:
         return self.lake
 
     @contextlib.contextmanager
+    def measured(self, name: str) -> Iterator[None]:
+        """Write the metrics of a job when the block ends; a block within it, such as `session`, writes none.
+
+        :raises UsageError: if the file of the metrics cannot be where it should.
+        """
+        if self._is_measured:
+            yield
+            return
+        self._is_measured = True
+        try:
+            with JobMetrics(name, self.metrics_file).measured():
+                yield
+        finally:
+            self._is_measured = False
+
+    @contextlib.contextmanager
     def session(self, name: str) -> Iterator[SparkSession]:
         """Start a Spark session, and stop it at the end of the block.
 
@@ -83,10 +100,9 @@ class Job:
             from sbus.spark.runtime.errors import translate_errors
             from sbus.spark.runtime.session import get_session, parse_conf
         conf = parse_conf(self.conf)
-        figures = JobMetrics(name, self.metrics_file)
         # Spark starts its Python workers with -m, which would import modules of the current directory.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-        with figures.measured(), translate_errors():
+        with self.measured(name), translate_errors():
             session = get_session(f"sbus {name}", master=self.master, conf=conf)
             try:
                 yield session

@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,14 +25,11 @@ from pyspark.sql import functions as F
 from sbus.errors import LakeError
 from sbus.journal.clock import DAY, HOUR, as_utc
 from sbus.journal.schema import COLUMN_NAMES
-from sbus.lake.cube import update
-from sbus.lake.maintenance import by_hour, is_closed
 from sbus.lake.merge import Limits, iter_rows
 from sbus.lake.opening import open_table
 from sbus.lake.state import make_directories
 from sbus.lake.table import Hour, Table
 from sbus.spark.datasource.scan import schema
-from sbus.spark.report.analysis.measure import Hourly, counts_of
 
 __all__ = ["Lake"]
 
@@ -156,49 +152,6 @@ class Lake:
         if until is not None:
             rows = rows.where(F.col("time") < F.lit(until))
         return rows.select(*COLUMN_NAMES)
-
-    def hourly(
-        self,
-        spark: SparkSession,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        last: timedelta | None = None,
-    ) -> Hourly | None:
-        """Return the counts of the lake's hours, for a report; those of closed hours are made if they are missing.
-
-        :param since: leave out the hours before this time.
-        :param until: leave out the hours at or after this time.
-        :param last: if there is no `since`, how long the report is: leave out the hours that neither it nor the period
-            before it needs.
-        :returns: None if the lake's state cannot be written, or its files change meanwhile.
-        """
-        hours = {
-            hour: files
-            for hour, files in by_hour(self.table.files())
-            if (since is None or hour >= Hour.of(as_utc(since))) and (until is None or hour.start < as_utc(until))
-        }
-        if since is None and last is not None and hours:
-            # The period ends with a whole window, which is a hundredth of it or less.
-            first = max(hours).start - 2.1 * last
-            hours = {hour: files for hour, files in hours.items() if hour.start >= first}
-        closed = {hour: files for hour, files in hours.items() if is_closed(files, time.time())}
-        try:
-            settled = self.table.state.settled()
-            closed = {h: files for h, files in closed.items() if all((file.batch or 0) <= settled for file in files)}
-            made = update(self.table, closed)
-            names = self.table.pin([file for hour, files in hours.items() if hour not in made for file in files])
-        except OSError:
-            return None
-        if not made:
-            return None
-        columns = schema(raw_keys=False)
-        counts = spark.read.parquet(*(paths[0] for paths in made.values())).withColumn("us", F.col("first"))
-        rows = spark.read.schema(columns).parquet(*(paths[1] for paths in made.values()))
-        if names:
-            fresh = self._load(spark, names)
-            rows = rows.unionByName(fresh)
-            counts = counts.unionByName(counts_of(fresh.withColumn("us", F.unix_micros("time"))))
-        return Hourly(counts, rows)
 
     def _list(self, since: datetime | None, until: datetime | None) -> list[str]:
         """Return paths of the files with the hours between two times, which stay readable."""

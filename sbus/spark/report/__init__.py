@@ -8,12 +8,16 @@ Theory of operation
 A report has two halves, which meet in one class::
 
     rows of journals or a lake --analysis.measure--> Report --page.render--> HTML
+    counts of a lake's hours   --counted.measure---> Report
 
-``analysis`` turns rows into figures. Spark passes over all messages twice: once for the messages per key and window
-(`analysis.cube`), and once for the sizes of payloads. The period, the journals and the gaps take passes over few
+``analysis`` turns rows into figures, with Spark. It passes over all messages twice: once for the messages per key and
+window (`analysis.cube`), and once for the sizes of payloads. The period, the journals and the gaps take passes over few
 columns. The cube is cached on the executors; traffic, top keys, silences and changes all come from it, so a new section
 costs no further pass over the rows. What reaches this process is bounded by the number of windows (at most 300), by
 `top`, and by seven prefixes, however much was recorded.
+
+``counted`` turns the counts that are kept beside a lake into the same figures, for long periods, without Spark. What
+follows the aggregates is written once (`analysis.compose`).
 
 ``page`` turns a `Report` into HTML, and knows neither Spark nor journals. ``sections`` gives each section its texts and
 shapes, ``charts`` the geometry, ``format`` the numbers, ``highlights`` the sentences at the top; Jinja templates make
@@ -31,7 +35,8 @@ Two ideas keep the figures honest:
 from __future__ import annotations
 
 from sbus.spark.report.analysis.figures import Report
-from sbus.spark.report.analysis.measure import Hourly, measure
+from sbus.spark.report.analysis.measure import measure
+from sbus.spark.report.counted.measure import measure_counted
 from sbus.spark.report.page.render import render
 
-__all__ = ["Hourly", "Report", "measure", "render"]
+__all__ = ["Report", "measure", "measure_counted", "render"]

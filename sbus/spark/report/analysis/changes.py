@@ -16,15 +16,22 @@ from sbus.spark.report.analysis.figures import Change, Changes
 from sbus.spark.report.analysis.gaps import recorded
 from sbus.spark.report.analysis.spans import Span, length
 
-__all__ = ["compare"]
+__all__ = [
+    "MAX_JOURNAL_SETS",
+    "MAX_PREFIXES",
+    "MIN_RATE_RATIO",
+    "MIN_ROOT_DIFFERENCE",
+    "compare",
+    "seconds_recorded",
+]
 
 MIN_RATE_RATIO = 1.25
 """The factor between two rates from which on the change is reported."""
-_MIN_ROOT_DIFFERENCE = 2.5
+MIN_ROOT_DIFFERENCE = 2.5
 """The difference between the square roots of two counts that chance hardly explains."""
-_MAX_JOURNAL_SETS = 64
+MAX_JOURNAL_SETS = 64
 """Sets of journals for which recorded time is computed exactly; keys of other sets count the whole period."""
-_MAX_PREFIXES = 12
+MAX_PREFIXES = 12
 """Prefixes whose rates are compared."""
 
 
@@ -52,14 +59,14 @@ def compare(
     both = rated.where("n > 0 AND n_before > 0")
     moved = F.abs(F.sqrt(F.col("rate_before") * F.col("seconds")) - F.sqrt("n"))
     factor = F.greatest(F.try_divide("rate", "rate_before"), F.try_divide("rate_before", "rate"))
-    changed = both.where((moved > _MIN_ROOT_DIFFERENCE) & (factor >= MIN_RATE_RATIO)).orderBy(moved.desc(), "key")
+    changed = both.where((moved > MIN_ROOT_DIFFERENCE) & (factor >= MIN_RATE_RATIO)).orderBy(moved.desc(), "key")
     by_prefix = rated.groupBy(prefix("key", depth).alias("key")).agg(
         F.count("*").alias("keys"), *[F.sum(name).alias(name) for name in ("n", "n_before", "rate", "rate_before")]
     )
     scopes = _scopes(rated).persist()
     try:
         return Changes(
-            _collect(by_prefix.orderBy(F.greatest("n", "n_before").desc(), "key"), _MAX_PREFIXES),
+            _collect(by_prefix.orderBy(F.greatest("n", "n_before").desc(), "key"), MAX_PREFIXES),
             _collect(_only(scopes, "n", "n_before"), top),
             counts[0],
             _collect(_only(scopes, "n_before", "n"), top),
@@ -113,11 +120,16 @@ def _recorded_seconds(
 
     There is one number for the period before and one for this one.
     """
-    sets = [str(row[0]) for row in keys.select("journals").distinct().limit(_MAX_JOURNAL_SETS).collect()]
+    sets = [str(row[0]) for row in keys.select("journals").distinct().limit(MAX_JOURNAL_SETS).collect()]
     columns = []
     for period in periods:
-        seconds = [max(1e-6, to_seconds(length(recorded(period, s.split(","), missing)))) for s in sets]
+        seconds = [seconds_recorded(journals, period, missing) for journals in sets]
         pairs = [F.lit(v) for pair in zip(sets, seconds, strict=True) for v in pair]
         whole = to_seconds(period.end - period.start)
         columns.append(F.coalesce(F.create_map(*pairs)[F.col("journals")], F.lit(whole)) if sets else F.lit(whole))
     return columns[0], columns[1]
+
+
+def seconds_recorded(journals: str, period: Span, missing: dict[str, list[Span]]) -> float:
+    """Return the seconds of a period in which at least one of some journals, joined by commas, was written."""
+    return max(1e-6, to_seconds(length(recorded(period, journals.split(","), missing))))

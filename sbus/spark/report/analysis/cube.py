@@ -8,7 +8,7 @@ driver is bounded: windows times labels, or the top of a list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
@@ -22,14 +22,17 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_LABELS",
     "Windows",
+    "choose_depth",
     "count_keys",
     "find_depth",
     "find_sizes",
     "find_top",
     "find_traffic",
+    "half_octaves",
     "prefix",
     "shapes",
     "total",
+    "traffic_of",
     "with_shape",
 ]
 
@@ -114,11 +117,15 @@ def find_depth(keys: DataFrame) -> int:
     )  # fmt: skip
     by_prefix = each.groupBy("at.depth", "at.p").agg(F.sum("n").alias("n"))
     by_depth = by_prefix.groupBy("depth").agg(F.count("*").alias("prefixes"), (F.max("n") / F.sum("n")).alias("share"))
-    found = sorted(by_depth.collect())
-    for row in found:
-        if row.prefixes >= 3 and row.share <= 0.6:
-            return int(row.depth)
-    return int(min(found, key=lambda row: row.share).depth) if found else 1
+    return choose_depth([(row.depth, row.prefixes, row.share) for row in by_depth.collect()])
+
+
+def choose_depth(found: Sequence[tuple[int, int, float]]) -> int:
+    """Choose by the number of prefixes at each depth, and the share of the busiest: (depth, prefixes, share)."""
+    for depth, prefixes, share in sorted(found):
+        if prefixes >= 3 and share <= 0.6:
+            return depth
+    return min(sorted(found), key=lambda each: each[2])[0] if found else 1
 
 
 def label_of(key: str, depth: int, labels: Sequence[str]) -> Column:
@@ -131,21 +138,28 @@ def find_traffic(cube: DataFrame, windows: Windows, depth: int, labels: Sequence
     """Sum messages and bytes by window and label."""
     label = F.when(F.col("now"), label_of("key", depth, labels))
     counted = cube.groupBy("now", "window", label.alias("label")).agg(F.sum("n").alias("n"), F.sum("bytes").alias("b"))
-    rows = counted.collect()
+    rows = [(row.now, row.window, row.label, row.n, row.b) for row in counted.collect()]
+    return traffic_of(rows, windows, labels, has_before=has_before)
+
+
+def traffic_of(
+    rows: Sequence[tuple[bool, int, str | None, int, int]], windows: Windows, labels: Sequence[str], *, has_before: bool
+) -> Traffic:
+    """Arrange sums of messages and bytes: (whether it is this period, window, label, messages, bytes)."""
     names: list[str | None] = list(labels)
-    if any(row.now and row.label is None for row in rows):
+    if any(now and label is None for now, _, label, _, _ in rows):
         names.append(None)
     at = {name: i for i, name in enumerate(names)}
     messages, sizes = ([[0] * windows.count for _ in names] for _ in range(2))
     before, bytes_before = [0] * windows.count, [0] * windows.count
-    for row in rows:
-        window = min(row.window, windows.count - 1)
-        if row.now:
-            messages[at[row.label]][window] += row.n
-            sizes[at[row.label]][window] += row.b
+    for now, number, label, n, size in rows:
+        window = min(number, windows.count - 1)
+        if now:
+            messages[at[label]][window] += n
+            sizes[at[label]][window] += size
         else:
-            before[window] += row.n
-            bytes_before[window] += row.b
+            before[window] += n
+            bytes_before[window] += size
     return Traffic(
         windows.width,
         windows.origin,
@@ -225,7 +239,12 @@ def find_sizes(
         for label, row in ((key[1], rows.get(key)) for key in order)
         if row is not None and row.n
     ]
-    return sizes, [(*_bounds(row.bin), row.n) for row in bins]
+    return sizes, half_octaves((row.bin, row.n) for row in bins)
+
+
+def half_octaves(bins: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return a histogram, given the number and the messages of each bin, in order."""
+    return [(*_bounds(number), n) for number, n in bins]
 
 
 def _bounds(number: int) -> tuple[int, int]:

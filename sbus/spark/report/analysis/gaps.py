@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from sbus.client.losses import parse_lost
@@ -19,12 +19,16 @@ __all__ = [
     "MAX_LOSSES",
     "MAX_STEPS",
     "Journal",
+    "Mark",
+    "beside_marks",
     "extents",
     "find_gaps",
     "find_journals",
     "find_losses",
     "find_steps",
+    "gaps_of",
     "lost",
+    "micros_of",
     "recorded",
 ]
 
@@ -45,6 +49,20 @@ class Journal(NamedTuple):
     extent: Span
     first_seq: int
     is_stopped: bool
+
+
+class Mark(NamedTuple):
+    """A row that is not a message.
+
+    :ivar us: its time, in µs.
+    :ivar details: its payload as text.
+    """
+
+    journal: str
+    seq: int
+    us: int
+    kind: str
+    details: str | None
 
 
 def find_journals(rows: DataFrame) -> dict[str, Journal]:
@@ -78,12 +96,27 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
     )
     # A loss can have thousands of rows, which must not displace an interruption: its time would seem silent.
     is_loss = F.col("kind").isin("lost", "damaged")
-    newest = marks.orderBy(is_loss, F.col("us").desc()).limit(MAX_GAPS).toDF("journal", "seq", "us", "kind", "details")
-    found = sorted(newest.collect(), key=lambda row: (row.us, row.seq))
+    found = [Mark(*row) for row in marks.orderBy(is_loss, F.col("us").desc()).limit(MAX_GAPS).collect()]
+    beside = rows.where(F.col("seq").isin(beside_marks(found)))
+    times = {(row.journal, row.seq): row.us for row in beside.select("journal", "seq", "us").collect()} if found else {}
+    return gaps_of(found, times, journals, whole, tail)
+
+
+def beside_marks(found: Iterable[Mark]) -> list[int]:
+    """Return the numbers of the rows before and behind the marks."""
+    return [seq for mark in found for seq in (mark.seq - 1, _last(mark, _details(mark.details)) + 1)]
+
+
+def gaps_of(
+    found: Iterable[Mark], times: dict[tuple[str, int], int], journals: dict[str, Journal], whole: Span, tail: int
+) -> list[Gap]:
+    """Return the gaps within a time, the oldest first; see `find_gaps`.
+
+    :param times: the times of the rows beside the marks (µs), by journal and number.
+    """
+    found = sorted(found, key=lambda row: (row.us, row.seq))
     details_of = {(row.journal, row.seq): _details(row.details) for row in found}
     ends = {(row.journal, row.seq): _last(row, details_of[row.journal, row.seq]) + 1 for row in found}
-    beside = rows.where(F.col("seq").isin([*(row.seq - 1 for row in found), *ends.values()]))
-    times = {(row.journal, row.seq): row.us for row in beside.select("journal", "seq", "us").collect()} if found else {}
     gaps = []
     for row in found:
         details = details_of[row.journal, row.seq]
@@ -98,7 +131,8 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
         elif row.kind == "damaged":
             # The damaged rows are those up to the row behind them.
             end = max(row.us + 1, times.get((row.journal, ends[row.journal, row.seq]), row.us))
-            reason = f"{details.get('rows', 0):,} rows"
+            number = details.get("rows", 0)
+            reason = f"{number:,} rows" if isinstance(number, int) else ""
         gaps.append(Gap(row.journal, begin, end, row.kind, ended, reason))
     for journal, (extent, first_seq, is_stopped) in journals.items():
         if is_stopped:
@@ -154,17 +188,18 @@ def find_steps(rows: DataFrame, period: Span) -> list[ClockStep]:
         .limit(MAX_STEPS)
         .collect()
     )
-    return [ClockStep(row.journal, row.us, _micros(row.step)) for row in reversed(found)]
+    return [ClockStep(row.journal, row.us, micros_of(row.step)) for row in reversed(found)]
 
 
-def _micros(seconds: str | None) -> int | None:
+def micros_of(seconds: str | None) -> int | None:
+    """Return a step of a clock in µs; None if it is no number."""
     try:
         return None if seconds is None else from_seconds(float(seconds))
     except (ValueError, OverflowError):
         return None
 
 
-def _last(row: Row, details: dict[str, object]) -> int:
+def _last(row: Mark, details: dict[str, object]) -> int:
     """Return the number of the last row that a row stands for."""
     last = details.get("last") if row.kind == "damaged" else None
     return last if isinstance(last, int) else int(row.seq)

@@ -1,71 +1,27 @@
-"""Compute the figures of a report from rows.
+"""Compute the figures of a report from rows, with Spark.
 
-This module sets the order of the aggregates, and caches rows for them.
+Spark passes over the rows, and keeps the cube (`sbus.spark.report.analysis.cube`) for all that follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime, timedelta
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from sbus.errors import UsageError
-from sbus.journal.clock import HOUR, format_utc, from_datetime, from_seconds
 from sbus.spark.report.analysis import cube as cubes
+from sbus.spark.report.analysis import gaps as gap
 from sbus.spark.report.analysis.changes import compare
-from sbus.spark.report.analysis.figures import Report, Totals
-from sbus.spark.report.analysis.gaps import find_gaps, find_journals, find_losses, find_steps, lost, recorded
+from sbus.spark.report.analysis.compose import compose, period_of, windows_of
+from sbus.spark.report.analysis.figures import Changes, ClockStep, Gap, Loss, Report, Silence, Sizes, Traffic
 from sbus.spark.report.analysis.silences import find_silences
-from sbus.spark.report.analysis.spans import Span, length, nice_width
+from sbus.spark.report.analysis.spans import Span
 
-__all__ = ["Hourly", "counts_of", "measure"]
-
-_MAX_WINDOWS = 300
-"""Windows of a period."""
-_MIN_LABEL_SHARE = 0.01
-"""The least share of the messages of a prefix with a colour of its own: less cannot be seen."""
-_MIN_TIME = -62_135_596_800_000_000
-"""The beginning of the year 1, in µs since the epoch: the earliest time of a `datetime`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hourly:
-    """Rows that are counted by the hour.
-
-    :ivar counts: as `counts_of` returns them; a row stands for messages of one hour, key and size.
-    :ivar rows: rows that are not messages, those beside them, and of each journal those with the least and greatest
-        time and number, with the columns of a journal.
-    """
-
-    counts: DataFrame
-    rows: DataFrame
-
-
-def counts_of(rows: DataFrame) -> DataFrame:
-    """Return each message as counts of one.
-
-    :param rows: the columns of a journal, and ``us``.
-    :returns: ``journal``, ``key``, ``us``, ``size``, ``n``, ``bytes``, ``first``, ``last``.
-    """
-    size = F.length("payload").cast("long")
-    return rows.where("kind = 'message'").select(
-        "journal",
-        "key",
-        "us",
-        size.alias("size"),
-        F.lit(1).cast("long").alias("n"),
-        size.alias("bytes"),
-        F.col("us").alias("first"),
-        F.col("us").alias("last"),
-    )
-
-
-def _within(column: str, span: Span) -> Column:
-    return (F.col(column) >= span.start) & (F.col(column) < span.end)
+__all__ = ["measure"]
 
 
 def measure(
@@ -79,7 +35,6 @@ def measure(
     depth: int | None = None,
     top: int = 12,
     progress: Callable[[str], None] = lambda step: None,
-    hourly: Hourly | None = None,
 ) -> Report:
     """Compute the traffic of a period, compared with an equal period before it.
 
@@ -96,131 +51,112 @@ def measure(
     :param depth: the number of segments that make a prefix; None: chosen by the keys.
     :param top: the largest length of a list.
     :param progress: called with the name of each step.
-    :param hourly: counts of the same rows; used if the windows are whole hours.
     :raises sbus.errors.UsageError: if there are no rows in the period, or the period is not valid.
     """
     progress("period")
-    period = _period(rows if hourly is None else hourly.rows, start, end, last)
-    windows = cubes.Windows(period, nice_width(period.end - period.start, _MAX_WINDOWS))
-    whole = windows.both
-    if hourly is not None and any(time % HOUR for time in (windows.width, period.start, period.end)):
-        hourly = None
-    if hourly is not None:
-        rows = hourly.rows
-    us = F.unix_micros("time")
-    within = rows.where(
-        (F.col("time") >= F.timestamp_micros(F.lit(whole.start)))
-        & (F.col("time") < F.timestamp_micros(F.lit(whole.end)))
-    ).withColumn("us", us)
-    messages = counts_of(within) if hourly is None else hourly.counts.where(_within("us", whole))
-    if wanted is not None:
-        messages = messages.where(wanted)
-
-    progress("gaps")
-    journals = find_journals(within)
-    extents = {journal: found.extent for journal, found in journals.items()}
-    if not any(extent.end >= period.start for extent in extents.values()):
-        # The page would report that nothing stands out.
-        raise UsageError(
-            f"there are no rows between {format_utc(period.start, 'seconds')} and {format_utc(period.end, 'seconds')}: "
-            "name another period, or archive the one that was recorded first"
-        )
-    gaps = find_gaps(within, journals, whole, 2 * windows.width)
-    missing = lost(gaps)
-    losses, steps = find_losses(within, period), find_steps(within, period)
-
-    progress("traffic")
-    cube = cubes.count_keys(messages, windows).persist(StorageLevel.MEMORY_AND_DISK)
-    keys = _by_key(cube).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        before = Span(whole.start, period.start)
-        now_total, before_total, new, vanished = cubes.total(keys)
-        has_before = length(recorded(before, extents, missing)) > 0 and any(
-            e.start < before.end for e in extents.values()
-        )
-        if depth is None:
-            depth = cubes.find_depth(keys.where("n > 0"))
-        by_prefix = keys.where("n > 0").groupBy(cubes.prefix("key", depth).alias("p")).agg(F.sum("n").alias("n"))
-        largest = by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.MAX_LABELS).collect()
-        labels = [row.p for row in largest if row.n >= _MIN_LABEL_SHARE * now_total[0]]
-        traffic = cubes.find_traffic(cube, windows, depth, labels, has_before=has_before)
-        progress("top keys")
-        top_messages = cubes.find_top(keys, "n", top)
-        top_bytes = cubes.find_top(keys, "bytes", top)
-        progress("silences")
-        heard = {journal: min(period.end, extent.end) for journal, extent in extents.items()}
-        intervals = now_total[0] + before_total[0]
-        silences, silence_count = find_silences(cube, windows, missing, heard, top, intervals)
-        scopes = [(key, False) for key, _, _ in top_messages + top_bytes]
-        scopes += [(silence.scope, silence.is_prefix) for silence in silences]
-        shapes = cubes.shapes(cube, windows, scopes)
-        progress("changes")
-        changes = compare(keys, (before, period), missing, depth, top, (new, vanished)) if has_before else None
-        progress("payload sizes")
-        sizes, histogram = cubes.find_sizes(messages.where(F.col("us") >= period.start), depth, labels)
-    finally:
-        keys.unpersist()
-        cube.unpersist()
-    return Report(
-        period,
-        pattern,
-        depth,
-        Totals(*now_total, length(recorded(period, extents, missing))),
-        Totals(*before_total, length(recorded(before, extents, missing))) if has_before else None,
-        traffic,
-        [cubes.with_shape(found, shapes[found[0], False]) for found in top_messages],
-        [cubes.with_shape(found, shapes[found[0], False]) for found in top_bytes],
-        sizes,
-        histogram,
-        [replace(silence, activity=shapes[silence.scope, silence.is_prefix]) for silence in silences],
-        silence_count,
-        extents,
-        gaps,
-        changes,
-        losses,
-        steps,
-    )
+    windows = windows_of(period_of(lambda: _bounds(rows), start, end, last))
+    with closing(_Rows(rows, windows, wanted)) as aggregates:
+        return compose(aggregates, windows, pattern=pattern, depth=depth, top=top, progress=progress)
 
 
-def _period(rows: DataFrame, start: datetime | None, end: datetime | None, most: timedelta) -> Span:
-    """Return the period of the report, in µs.
+def _bounds(rows: DataFrame) -> tuple[int, int] | None:
+    row = rows.agg(F.min(F.unix_micros("time")), F.max(F.unix_micros("time"))).collect()[0]
+    return None if row[0] is None else (row[0], row[1])
 
-    An end that is not given is that of a whole window: a sliver of one would be compared with whole ones.
+
+class _Rows:
+    """The aggregates of rows (`sbus.spark.report.analysis.compose.Aggregates`)."""
+
+    _cube: DataFrame
+    _keys: DataFrame
+    """``key``, ``n`` and ``bytes`` of the period, ``n_before`` and ``bytes_before``, and ``journals``."""
+
+    def __init__(self, rows: DataFrame, windows: cubes.Windows, wanted: Column | None) -> None:
+        self._windows = windows
+        whole = windows.both
+        self._rows = rows.where(
+            (F.col("time") >= F.timestamp_micros(F.lit(whole.start)))
+            & (F.col("time") < F.timestamp_micros(F.lit(whole.end)))
+        ).withColumn("us", F.unix_micros("time"))
+        messages = _messages(self._rows)
+        self._messages = messages if wanted is None else messages.where(wanted)
+        self._cached: list[DataFrame] = []
+
+    def close(self) -> None:
+        """Give the memory of the executors back."""
+        while self._cached:
+            self._cached.pop().unpersist()
+
+    def journals(self) -> dict[str, gap.Journal]:
+        return gap.find_journals(self._rows)
+
+    def gaps(self, journals: dict[str, gap.Journal], tail: int) -> list[Gap]:
+        return gap.find_gaps(self._rows, journals, self._windows.both, tail)
+
+    def losses(self) -> list[Loss]:
+        return gap.find_losses(self._rows, self._windows.period)
+
+    def steps(self) -> list[ClockStep]:
+        return gap.find_steps(self._rows, self._windows.period)
+
+    def count(self) -> None:
+        self._cube = cubes.count_keys(self._messages, self._windows).persist(StorageLevel.MEMORY_AND_DISK)
+        self._cached.append(self._cube)
+        self._keys = _by_key(self._cube).persist(StorageLevel.MEMORY_AND_DISK)
+        self._cached.append(self._keys)
+
+    def totals(self) -> tuple[tuple[int, int, int], tuple[int, int, int], int, int]:
+        return cubes.total(self._keys)
+
+    def depth(self) -> int:
+        return cubes.find_depth(self._keys.where("n > 0"))
+
+    def busiest(self, depth: int) -> Sequence[tuple[str, int]]:
+        by_prefix = self._keys.where("n > 0").groupBy(cubes.prefix("key", depth).alias("p")).agg(F.sum("n").alias("n"))
+        largest = by_prefix.orderBy(F.col("n").desc(), "p").limit(cubes.MAX_LABELS)
+        return [(row.p, row.n) for row in largest.collect()]
+
+    def traffic(self, depth: int, labels: Sequence[str], *, has_before: bool) -> Traffic:
+        return cubes.find_traffic(self._cube, self._windows, depth, labels, has_before=has_before)
+
+    def top(self, order: str, top: int) -> list[tuple[str, int, int]]:
+        return cubes.find_top(self._keys, order, top)
+
+    def silences(
+        self, missing: dict[str, list[Span]], heard: dict[str, int], top: int, intervals: int
+    ) -> tuple[list[Silence], int]:
+        return find_silences(self._cube, self._windows, missing, heard, top, intervals)
+
+    def shapes(self, scopes: Sequence[tuple[str, bool]]) -> Mapping[tuple[str, bool], list[int]]:
+        return cubes.shapes(self._cube, self._windows, scopes)
+
+    def changes(self, missing: dict[str, list[Span]], depth: int, top: int, counts: tuple[int, int]) -> Changes:
+        period = self._windows.period
+        periods = Span(self._windows.both.start, period.start), period
+        return compare(self._keys, periods, missing, depth, top, counts)
+
+    def sizes(self, depth: int, labels: Sequence[str]) -> tuple[list[Sizes], list[tuple[int, int, int]]]:
+        period = self._messages.where(F.col("us") >= self._windows.period.start)
+        return cubes.find_sizes(period, depth, labels)
+
+
+def _messages(rows: DataFrame) -> DataFrame:
+    """Return each message as counts of one.
+
+    :param rows: the columns of a journal, and ``us``.
+    :returns: ``journal``, ``key``, ``us``, ``size``, ``n``, ``bytes``, ``first``, ``last``.
     """
-    first: int | None = _micros(start)
-    last: int | None = _micros(end)
-    if first is None or last is None:
-        row = rows.agg(F.min(F.unix_micros("time")), F.max(F.unix_micros("time"))).collect()[0]
-        if row[0] is None:
-            raise UsageError(
-                "there are no rows to report on: record, and archive, first; or read another lake or journal"
-            )
-        if last is None:
-            last = row[1] + 1
-        if first is None:
-            first = max(row[0], last - from_seconds(most.total_seconds()))
-    if last <= first:
-        raise UsageError(
-            "the period ends before it begins: nothing was recorded in it, or its two ends are swapped; check both"
-        )
-    width = nice_width(last - first, _MAX_WINDOWS)
-    if end is None:
-        last = -(-last // width) * width
-    if start is None:
-        first = first // width * width
-    if 2 * first - last < _MIN_TIME:
-        raise UsageError(
-            "the period before this one, as long as it, would begin before the year 1: report on a shorter one"
-        )
-    return Span(first, last)
-
-
-def _micros(time: datetime | None) -> int | None:
-    if time is None:
-        return None
-    if time.tzinfo is None:
-        raise UsageError(f"{time} has no time zone: add one, as in {time.isoformat()}Z")
-    return from_datetime(time)
+    size = F.length("payload").cast("long")
+    return rows.where("kind = 'message'").select(
+        "journal",
+        "key",
+        "us",
+        size.alias("size"),
+        F.lit(1).cast("long").alias("n"),
+        size.alias("bytes"),
+        F.col("us").alias("first"),
+        F.col("us").alias("last"),
+    )
 
 
 def _by_key(cube: DataFrame) -> DataFrame:

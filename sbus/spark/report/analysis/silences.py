@@ -29,20 +29,34 @@ from sbus.spark.report.analysis.cube import MAX_DEPTH, Windows
 from sbus.spark.report.analysis.figures import Silence
 from sbus.spark.report.analysis.spans import Span
 
-__all__ = ["find_silences"]
+__all__ = [
+    "MAX_CANDIDATES",
+    "MAX_RATIO_TO_KNOWN",
+    "MIN_PAUSE_RATIO",
+    "MIN_RATIO_TO_BEFORE",
+    "MIN_RATIO_TO_THIRD",
+    "MIN_SAMPLES",
+    "NEIGHBOURS",
+    "SCALE",
+    "chance_factor",
+    "find_silences",
+    "pick",
+]
 
 MIN_PAUSE_RATIO = 5
 MIN_RATIO_TO_BEFORE = 1.5
 MIN_RATIO_TO_THIRD = 3
+SCALE = math.log(5)
+"""The ratio of p90 - p50 to the scale of an exponential tail."""
 _FALSE_ALARMS = 0.01
 """Silences of a report that are expected by chance."""
-_MIN_SAMPLES = 10
+MIN_SAMPLES = 10
 """Pauses and intervals that a rhythm needs."""
-_MAX_CANDIDATES = 500
+MAX_CANDIDATES = 500
 """Pauses that are brought to the driver, the longest first."""
-_MAX_RATIO_TO_KNOWN = 4
+MAX_RATIO_TO_KNOWN = 4
 """The largest ratio of a pause to the whole known time of a key: a key that came once and left has no rhythm."""
-_NEIGHBOURS = 8
+NEIGHBOURS = 8
 """Pauses on either side that a pause is compared with."""
 
 
@@ -61,9 +75,20 @@ def find_silences(
     :param intervals: the number of intervals between messages that are looked at, of all keys together.
     """
     rows = _candidates(_pauses(cube, windows, lost, heard), windows, intervals).collect()
-    found = _merge_prefixes([_silence(row) for row in rows])
+    return pick([_silence(row) for row in rows], top)
+
+
+def pick(candidates: list[Silence], top: int) -> tuple[list[Silence], int]:
+    """Return the silences to report, and their number, out of those of keys and of prefixes."""
+    found = _merge_prefixes(candidates)
     found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
     return found[:top], len(found)
+
+
+def chance_factor(intervals: int) -> float:
+    """Return how many times the scale of its pauses the longest one of a key is, by chance, above their p90."""
+    # P(pause > p90 + x) is 0.1 exp(-x / scale).
+    return math.log(max(1.0, 0.1 * intervals * MAX_DEPTH / _FALSE_ALARMS))
 
 
 def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], heard: dict[str, int]) -> DataFrame:
@@ -100,7 +125,7 @@ def _pauses(cube: DataFrame, windows: Windows, lost: dict[str, list[Span]], hear
             ),
         ),
     ).otherwise(0)
-    around = order.rowsBetween(-_NEIGHBOURS, _NEIGHBOURS)
+    around = order.rowsBetween(-NEIGHBOURS, NEIGHBOURS)
     ended = F.when(F.col("end").isNotNull(), F.col("net")).otherwise(0)
     return (
         pauses.withColumn("unrecorded", unrecorded)
@@ -118,7 +143,7 @@ def _scope(text: Column, *, is_prefix: bool) -> Column:
 
 
 def _candidates(pauses: DataFrame, windows: Windows, intervals: int) -> DataFrame:
-    """Return the pauses that are silences, at most `_MAX_CANDIDATES`."""
+    """Return the pauses that are silences, at most `MAX_CANDIDATES`."""
     ended = F.col("end").isNotNull()
     earlier = ended & (F.col("end") < windows.period.start)
     # A busy key is known by its mean interval in each window, and by the pauses between windows.
@@ -137,11 +162,9 @@ def _candidates(pauses: DataFrame, windows: Windows, intervals: int) -> DataFram
         F.try_element_at(F.sort_array(F.collect_list(length), False), F.lit(3)).alias("third"),
         (F.max(F.coalesce("end", "start")) - F.min("start")).alias("known"),
     )
-    # P(pause > p90 + x) is 0.1 exp(-x / scale), and p90 - p50 is scale * ln 5.
-    scale = (F.col("usual")[1] - F.col("usual")[0]) / math.log(5)
-    by_chance = math.log(max(1.0, 0.1 * intervals * MAX_DEPTH / _FALSE_ALARMS))
+    scale = (F.col("usual")[1] - F.col("usual")[0]) / SCALE
     usual = F.greatest(
-        F.col("usual")[1] + scale * by_chance,
+        F.col("usual")[1] + scale * chance_factor(intervals),
         F.col("usual")[1] * MIN_PAUSE_RATIO,
         F.col("around") * MIN_PAUSE_RATIO,
         F.col("third") * MIN_RATIO_TO_THIRD,
@@ -149,12 +172,12 @@ def _candidates(pauses: DataFrame, windows: Windows, intervals: int) -> DataFram
     )
     return (
         pauses.where((F.col("net") >= windows.width) & (F.col("until") > windows.period.start))
-        .join(rhythm.where(F.col("samples") >= _MIN_SAMPLES), ["journal", "scope"])
-        .where((F.col("net") > usual) & (F.col("net") < F.col("known") * _MAX_RATIO_TO_KNOWN))
+        .join(rhythm.where(F.col("samples") >= MIN_SAMPLES), ["journal", "scope"])
+        .where((F.col("net") > usual) & (F.col("net") < F.col("known") * MAX_RATIO_TO_KNOWN))
         # A key without messages in the period has vanished, which the changes report.
         .where(ended | (F.col("start") >= windows.period.start))
         .orderBy(ended, F.col("net").desc(), F.length("scope.text"), "scope")
-        .limit(_MAX_CANDIDATES)
+        .limit(MAX_CANDIDATES)
     )
 
 
