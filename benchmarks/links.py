@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Measure a link between two buses beside one bus: throughput, CPU for each message, round trips, and idleness.
 
-    python benchmarks/links.py [--shape both] [--rounds 5] [--messages 1000000] [--trips 1000] [--priority]
+    python benchmarks/links.py [--shape both] [--only trips] [--starts 1] [--rounds 5] [--messages 1000000]
+                               [--trips 1000] [--priority]
 
 One run has a bus, and for each shape of a link a master with a bus below it. The link is a process of its own
 (``process``), or inside the process of the bus below (``inside``). In each round a client sends through one bus, and
 then through each link: bundles, and plain packets. The client publishes and reads in one process, and is never more
 than two chunks ahead, so nothing is dropped. The ratios of one round are taken, then their median.
+How well the addresses of processes suit each other is the luck of a start, and round trips depend on it: ``--starts``
+starts all processes that many times, and the medians are those of all starts.
 On a busy machine, ``--priority`` gives all processes real-time priority while something is measured (root).
 Under ``setarch -R`` all processes have one layout of addresses: the difference is what branch prediction loses between
 processes at random ones.
@@ -259,9 +262,13 @@ def measure_flow(found: Installation, rounds: int, messages: int, *, bundled: bo
         )
 
 
-def measure_trips(found: Installation, rounds: int, count: int, *, prioritized: bool) -> None:
-    """Print the times of round trips, all on one CPU."""
-    trips: dict[str, list[float]] = {name: [] for name in found.ends}
+def measure_trips(
+    found: Installation, rounds: int, count: int, trips: dict[str, list[float]], *, prioritized: bool
+) -> None:
+    """Measure round trips, all on one CPU.
+
+    :param trips: the times are added to it, in seconds, by the shape of the link.
+    """
     for number in range(rounds):
         for name in rotated(list(found.ends), number):
             below, above = found.ends[name]
@@ -272,10 +279,17 @@ def measure_trips(found: Installation, rounds: int, count: int, *, prioritized: 
                 wait_crossing(one, other, THERE)
                 wait_crossing(other, one, BACK)
                 with pinned(found.pids), priority(found.pids) if prioritized else nullcontext():
-                    trips[name].append(trip(one, other, count))
+                    trips.setdefault(name, []).append(trip(one, other, count))
+
+
+def show_trips(trips: dict[str, list[float]]) -> None:
+    """Print the medians of round trips, and the range of the ratios."""
     for name, times in trips.items():
+        ratios = [a / b for a, b in zip(times, trips["bus"], strict=True)]
         print(
-            f"round trip on one CPU, {name}: {statistics.median(times) * 1e6:.0f} µs, ×{ratio(times, trips['bus']):.2f}"
+            f"round trip on one CPU, {name}: {statistics.median(times) * 1e6:.0f} µs, "
+            f"×{statistics.median(ratios):.2f} (×{min(ratios):.2f} to ×{max(ratios):.2f})",
+            flush=True,
         )
 
 
@@ -299,16 +313,25 @@ def main() -> None:
     """Measure, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=[*SHAPES, "both"], default="both")
+    parser.add_argument("--only", choices=["flow", "trips", "idle"])
+    parser.add_argument("--starts", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--trips", type=int, default=1_000)
     parser.add_argument("--priority", action="store_true")
     options = parser.parse_args()
-    with installed(list(SHAPES) if options.shape == "both" else [options.shape]) as found:
-        for bundled, messages in ((True, options.messages), (False, options.messages // 5)):
-            measure_flow(found, options.rounds, messages, bundled=bundled, prioritized=options.priority)
-        measure_trips(found, options.rounds, options.trips, prioritized=options.priority)
-        measure_idle(found)
+    parts = [options.only] if options.only else ["flow", "trips", "idle"]
+    trips: dict[str, list[float]] = {}
+    for _ in range(options.starts):
+        with installed(list(SHAPES) if options.shape == "both" else [options.shape]) as found:
+            if "flow" in parts:
+                for bundled, messages in ((True, options.messages), (False, options.messages // 5)):
+                    measure_flow(found, options.rounds, messages, bundled=bundled, prioritized=options.priority)
+            if "trips" in parts:
+                measure_trips(found, options.rounds, options.trips, trips, prioritized=options.priority)
+            if "idle" in parts:
+                measure_idle(found)
+    show_trips(trips)
 
 
 if __name__ == "__main__":

@@ -142,10 +142,12 @@ class _Bus:
     def __init__(self, listed: tuple[bytes, ...], limit: int) -> None:
         self.listed = listed
         self.interest = Interest(listed, limit=limit)
+        self.known: dict[bytes, tuple[bool, ...]] = {}
         self.reset()
 
     def reset(self) -> None:
         self.stage = Stage.CLOSED
+        self.known.clear()
         self.name = b""
         self.path: list[tuple[bytes, bytes]] = []
         self.grants = False
@@ -154,7 +156,6 @@ class _Bus:
         self.is_listed = False
         self.fences: list[int | None] = []
         self.receipts = 0
-        self.known: dict[bytes, tuple[bool, ...]] = {}
 
 
 class LinkCore:
@@ -170,6 +171,8 @@ class LinkCore:
     :ivar refused: secret messages from above without a receiver below.
     :ivar closely: packets of the last batch that were looked at one by one.
     :ivar left: packets at the end of the last batch that are for another call of `received`.
+    :ivar known: by side, the keys of open messages that may cross. While the link is up, its shell can send a batch
+        that is one run of them (`next_run`) to the other bus as it is, if it counts it in `carried`.
     """
 
     def __init__(
@@ -185,6 +188,7 @@ class LinkCore:
         self._below = _Bus(tuple(out), limit)
         self._above = _Bus(tuple(into), limit)
         self._buses = (self._below, self._above)
+        self.known = (self._below.known, self._above.known)
         self._wire = wire
         self._secrets = secrets
         self._master = "the master"
@@ -295,12 +299,6 @@ class LinkCore:
         total = len(packets)
         at = self.closely = self.left = 0
         is_plain = self.is_up
-        if is_plain:
-            found, until = next_run(packets, 0, total, bus.known)
-            if until == total and found is not None:  # as nearly always
-                self.carried[side] += total
-                self._wire.send(_OTHER[side], packets)
-                return False
         while at < total and bus.stage is not Stage.CLOSED:
             found, until = next_run(packets, at, total, bus.known)
             if found is None:

@@ -17,7 +17,7 @@ passes that on and closes the connection above, all within `STOP_TIMEOUT`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from twisted.internet import defer, error
@@ -40,7 +40,7 @@ from sbus.daemon.service import Service
 from sbus.flood.fifo import FifoQueue
 from sbus.link.core import LinkCore, Side
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.routing.runs import total_size
+from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import IPacketReceiver
 from sbus.seqpacket.pair import OVERHEAD, PairedTransport
@@ -54,6 +54,8 @@ CLOSE_LOOK = 32
 """Packets of a run that cost the link as much as one that it has to look at by itself."""
 STOP_TIMEOUT = 5.0
 """Seconds for which a link that stops passes on what is queued for it."""
+_SETTLED = 32
+"""Lone messages that are paid for together."""
 _REPORT_INTERVAL = 60.0
 """Seconds between two log lines with the same reason why there is no link."""
 
@@ -63,15 +65,17 @@ class _Queue(FifoQueue):
 
     :param on_lost: called with the messages that cannot be sent any more.
     :param on_room: called when the queue has become short.
+    :ivar waiting: the packets.
     """
 
-    __slots__ = ("_is_high", "_on_lost", "_on_room")
+    __slots__ = ("_is_high", "_on_lost", "_on_room", "waiting")
 
     def __init__(self, on_lost: Callable[[int], object], on_room: Callable[[], object]) -> None:
         super().__init__()
         self._on_lost = on_lost
         self._on_room = on_room
         self._is_high = False
+        self.waiting: Sequence[bytes] = self._packets
 
     @property
     def memory(self) -> int:
@@ -108,18 +112,32 @@ class _Queue(FifoQueue):
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
 class _Connection:
-    """A connection to one bus."""
+    """A connection to one bus.
+
+    A message with a known key that comes alone is passed on with as few calls as can be, as somebody may wait for it.
+    """
 
     def __init__(self, link: LinkService, side: Side) -> None:
         self._link = link
         self.side = side
+        self._other = side.other
         self.transport: PacketTransport | PairedTransport | None = None
         self.queue = _Queue(lambda count: link.core.lose(side.other, count), lambda: link.resume(side.other))
         self._is_paused = False
+        self._owed = 0
+        self._core = link.core
+        self._known = link.core.known[side]
+        self._waiting = self.queue.waiting
+        self._send: Callable[[list[bytes]], int] = _send_nothing
+        self._hand_over: Callable[[list[bytes]], int] = _send_nothing
 
     def makeConnection(self, transport: ITransport) -> None:
         self.transport = cast("PacketTransport | PairedTransport", transport)
         self.transport.queue = self.queue
+        self._send = self._hand_over = self.transport.try_send
+        if isinstance(transport, PairedTransport):
+            transport.take_lone = self._take_lone
+            self._hand_over = transport.hand_over
 
     def connectionMade(self) -> None:
         """Do nothing more (`IProtocol`)."""
@@ -128,8 +146,45 @@ class _Connection:
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
+        link, side, core = self._link, self.side, self._core
+        if core.is_up and link.connections[side] is self:
+            total = len(packets)
+            found, until = next_run(packets, 0, total, self._known)
+            if until == total and found is not None:  # as nearly always
+                core.carried[side] += total
+                target = link.connections[self._other]
+                if total == 1 and target is not None and not target._waiting and target._hand_over(packets):
+                    self._owed += 1
+                    if self._owed >= _SETTLED:
+                        self._settle()
+                    return 1
+                link.send(self._other, packets)
+                if True in link.touched:
+                    link.flush(False)
+                if link.charge is not None:
+                    link.charge(side, 1, total)
+                return total
         left = self._link.received(self, packets)
         return len(packets) - left  # counted now: the core has taken bundles apart in this list
+
+    def _take_lone(self, packets: list[bytes]) -> bool:
+        """Send a message on inside the bus's call, if that is all there is to do (`PairedTransport.take_lone`)."""
+        link, side, core = self._link, self.side, self._core
+        if core.is_up and link.connections[side] is self and next_run(packets, 0, 1, self._known)[0] is not None:
+            target = link.connections[self._other]
+            if target is not None and not target._waiting and target._send(packets):
+                core.carried[side] += 1
+                self._owed += 1
+                if self._owed == _SETTLED:
+                    link.call_later(self._settle)  # not now: the bus has the balance in hand
+                return True
+        return False
+
+    def _settle(self) -> None:
+        """Pay for the lone messages since the last time."""
+        owed, self._owed = self._owed, 0
+        if self._link.charge is not None:
+            self._link.charge(self.side, owed, owed)
 
     def pause(self) -> bool:
         """Read no more; return False if that was so already."""
@@ -157,8 +212,13 @@ class _Connection:
 
     def connectionLost(self, reason: Failure) -> None:
         self.transport = None
+        self._send = self._hand_over = _send_nothing
         clean = reason.check(error.ConnectionDone)
         self._link.ended(self, "it closed the connection" if clean else reason.getErrorMessage())
+
+
+def _send_nothing(packets: list[bytes]) -> int:
+    return 0
 
 
 class _Factory(Factory):
@@ -199,8 +259,9 @@ class LinkService(Service):
     :param secrets: whether secret messages that are not for the bus below go up.
     :param max_packet: bytes in the longest packet of either bus.
     :param label: the beginning of each line in its log.
-    :param charge: called after each batch with the bus that it came from, and the number of its packets, where one that
-        the link had to look at by itself counts as `CLOSE_LOOK` more; None: not called.
+    :param charge: called with a bus, a number of batches that came from it, and the number of their packets, where one
+        that the link had to look at by itself counts as `CLOSE_LOOK` more; None: not called. It is called after each
+        batch, but for lone messages once for `_SETTLED` of them.
     :ivar core: what the link knows and has counted.
     """
 
@@ -218,7 +279,7 @@ class LinkService(Service):
         max_packet: int = DEFAULT_MAX_PACKET,
         backoff: Backoff | None = None,
         label: str = "",
-        charge: Callable[[Side, int], None] | None = None,
+        charge: Callable[[Side, int, int], None] | None = None,
     ) -> None:
         self._reactor = reactor
         self._ends = tuple(
@@ -228,12 +289,12 @@ class LinkService(Service):
             for bus, name in ((below, "the bus below"), (above, "the master"))
         )
         self._label = label
-        self._charge = charge
+        self.charge = charge
         self._backoff = backoff or Backoff(first=0.1, factor=2.0, longest=5.0, spread=0.0)
-        self._connections: list[_Connection | None] = [None, None]
+        self.connections: list[_Connection | None] = [None, None]
         self._delays = [self._backoff.delays(), self._backoff.delays()]
         self._attempts: list[defer.Deferred[None] | None] = [None, None]
-        self._touched = [False, False]
+        self.touched = [False, False]
         self._is_receiving = False
         self._timer: IDelayedCall | None = None
         self._reports = [("", 0.0), ("", 0.0)]
@@ -262,7 +323,7 @@ class LinkService(Service):
             self._timer = None
         self._stopped = defer.Deferred()
         deadline = self._reactor.callLater(STOP_TIMEOUT, self._abort)
-        below, above = self._connections
+        below, above = self.connections
         if below is not None and below.transport is not None and self.core.is_up:
             below.transport.loseWriteConnection()
         else:
@@ -275,18 +336,18 @@ class LinkService(Service):
             deadline.cancel()
 
     def _abort(self) -> None:
-        for connection in self._connections:
+        for connection in self.connections:
             if connection is not None and connection.transport is not None:
                 connection.transport.abortConnection()
 
     def _check_stopped(self) -> None:
-        if self._stopped is not None and not self._stopped.called and self._connections == [None, None]:
+        if self._stopped is not None and not self._stopped.called and self.connections == [None, None]:
             self._stopped.callback(None)
 
     # --- connecting --------------------------------------------------------------------------
 
     def _connect_after(self, side: Side, delay: float) -> None:
-        if self.running and self._attempts[side] is None and self._connections[side] is None:
+        if self.running and self._attempts[side] is None and self.connections[side] is None:
             attempt = self._attempts[side] = defer.Deferred.fromCoroutine(self._connect(side, delay))
             attempt.addErrback(lambda failure: None if failure.check(defer.CancelledError) else failure)
             attempt.addErrback(lambda failure: self.log_.failure("Error in connecting", failure=failure))
@@ -305,25 +366,25 @@ class LinkService(Service):
                 await deferLater(self._reactor, next(self._delays[side]))
         finally:
             self._attempts[side] = None
-        self._connections[side] = connection
+        self.connections[side] = connection
         self.core.connected(side)
-        self._flush()
+        self.flush()
 
     def ended(self, connection: _Connection, why: str) -> None:
         """Note the end of a connection, and connect again; called once or twice."""
         side = connection.side
-        if self._connections[side] is not connection:
+        if self.connections[side] is not connection:
             return
         if side is Side.BELOW and self._stopped is not None:
-            above = self._connections[Side.ABOVE]
+            above = self.connections[Side.ABOVE]
             if above is not None and above.transport is not None:
                 above.transport.loseConnection()
-        self._connections[side] = None
+        self.connections[side] = None
         connection.queue.discard_all()
         if self._stopped is None:
             self._report(side, f"the connection to {self._ends[side].name} was lost: {why}")
             self.core.disconnected(side)
-            self._flush()
+            self.flush()
             self._connect_after(side, next(self._delays[side]))
         self._check_stopped()
 
@@ -339,11 +400,11 @@ class LinkService(Service):
 
     def held(self) -> int:
         """Return the bytes of memory that the packets in the link's queues take."""
-        return sum(connection.queue.memory for connection in self._connections if connection is not None)
+        return sum(connection.queue.memory for connection in self.connections if connection is not None)
 
     def received(self, connection: _Connection, packets: list[bytes]) -> int:
         """Handle a batch from one bus; return the number of packets at its end to be handed over again."""
-        if self._connections[connection.side] is not connection:
+        if self.connections[connection.side] is not connection:
             return 0
         self._is_receiving = True
         try:
@@ -353,26 +414,30 @@ class LinkService(Service):
         left = self.core.left
         if left and connection.pause():
             self._reactor.callLater(0, connection.resume)
-        if is_due_changed or True in self._touched:
-            self._flush(is_due_changed)
-        if self._charge is not None:
-            self._charge(connection.side, len(packets) - left + CLOSE_LOOK * self.core.closely)
+        if is_due_changed or True in self.touched:
+            self.flush(is_due_changed)
+        if self.charge is not None:
+            self.charge(connection.side, 1, len(packets) - left + CLOSE_LOOK * self.core.closely)
         return left
+
+    def call_later(self, call: Callable[[], None]) -> None:
+        """Call in the next turn of the reactor."""
+        self._reactor.callLater(0, call)
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""
-        connection = self._connections[side]
+        connection = self.connections[side]
         if connection is not None:
             connection.resume()
 
-    def _flush(self, is_due_changed: bool = True) -> None:
+    def flush(self, is_due_changed: bool = True) -> None:
         """Send what has been queued, and set the timer."""
         if self._is_receiving:
             return
         for side in Side:
-            if self._touched[side]:
-                self._touched[side] = False
-                connection = self._connections[side]
+            if self.touched[side]:
+                self.touched[side] = False
+                connection = self.connections[side]
                 if connection is not None and connection.transport is not None:
                     connection.transport.flush()
         if not is_due_changed:
@@ -390,37 +455,37 @@ class LinkService(Service):
     def _tick(self) -> None:
         self._timer = None
         self.core.tick(self._reactor.seconds())
-        self._flush()
+        self.flush()
 
     # --- `sbus.link.core.Wire` ---------------------------------------------------------------
 
     def send(self, side: Side, packets: list[bytes]) -> None:
         """See `sbus.link.core.Wire`."""
-        connection = self._connections[side]
+        connection = self.connections[side]
         if connection is None:
             return
         transport = connection.transport
-        if transport is not None and not len(connection.queue):
+        if transport is not None and not connection.queue.waiting:
             sent = transport.try_send(packets)
             if sent == len(packets):
                 return
             packets = packets[sent:]
-        self._touched[side] = True
+        self.touched[side] = True
         if connection.queue.extend(packets):
-            source = self._connections[side.other]
+            source = self.connections[side.other]
             if source is not None:
                 source.pause()
 
     def bundle(self, side: Side, limit: int) -> None:
         """See `sbus.link.core.Wire`."""
-        connection = self._connections[side]
+        connection = self.connections[side]
         if connection is not None and connection.transport is not None:
             connection.transport.start_bundling(limit)
 
     def disconnect(self, side: Side, reason: str, retry: float | None) -> None:
         """See `sbus.link.core.Wire`."""
         self._report(side, reason)
-        connection, self._connections[side] = self._connections[side], None
+        connection, self.connections[side] = self.connections[side], None
         if connection is not None:
             connection.queue.discard_all()
             if connection.transport is not None:

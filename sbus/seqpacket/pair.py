@@ -12,6 +12,10 @@ Invariants:
 
 * *No callback runs inside another one.* Handing over, closing, resuming and reporting are deferred, as those of a
   socket are (`Multiplexer.call_soon`). A protocol that sends in the middle of a batch never runs its peer inside it.
+  Two exceptions save a lone packet the way through the multiplexer, for an end that asks for them:
+  `PairedTransport.take_lone` is called inside the call that sends, and neither calls back nor sends to this pair;
+  `PairedTransport.hand_over` is for a sender that no protocol has called. Both need an empty inbox, of a protocol that
+  is not running, so two ends that answer each other do not call each other deeper and deeper.
 * *One call hands over one inbox at most*, about 2,000 small messages. Two such calls in each direction follow each
   other in one pass of the multiplexer, then its sockets and the reactor have their turn.
 * *A full inbox is the congestion.* An empty one takes at least one packet, of any length: no packet is too long.
@@ -89,6 +93,8 @@ class PairedTransport(Endings):
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
     :ivar held: returns the bytes that the program holds for this connection, besides the two inboxes.
     :ivar held_limit: about the largest number that `held` returns.
+    :ivar take_lone: if the protocol sets it: called with a packet that the peer sends alone while the inbox is empty,
+        inside the peer's call. It returns whether it has taken the packet, and calls nothing of the peer.
     """
 
     TLS = False
@@ -115,6 +121,7 @@ class PairedTransport(Endings):
         "protocol",
         "queue",
         "read_limit",
+        "take_lone",
     )
 
     peer: PairedTransport
@@ -133,6 +140,7 @@ class PairedTransport(Endings):
         self.on_vain_read: Callable[[int], None] | None = None
         self.held: Callable[[], int] = _nothing
         self.held_limit = 0
+        self.take_lone: Callable[[list[bytes]], bool] | None = None
         # The inbox. Its size includes the packets that the protocol is being handed.
         self._arrived: list[bytes] = []
         self._size = 0
@@ -201,8 +209,17 @@ class PairedTransport(Endings):
         if self.read_side is not _READ_OPEN or self.life is _NEW:
             return
         try:
-            if self._arrived:
-                self._deliver()
+            packets = self._arrived
+            if packets:
+                # What `_deliver` does, in place: nearly every message goes this way.
+                self._arrived = []
+                receiver = self._receiver
+                assert receiver is not None
+                taken = receiver.packetsReceived(packets)
+                if taken == len(packets) and not (self._arrived or self._peer_ended or self.peer._waits_for_room):
+                    self._size = self._kept = 0
+                    return
+                self._taken(packets, taken)
             if self.read_side is _READ_OPEN and (self._arrived or self._peer_ended):
                 if self._arrived:
                     self._read_soon()
@@ -216,7 +233,10 @@ class PairedTransport(Endings):
         """Hand the inbox to the protocol; keep what it does not take."""
         assert self._receiver is not None
         packets, self._arrived = self._arrived, []
-        taken = self._receiver.packetsReceived(packets)
+        self._taken(packets, self._receiver.packetsReceived(packets))
+
+    def _taken(self, packets: list[bytes], taken: int) -> None:
+        """Keep what the protocol has not taken of these packets, and measure the inbox."""
         self._kept = 0
         if self.read_side is _STOPPED:
             return  # the inbox was discarded
@@ -316,7 +336,13 @@ class PairedTransport(Endings):
         if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
             return 0
         peer = self.peer
-        size = _size(packets)
+        if not peer._size and peer.take_lone is not None and len(packets) == 1 and peer.read_side is _READ_OPEN:
+            try:
+                if peer.take_lone(packets):
+                    return 1
+            except Exception:
+                peer._failed()
+        size = total_size(packets) + OVERHEAD * len(packets)
         if peer.read_side is _READ_OPEN and peer._size + size <= CAPACITY:
             # What `_arrive` does, in place: nearly every message goes this way.
             peer._arrived += packets
@@ -326,6 +352,19 @@ class PairedTransport(Endings):
                 self._multiplexer.call_soon(peer._read)
             return len(packets)
         return self._send(packets)
+
+    def hand_over(self, packets: list[bytes]) -> int:
+        """As `try_send`, and call the peer now if nothing waits for it.
+
+        For a caller that the multiplexer has called, or a timer, and no protocol in the middle of its batch.
+        """
+        peer = self.peer
+        if peer._size or peer._is_due or peer.read_side is not _READ_OPEN or self.write_side is not _WRITE_OPEN:
+            return self.try_send(packets)
+        peer._arrived += packets
+        peer._size = total_size(packets) + OVERHEAD * len(packets)
+        peer._read()
+        return len(packets)
 
     def _send(self, packets: list[bytes]) -> int:
         """Put packets into the peer's inbox; return the number of those that it took, from the front."""
@@ -433,6 +472,7 @@ class PairedTransport(Endings):
         self._stop_input()
         self.queue.discard_all()
         self.held = _nothing
+        self.take_lone = None
         self.peer._peer_ended = True
         self.peer._call_soon(self.peer._peer_closed)
         protocol, self.protocol, self._half, self._receiver = self.protocol, None, None, None

@@ -188,18 +188,12 @@ def test_slow_bus_below_stops_the_reading_from_the_master():
     assert got == [packet for packet in sent if packet in set(got)]
 
 
-def test_the_link_never_runs_inside_the_bus(monkeypatch: pytest.MonkeyPatch):
-    """What arrives for the link while the bus delivers is handled after that, and the other way round."""
+def test_batches_for_the_link_are_not_handled_inside_the_bus():
+    """A batch that arrives for the link while the bus delivers is handled after that, and the other way round."""
+    states: list[tuple[bool, list[Any]]] = []
     linked = Linked()
     delivery = linked.below.registry.delivery
-    states = []
-    received = linked.link.core.received
-
-    def watched(*args: Any) -> bool:
-        states.append((delivery._flushing, delivery.touched))
-        return received(*args)
-
-    monkeypatch.setattr(linked.link.core, "received", watched)
+    linked.link.charge = lambda *_: states.append((delivery._flushing, delivery.touched))
     low, high = linked.client(linked.below, b"x"), linked.client(linked.above, b"x")
     states.clear()
     low.send(*[b"MSG x\0%d" % number for number in range(100)])
@@ -226,7 +220,7 @@ def test_what_comes_down_is_paid_for():
 def test_carrying_is_paid_for():
     """The link reports each batch; one that goes up costs its user copies, and one that comes down costs it work."""
     batches: Counter[Side] = Counter()
-    linked = Linked(charge=lambda side, count: batches.update({side: count}))
+    linked = Linked(charge=lambda side, _, count: batches.update({side: count}))
     low, high = linked.client(linked.below), linked.client(linked.above, b"x")
     linked.client(linked.below, b"y")
     batches.clear()
@@ -236,14 +230,40 @@ def test_carrying_is_paid_for():
     assert batches == {Side.BELOW: 30 + CLOSE_LOOK, Side.ABOVE: 20 + CLOSE_LOOK}  # each key is new
     bus = BusService(SeqpacketServerEndpoint(linked.clock, "/nowhere"), clock=linked.clock)
     owner = BusWithLink(bus, bus, "/nowhere/else", reactor=linked.clock)
-    owner._charge(Side.BELOW, 80)  # there is no link yet
+    owner._charge(Side.BELOW, 1, 80)  # there is no link yet
     link = linked.of_link(linked.below)
     bus.registry.upstream.link = link
     link.user.work_left = link.user.copies.work_left = 100
-    owner._charge(Side.BELOW, 80)
+    owner._charge(Side.BELOW, 1, 80)
     assert (link.user.work_left, link.user.copies.work_left) == (100, 89)
-    owner._charge(Side.ABOVE, 160)
+    owner._charge(Side.ABOVE, 1, 160)
     assert (link.user.work_left, link.user.copies.work_left) == (79, 89)
+
+
+def test_lone_messages_are_paid_for_in_sums():
+    """A message with a known key crosses without delay if it comes alone, and the link pays for some at a time."""
+    paid: list[tuple[Side, int, int]] = []
+    linked = Linked(charge=lambda *args: paid.append(args))
+    low, high = linked.client(linked.below, b"y"), linked.client(linked.above, b"x")
+    carried = linked.link.core.carried
+    paid.clear()
+    for way, (publisher, reader, packet) in zip(
+        (Side.BELOW, Side.ABOVE), ((low, high, b"MSG x\0"), (high, low, b"MSG y\0")), strict=True
+    ):
+        publisher.send(packet)
+        linked.settle()
+        assert paid == [(way, 1, 1 + CLOSE_LOOK)]
+        paid.clear()
+        before = carried[way]
+        for number in range(64):
+            publisher.send(packet)
+            if way is Side.BELOW:
+                assert carried[way] == before + number + 1  # in the call of its bus
+            linked.settle()
+        assert len(reader.take()) == 65
+        assert carried[way] == before + 64
+        assert paid == [(way, 32, 32)] * 2
+        paid.clear()
 
 
 def test_patterns_weigh_more_with_the_link_inside():
@@ -271,7 +291,7 @@ def test_patterns_weigh_more_with_the_link_inside():
 def test_messages_of_many_keys_are_taken_in_parts(way, monkeypatch: pytest.MonkeyPatch):
     """However many new keys a batch has, the link looks at a few packets at a time, and none is lost or overtaken."""
     batches: Counter[Side] = Counter()
-    linked = Linked(Limits(queue_messages=10_000), charge=lambda side, count: batches.update({side: count}))
+    linked = Linked(Limits(queue_messages=10_000), charge=lambda side, _, count: batches.update({side: count}))
     one, other = (linked.below, linked.above) if way == "up" else (linked.above, linked.below)
     publisher, reader = linked.client(one), linked.client(other, b"x/")
     looks = []
@@ -314,7 +334,7 @@ def test_bundle_behind_the_answer_that_agrees_to_it():
     """
     linked = Linked()
     high = linked.client(linked.above, b"x")
-    connection = linked.link._connections[Side.BELOW]
+    connection = linked.link.connections[Side.BELOW]
     assert connection is not None
     packets = [b"CMSG bundle/on\0" + b"65536", *pack([b"MSG x\0%d" % n for n in range(5)], 65_536, 64)[0]]
     assert len(packets) == 2

@@ -12,6 +12,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from twisted.internet import error
 from twisted.internet.interfaces import IPushProducer, IStreamClientEndpoint, ITransport
 from twisted.internet.protocol import Factory
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
@@ -90,6 +91,93 @@ def test_no_protocol_runs_inside_another(monkeypatch: pytest.MonkeyPatch):
     for _ in range(20):
         pair.settle()
     assert handled == [(1, length) for length in range(1, 21)]
+
+
+def test_handing_over_calls_the_peer_unless_something_waits():
+    """What is handed over arrives in the call; behind packets that wait, or for a paused peer, it comes as usual."""
+    pair = Pair()
+    assert pair.ours.hand_over([b"1"]) == 1
+    assert pair.other.packets == [b"1"]
+    pair.ours.try_send([b"2"])
+    assert pair.ours.hand_over([b"3"]) == 1
+    assert pair.other.packets == [b"1"]
+    pair.settle()
+    pair.theirs.pauseProducing()
+    assert pair.ours.hand_over([b"4"]) == 1
+    assert pair.ours.unread_bytes() == 1 + OVERHEAD
+    pair.theirs.resumeProducing()
+    pair.settle()
+    assert pair.other.packets == [b"1", b"2", b"3", b"4"]
+    pair.theirs.abortConnection()
+    pair.settle()
+    assert pair.ours.hand_over([b"5"]) == 0
+
+
+def test_ends_that_hand_over_to_each_other_do_not_fill_the_stack(monkeypatch: pytest.MonkeyPatch):
+    """Two protocols that answer each packet by handing over a longer one run inside each other once, and not deeper."""
+    pair = Pair()
+    running = deepest = 0
+    handled: list[int] = []
+
+    def react(transport: PairedTransport) -> Callable[[list[bytes]], int]:
+        def received(packets: list[bytes]) -> int:
+            nonlocal running, deepest
+            running += 1
+            deepest = max(deepest, running)
+            handled.append(len(packets[0]))
+            if len(packets[0]) < 100:
+                transport.hand_over([packets[0] + b"."])
+            running -= 1
+            return len(packets)
+
+        return received
+
+    monkeypatch.setattr(pair.one, "packetsReceived", react(pair.ours))
+    monkeypatch.setattr(pair.other, "packetsReceived", react(pair.theirs))
+    pair.ours.hand_over([b"x"])
+    for _ in range(100):
+        pair.settle()
+    assert handled == list(range(1, 101))
+    assert deepest == 2
+
+
+def test_a_lone_packet_can_be_taken_inside_the_call():
+    """An end that asks for it is offered a packet that comes alone; what it refuses, and all else, comes as usual."""
+    pair = Pair()
+    offered: list[list[bytes]] = []
+
+    def take(packets: list[bytes]) -> bool:
+        offered.append(packets)
+        return packets != [b"no"]
+
+    pair.theirs.take_lone = take
+    assert [pair.ours.try_send(packets) for packets in ([b"a"], [b"b", b"c"], [b"behind"])] == [1, 2, 1]
+    assert offered == [[b"a"]]
+    pair.settle()
+    assert pair.other.packets == [b"b", b"c", b"behind"]
+    assert pair.ours.try_send([b"no"]) == 1
+    pair.settle()
+    assert offered == [[b"a"], [b"no"]]
+    assert pair.other.packets[-1] == b"no"
+    pair.theirs.pauseProducing()
+    pair.ours.try_send([b"later"])
+    assert len(offered) == 2
+
+
+def test_an_error_in_taking_a_lone_packet_costs_that_end_its_connection():
+    """The sender notices nothing but the end of the connection."""
+    pair = Pair()
+
+    def take(packets: list[bytes]) -> bool:
+        raise ValueError("wrong")
+
+    pair.theirs.take_lone = take
+    with capturedLogs() as logs:
+        assert pair.ours.try_send([b"a"]) == 1
+    assert [str(event["log_failure"].value) for event in logs] == ["wrong"]
+    pair.settle()
+    assert pair.theirs.life is Life.CLOSED
+    assert pair.ours.life is Life.CLOSED
 
 
 def test_full_inbox_is_congestion():
