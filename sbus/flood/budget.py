@@ -115,12 +115,14 @@ class SharedBudget:
 class CopyBalance:
     """The copies that may be made for one user's receivers now, as work in units of about 1 µs.
 
+    :ivar owner: the user.
     :ivar work_left: the balance; below 0 it is a debt.
     """
 
-    __slots__ = ("work_left",)
+    __slots__ = ("owner", "work_left")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: UserShare) -> None:
+        self.owner = owner
         self.work_left = 0
 
 
@@ -142,12 +144,17 @@ class UserShare:
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
-        self.copies = CopyBalance()
+        self.copies = CopyBalance(self)
         self.queues = 0
         self.queued_bytes = 0
         self.buffers = 0
         self.memory = 0
         self.memory_limit = budget.memory.user_limit
+
+    @property
+    def owner(self) -> UserShare:
+        """The user itself: as the owner of a balance (`sbus.server.turns`)."""
+        return self
 
     def add_queue(self) -> None:
         """Count one more queue of this user."""

@@ -55,6 +55,7 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason
 from sbus.flood.budget import QueueLimits, UserShare
+from sbus.flood.digest import Digest
 from sbus.flood.interfaces import IPacketQueue, Loss, Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
 from sbus.flood.orders import PRICE, RANKED, Backlog, FifoBacklog, Reply, new_backlog
@@ -62,7 +63,7 @@ from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.protocol import notices
 from sbus.protocol.notices import LossReason
-from sbus.routing.runs import newest, shortest, total_size
+from sbus.routing.runs import total_size
 
 __all__ = ["QueueOwner", "SendQueue"]
 
@@ -118,6 +119,8 @@ class SendQueue:
     :ivar is_clear: whether nothing is in the way of new messages: it is not congested, not late, and has no `head`.
     :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
     :ivar late_bytes: the bytes of these messages.
+    :ivar is_behind: whether messages that wait elsewhere go before those in `pending`, which are not sent until then.
+    :ivar digest: what is known of `pending`, if it is a list that other queues have, too.
     :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
@@ -153,7 +156,9 @@ class SendQueue:
         "can_block",
         "conflated",
         "copies",
+        "digest",
         "head",
+        "is_behind",
         "is_clear",
         "is_congested",
         "is_deaf",
@@ -177,6 +182,8 @@ class SendQueue:
         self.is_congested = False
         self.is_late = False
         self.late_bytes = 0
+        self.is_behind = False
+        self.digest: Digest | None = None
         self.can_block = False
         self.messages = 0
         self.size = 0
@@ -314,7 +321,10 @@ class SendQueue:
         if self.is_deaf:
             return None
         if not self._reply_pending:
-            soft, hard, size = self.settings.soft.always, self.settings.hard.always, total_size(packets)
+            digest, self.digest = self.digest, None
+            if digest is None or digest.packets is not packets:
+                digest = Digest(packets)
+            soft, hard, size = self.settings.soft.always, self.settings.hard.always, digest.size
             if soft is Verdict.REPLACE and not self.settings.order.arrival:
                 soft = Verdict.KEEP
             blocks = may_block and soft is Verdict.BLOCK
@@ -323,21 +333,28 @@ class SendQueue:
                     soft, hard = Verdict.KEEP, Verdict.DROP
                 if hard is Verdict.BLOCK:
                     hard = Verdict.DROP
-            if blocks or (soft is Verdict.KEEP and not self._lacks_room(len(packets), size)):
+            fits = soft in (Verdict.KEEP, Verdict.REPLACE) and not self._lacks_room(len(packets), size)
+            if blocks or (soft is Verdict.KEEP and fits):
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK if blocks else None
-            if soft is Verdict.REPLACE and not self._lacks_room(len(packets), size):
+            if soft is Verdict.REPLACE and fits:
                 count = len(packets)
-                packets = newest(packets)
+                packets = digest.newest()
                 self.conflated += count - len(packets)
                 self._conflated += count - len(packets)
             if soft is Verdict.DROP:
                 self._lose(len(packets), size, LossReason.DISCARD)
                 return self._outcome(None, None)
             if soft is Verdict.KEEP and hard is Verdict.DROP:
-                self._keep_what_fits(backlog, packets, size)
+                self._keep_what_fits(backlog, digest)
                 return self._outcome(None, None)
+            if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
+                # The messages for which there is room are lost as well: nothing is sent any more.
+                self._discard(())
+                self._lose(len(packets), size, LossReason.DISCONNECT)
+                reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL
+                return self._outcome(reason, None)
         return self._enqueue_each(packets, may_block)
 
     def settle(self, may_block: bool) -> Outcome | None:
@@ -379,22 +396,22 @@ class SendQueue:
         self._lose(1, len(packet), self._cause, is_first=True)
         return True
 
-    def _keep_what_fits(self, backlog: Backlog, packets: list[bytes], size: int) -> None:
+    def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
         A run is halved until there is room for all of a part, or for none: in most cases there is one such place.
         """
+        packets, size = digest.packets, digest.size
         if not self._lacks_room(len(packets), size):
             backlog.push(packets)
             self._count(len(packets), size)
-        elif len(packets) == 1 or self._is_full(packets):
-            self._lose(len(packets), size, self._lacks_room(1, shortest(packets)) or LossReason.QUEUE_FULL)
+        elif len(packets) == 1 or self._is_full(digest):
+            self._lose(len(packets), size, self._lacks_room(1, digest.shortest()) or LossReason.QUEUE_FULL)
         else:
             half = len(packets) // 2
-            first, second = packets[:half], packets[half:]
-            first_size = total_size(first)
-            self._keep_what_fits(backlog, first, first_size)
-            self._keep_what_fits(backlog, second, size - first_size)
+            first = Digest(packets[:half])
+            self._keep_what_fits(backlog, first)
+            self._keep_what_fits(backlog, Digest(packets[half:], size - first.size))
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         close: CloseReason | None = None
@@ -522,9 +539,9 @@ class SendQueue:
             return LossReason.SHARE
         return None if self._user.has_memory(size + price) else LossReason.SHARE
 
-    def _is_full(self, packets: list[bytes]) -> bool:
+    def _is_full(self, digest: Digest) -> bool:
         """Return whether there is room for none of these messages."""
-        return self.messages >= self._limits.messages or self._lacks_room(1, shortest(packets)) is not None
+        return self.messages >= self._limits.messages or self._lacks_room(1, digest.shortest()) is not None
 
     def _count(self, messages: int, size: int) -> None:
         user = self._user
@@ -634,6 +651,8 @@ class SendQueue:
                 backlog = self._ordered(backlog, count)
             if self.head is None and not backlog.marks:
                 return backlog.take(count)
+        elif self.is_behind:
+            return []
         elif self.head is None:
             taken = self.pending
             if len(taken) <= count:
@@ -756,10 +775,14 @@ class SendQueue:
         if self._backlog is None:
             stamped = {at for at, _ in self._stamped}
             packets = [packet for at, packet in enumerate(taken) if at not in stamped] + packets
-        for packet in packets:
-            if type(packet) is not Reply:
-                messages += 1
-                size += len(packet)
+        if not self._reply_pending:
+            messages += len(packets)
+            size += total_size(packets)
+        else:
+            for packet in packets:
+                if type(packet) is not Reply:
+                    messages += 1
+                    size += len(packet)
         for packet in self._oversized:  # among the packets taken; counted already
             if type(packet) is not Reply:
                 messages -= 1

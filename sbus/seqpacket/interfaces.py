@@ -68,7 +68,8 @@ class IPacketTransport(Interface):
         "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
     )
     on_vain_read: Callable[[int], None] | None = Attribute(
-        "Called with the number of reads that have completed no packet, if it is not None; it may pause."
+        "Called with the number of reads that have completed no packet, if it is not None; on a stream socket also "
+        "before each read, with 0. It may pause."
     )
     on_kept: Callable[[list[bytes]], None] | None = Attribute(
         "Called with all packets that the transport keeps for the protocol, when the peer has left while it was paused."

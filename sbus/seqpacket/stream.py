@@ -14,7 +14,8 @@ are the packet transport's.
   connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
   behind the rest of the frame, or not at all.
 * *A read that completes no packet is reported* (`on_vain_read`): a peer that sends single bytes costs a system call for
-  each, and no packet shows it to the protocol.
+  each, and no packet shows it to the protocol. The next read may be such a one, so the protocol can pause the
+  transport before it.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
 """
 
@@ -29,6 +30,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.framing import HEADER, FrameReader, frame
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.send_buffer import SendBuffer
+from sbus.seqpacket.states import ReadSide
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH
 
@@ -57,10 +59,21 @@ class StreamTransport(PacketTransport):
         self._send_batch = self._send_frames
 
     def _read(self, exclusive: bool) -> None:
+        if self.on_vain_read is not None:
+            self.on_vain_read(0)  # before the system call: another client of the user may have spent the balance
+            if self.read_side is not ReadSide.OPEN:
+                return
         super()._read(exclusive)
         count, self._frames.vain = self._frames.vain, 0
         if count and self.on_vain_read is not None:
             self.on_vain_read(count)
+
+    def _read_again(self) -> None:
+        """Read from now on; in the middle of a frame at once, as to watch the socket for a moment costs more."""
+        if self._frames.held:
+            self._read(False)
+        if self.read_side is ReadSide.OPEN:
+            super()._read_again()
 
     def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""

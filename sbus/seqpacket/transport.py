@@ -446,9 +446,13 @@ class PacketTransport(Endings):
                 return
         if self.read_side is ReadSide.RESUMING:
             self.move(Event.RESUMED)
-            self._watch(self._events | READ)
+            self._read_again()
         elif self.read_side is ReadSide.EOF:
             self._report_end_of_file()
+
+    def _read_again(self) -> None:
+        """Read from now on."""
+        self._watch(self._events | READ)
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -722,12 +726,13 @@ class PacketTransport(Endings):
     def _begin_farewell(self, farewell: Callable[[], list[bytes]] | None, patience: float) -> None:
         if self.life is Life.CLOSED:
             return
-        self._farewell = []
+        packets: list[bytes] = []
         try:
             if farewell is not None:
-                self._farewell = farewell()
+                packets = farewell()  # may flush, which would end the connection if the farewell had begun
         finally:
-            if self._farewell and patience > 0:
+            self._farewell = packets
+            if packets and patience > 0:
                 self._farewell_timer = self._multiplexer.reactor.callLater(patience, self._guarded, self._shut_down)
             self._say_farewell()
 

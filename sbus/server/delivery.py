@@ -29,14 +29,16 @@ message instead made every receiver with ``blocking/hard/block`` cost its publis
 .. rubric:: What the copies cost
 
 Each copy is deducted from the balance of copies of the receiver's user. If that is spent, the message waits, see
-`sbus.server.late`. For the copies that did not wait the publisher pays: `work` is their price. Within a run the balance
-of the receivers' user is in a local variable, as each look at an attribute costs a copy 3 %.
+`sbus.server.late`. Receivers in cohorts get a run before all others, with one step for each cohort. For the copies that
+did not wait the publisher pays: `work` is their price. Within a run the balance of the receivers' user is in a local
+variable, as each look at an attribute costs a copy 3 %.
 
 An exception of a plugged-in strategy or order is the trouble of the client that chose it: that client is disconnected.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Set
 
 from twisted.logger import Logger
@@ -44,15 +46,17 @@ from twisted.logger import Logger
 from sbus.errors import CloseReason
 from sbus.flood import Loss, Outcome, SendQueue, Verdict
 from sbus.flood.budget import CopyBalance, MemoryAccount, UserShare
+from sbus.flood.digest import Digest
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.backpressure import Backpressure
+from sbus.server.cohorts import Cohort, Plan
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.last_values import LastValues
-from sbus.server.late import FLUSHED_AT_ONCE, WORTH_DECIDING, Late
+from sbus.server.late import FLUSHED_AT_ONCE, MANY, WORTH_DECIDING, Late
 from sbus.server.observers import Events
 from sbus.server.turns import (
     BUNDLED_COPIES,
@@ -63,6 +67,7 @@ from sbus.server.turns import (
     REFUSED,
     REPLACED,
     SENDING,
+    SHARED,
     TURN_BUDGET,
     Turns,
 )
@@ -100,6 +105,7 @@ class Delivery:
         "_backpressure",
         "_blocking",
         "_catches_left",
+        "_cohorts",
         "_count",
         "_counters",
         "_credentials",
@@ -143,6 +149,7 @@ class Delivery:
         self._turns = turns
         self._muted = muted
         self._late = Late(turns, self._decide, min(memory.user_limit, memory.limit))
+        self._cohorts = self._late.cohorts.of
         self._catches_left: int | None = None
         self.served = self.work = self.postponed = 0
 
@@ -166,22 +173,28 @@ class Delivery:
         :returns: the number of packets, from the front, that were dealt with. It is less than all if a receiver has
             blocked the publisher.
         """
-        if self._blocking and len(packets) > 1 and not self._has_room(packets, receivers, publisher):
-            # Somewhere in the middle a receiver may block the publisher: find out where.
-            half = len(packets) // 2
-            done = self.deliver(packets[:half], receivers, publisher)
-            if done < half or (publisher is not None and publisher.is_paused):
-                return done
-            return done + self.deliver(packets[half:], receivers, publisher)
         if self.touched and publisher is not self._publisher:
             self.flush()
-        count, copies, observers = len(packets), len(receivers), self.observers
+        late, copies = 0, len(receivers)
+        if self._blocking or self._cohorts:
+            plan = self._plan(packets, receivers, publisher)
+            if self._blocking and len(packets) > 1 and not self._has_room(packets, plan.others, publisher):
+                # Somewhere in the middle a receiver may block the publisher: find out where.
+                half = len(packets) // 2
+                done = self.deliver(packets[:half], receivers, publisher)
+                if done < half or (publisher is not None and publisher.is_paused):
+                    return done
+                return done + self.deliver(packets[half:], receivers, publisher)
+            receivers, late = plan.others, plan.members
+            if late:
+                self._share(plan, packets, publisher)
+        count, observers = len(packets), self.observers
         self._count(packets, copies)
-        if not copies or (observers and receivers[0] in observers and is_unrouted(receivers, observers)):
+        if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = {} if count > 1 else None
-        late = waiting = bundled = work_left = 0
+        waiting = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catches_left = None
@@ -199,6 +212,11 @@ class Delivery:
                 balance = queue.copies
                 work_left = balance.work_left
             if work_left <= 0 or not queue.is_clear:
+                if queue.is_late and (cohort := self._cohorts.get(receiver)) is not None:
+                    if cohort.is_closed:
+                        queue.is_behind = True
+                    else:
+                        self._late.set_apart(receiver, queue)  # it has joined since an observer has published
                 if queue.is_late and not (queue.can_block and self._may_block(receiver, publisher)):
                     if receiver.user is not user:
                         if user is not None:
@@ -215,7 +233,7 @@ class Delivery:
                         waiting += 1
                         late += 1
                         continue
-                if work_left <= 0 or queue.is_late:
+                if work_left <= 0 or queue.is_late or (copies >= MANY and queue.is_congested):
                     if user is not None:
                         self._wait(user, waiting, packets, publisher)
                         user = None
@@ -228,6 +246,9 @@ class Delivery:
                 if queue.is_congested:
                     balance.work_left, balance = work_left, None
                     self._add(receiver, queue, packets, publisher)
+                    may_block = queue.can_block and self._may_block(receiver, publisher)
+                    if copies >= MANY and queue.is_congested and not may_block:
+                        self._late.join(receiver, queue)
                     continue
             if count > 1 and queue.settings.bundles:
                 bundled += 1
@@ -280,6 +301,7 @@ class Delivery:
                 if len(touched) > FLUSHED_AT_ONCE:
                     touched = self._flush_later(touched)
                 publisher, self._publisher = self._publisher, None
+                are_many = len(touched) >= MANY
                 for receiver in touched:
                     queue, transport = receiver.queue, receiver.transport
                     try:
@@ -288,7 +310,10 @@ class Delivery:
                             continue
                         transport.flush()
                         if queue.pending:
+                            lost = queue.lost
                             self._settle(receiver, queue, transport, publisher)
+                            if are_many and (queue.is_congested or queue.lost > lost):
+                                self._late.join(receiver, queue)
                     except Exception:
                         self._failed(receiver)
         finally:
@@ -364,11 +389,13 @@ class Delivery:
         """Add a run to the backlog of a congested receiver."""
         queue.copies.work_left -= FULL_SOCKET
         if queue.settings.soft.always is _REPLACE:
-            queue.copies.work_left -= len(packets) // REPLACED
+            digest = queue.digest = Digest(packets)
+            queue.copies.work_left -= len(digest.newest()) * REPLACED
         try:
             may_block = queue.can_block and self._may_block(receiver, publisher)
             before = queue.size
             outcome = queue.enqueue(packets, may_block)
+            queue.digest = None
             if may_block and publisher is not None:
                 self._backpressure.kept(publisher, receiver, queue.size - before, queue.size)
             if outcome is not None:
@@ -381,6 +408,59 @@ class Delivery:
         self._late.add(user, receivers * total_size(packets))
         if not _is_own(publisher, user):
             self.postponed += receivers
+
+    def _plan(self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None) -> Plan:
+        """Return who of the receivers waits in cohorts for these messages.
+
+        Before that, flood control decides at the publisher's expense about members that may block it, and about some
+        for which too much waits.
+        """
+        if not self._cohorts:
+            return Plan(receivers, (), 0, {})
+        late, size = self._late, total_size(packets)
+        plan = late.cohorts.plan(receivers)
+        overdue = [
+            (cohort, members)
+            for cohort in plan.cohorts
+            if (members := late.overdue(cohort, len(packets), size, _is_own(publisher, cohort.user)))
+        ]
+        if overdue:
+            overdue.sort(key=lambda each: each[0].size, reverse=True)  # else those just served would be the first again
+            catches_left = _CATCHES + plan.members // 32
+            for cohort, members in overdue:
+                for receiver in list(itertools.islice(cohort.members, min(members, max(0, catches_left)))):
+                    if catches_left > 0:
+                        work = late.serve(receiver, are_many=True)
+                        self.work += work
+                        catches_left -= 1 + work // _CAUGHT
+        while True:
+            plan = late.cohorts.plan(receivers)
+            blocking = [
+                cohort for cohort in plan.cohorts if cohort.can_block and self._is_blockable(plan, cohort, publisher)
+            ]
+            if not blocking:
+                self.work += late.cohorts.effort
+                late.cohorts.effort = 0
+                return plan
+            for receiver in [receiver for cohort in blocking for receiver in cohort.members]:
+                self.work += late.serve(receiver, are_many=False)
+
+    def _share(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> None:
+        """Have a run wait for the cohorts of a plan."""
+        self._late.share(plan, packets, total_size(packets))
+        foreign = sum(not _is_own(publisher, cohort.user) for cohort in plan.cohorts)
+        self.postponed += foreign
+        self.work += (len(plan.cohorts) - foreign) * SHARED
+
+    def _is_blockable(self, plan: Plan, cohort: Cohort, publisher: Publisher | None) -> bool:
+        """Return whether a member of a cohort may block this publisher."""
+        if publisher is None:
+            return False
+        known = plan.blockable.get((publisher, cohort))
+        if known is None:
+            known = any(self._may_block(receiver, publisher) for receiver in cohort.members)
+            plan.blockable[publisher, cohort] = known
+        return known
 
     def _postpone(
         self,
@@ -397,7 +477,7 @@ class Delivery:
         :param copies: the receivers of the run.
         :returns: whether they wait; if not, nothing waits any more.
         """
-        if not queue.is_late and not self._turns.crowd:
+        if not queue.is_late and not self._turns.crowd and not (copies >= MANY and queue.is_congested):
             queue.copies.work_left = TURN_BUDGET
             return False
         catches_left = self._catches_left
@@ -433,7 +513,13 @@ class Delivery:
 
         :returns: the price.
         """
-        waiting, kept, sent = len(queue.pending), queue.messages, 0
+        kept, sent = queue.messages, 0
+        waiting = len(queue.pending)
+        if waiting and queue.settings.soft.always is _REPLACE:
+            digest = queue.digest = queue.digest or Digest(queue.pending)
+            price = len(digest.newest()) * REPLACED
+        else:
+            price = waiting // DECIDED
         transport = receiver.transport
         try:
             if transport is None:
@@ -451,8 +537,8 @@ class Delivery:
         except Exception:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
-        decided = REPLACED if queue.settings.soft.always is _REPLACE else DECIDED
-        return FULL_SOCKET + sent // copies + waiting // decided + max(0, queue.messages - kept) // KEPT
+        queue.digest = None
+        return FULL_SOCKET + sent // copies + price + max(0, queue.messages - kept) // KEPT
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

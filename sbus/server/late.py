@@ -16,7 +16,12 @@ which is a small part of the work of doing it message by message. The socket of 
 nothing is gained by an early decision: it gets a turn when `WORTH_DECIDING` messages wait, after `LONGEST_WAIT`, or as
 soon as it has read its queue.
 
-While no other user's client sends anything, a spent balance is topped up on the spot, and no receiver is late.
+While no other user's client sends anything, a spent balance is topped up on the spot, and only congested receivers of
+a run with `MANY` receivers are late.
+
+Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`): what waits, waits once for all members,
+so a publisher adds a run to a cohort and not to each receiver. A receiver comes into one when its socket was found full
+and it is one of many.
 
 The same way bounds the flush of a message with very many receivers: `FLUSHED_AT_ONCE` of them are flushed at once, and
 the others are late.
@@ -30,31 +35,39 @@ the others are late.
 * What looks at the queue is preceded by `Late.catch_up`: a reply, a change of the client's strategies or order, the end
   of the connection. So a fence counts what was published before it.
 * At most `MOST_PACKETS` messages wait undecided for one receiver, and `MOST_BYTES` for all, less on a bus with little
-  memory. Beyond that the publisher pays for deciding, for some of these receivers in each run, so that this is no long
-  piece of work either. A publisher of the receiver's own user has half of that, so what others publish finds room
-  behind any flood of that user.
+  memory; for a cohort, `_MOST_SHARED`. Beyond that the publisher pays for deciding, for some of these receivers in each
+  run, so that this is no long piece of work either. A publisher of the receiver's own user has half of that, so what
+  others publish finds room behind any flood of that user.
 * What waits is charged to the receiver's user, who never lacks memory for anything else because of it.
 
-Rejected: one list of undecided messages for each user. It would cost a publisher the same for any number of silent
-receivers, but replies, settings and ends of connections would have to pass through that list, too, and a receiver that
-reads would lose its messages to its neighbours.
+Rejected: one list of undecided messages for each user, for receivers that get different messages: replies, settings and
+ends of connections would have to pass through that list, too. A member of a cohort leaves it first.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
 
-from sbus.flood import SendQueue
-from sbus.flood.budget import CopyBalance, UserShare
+from sbus.flood import SendQueue, Verdict
+from sbus.flood.budget import UserShare
+from sbus.routing.runs import total_size
+from sbus.server.cohorts import Cohort, Cohorts, Plan
 from sbus.server.interfaces import Receiver
 from sbus.server.turns import Turns
 
-__all__ = ["FLUSHED_AT_ONCE", "LONGEST_WAIT", "MOST_BYTES", "MOST_PACKETS", "WORTH_DECIDING", "Late"]
+__all__ = ["FLUSHED_AT_ONCE", "LONGEST_WAIT", "MANY", "MOST_BYTES", "MOST_PACKETS", "WORTH_DECIDING", "Late"]
 
 FLUSHED_AT_ONCE = 512
 """Receivers that are flushed in one go."""
+MANY = 16
+"""Receivers of a run from which on the congested ones among them are late, whoever else is served; and late receivers
+of a user from which on they form cohorts."""
 WORTH_DECIDING = 512
 """Messages for a congested receiver with which it wants a turn."""
+_COHORT_WORTH_DECIDING = 2_048
+"""Messages for a member of a cohort with which it wants a turn."""
 LONGEST_WAIT = 0.02
 """Seconds after which it wants a turn in any case."""
 MOST_PACKETS = 2_048
@@ -65,25 +78,44 @@ _MEMORY_PART = 16
 """The part (one over it) of one user's limit of memory that they may be, if that is less."""
 _OWN_PART = 2
 """The part (one over it) of these limits that publishers of the receiver's own user may take."""
+_MOST_SHARED = 8_192
+"""Messages that wait undecided for one cohort."""
+_MOST_REPLACED = 2_048
+"""The same for receivers that keep the newest message of each key only: to decide about one takes 5 µs a key."""
+_LEAST_REPLACED = 512
+"""The same if each message has a key of its own."""
 _BEYOND = 8
 """The limits are exceeded up to this factor while too many receivers are at them at the same time."""
+_MEASURED = 4
+"""Receivers about which a turn decides between two looks at the clock, each of which costs as much as a cheap decision.
+The first look comes after the first receiver."""
 
 
 class _Line:
     """The late receivers of one user, which wait for a turn as one client.
 
-    :ivar receivers: those that want a turn, the oldest first.
+    :param find: returns the next receiver of the line that wants a turn.
+    :param decide: decides about that receiver.
+    :ivar user: the user.
+    :ivar receivers: those that want a turn and are in no cohort, the oldest first.
     :ivar congested: those for which it is too early.
     """
 
-    __slots__ = ("_balance", "_catch_up", "_turns", "congested", "is_waiting", "receivers")
+    __slots__ = ("_decide", "_find", "_turns", "congested", "is_waiting", "receivers", "user")
 
-    def __init__(self, balance: CopyBalance, turns: Turns, catch_up: Callable[[Receiver], None]) -> None:
-        self._balance = balance
+    def __init__(
+        self,
+        user: UserShare,
+        turns: Turns,
+        find: Callable[[_Line], Receiver | None],
+        decide: Callable[[_Line, Receiver], None],
+    ) -> None:
+        self.user = user
         self._turns = turns
-        self._catch_up = catch_up
+        self._find = find
+        self._decide = decide
         self.is_waiting = False
-        self.receivers: dict[Receiver, None] = {}
+        self.receivers: OrderedDict[Receiver, None] = OrderedDict()
         self.congested: dict[Receiver, None] = {}
 
     def want_turn(self, receiver: Receiver) -> None:
@@ -91,27 +123,24 @@ class _Line:
         self.receivers[receiver] = None
         self.wait()
 
-    def want_turns(self) -> None:
-        """Have all congested receivers want a turn."""
-        if self.congested:
-            self.receivers.update(self.congested)
-            self.congested.clear()
-            self.wait()
-
     def wait(self, is_first: bool = False) -> None:
         if not self.is_waiting:
             self.is_waiting = True
-            self._turns.wait(self._balance, self, is_first)
+            self._turns.wait(self.user.copies, self, is_first)
 
     def take_turn(self) -> None:
         """Decide about the messages of some receivers (`sbus.server.turns`)."""
         self.is_waiting = False
-        balance, turns = self._balance, self._turns
+        balance, turns = self.user.copies, self._turns
         before, began = balance.work_left, turns.cpu()
-        while self.receivers and balance.work_left > 0:
-            self._catch_up(next(iter(self.receivers)))
-            turns.correct(balance, before, began)  # each time: one receiver can take longer than a turn
-        if self.receivers:
+        decided = 0
+        while (receiver := self._find(self)) is not None and balance.work_left > 0:
+            self._decide(self, receiver)
+            if not decided % _MEASURED:
+                turns.correct(balance, before, began)  # one receiver can take longer than a turn
+            decided += 1
+        turns.correct(balance, before, began)
+        if receiver is not None:
             self.wait(before <= 0)
 
 
@@ -122,17 +151,19 @@ class Late:
     :param decide: sends what a receiver's socket takes, and lets flood control decide about the rest; returns the
         price.
     :param user_memory: bytes of memory that one user may hold.
-    :ivar bytes: bytes that wait undecided for all receivers.
+    :ivar bytes: bytes that wait undecided for all receivers that are in no cohort; a packet counts for each of them.
+    :ivar cohorts: the cohorts.
     """
 
-    __slots__ = ("_decide", "_has_timer", "_lines", "_most_bytes", "_turns", "bytes")
+    __slots__ = ("_decide", "_has_timer", "_lines", "_most_bytes", "_turns", "bytes", "cohorts")
 
     def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue], int], user_memory: int) -> None:
         self._turns = turns
         self._decide = decide
         self._most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
-        self._lines: dict[CopyBalance, _Line] = {}
+        self._lines: dict[UserShare, _Line] = {}
         self._has_timer = False
+        self.cohorts = Cohorts(self._set_timer)
         self.bytes = 0
 
     def room(self, is_own: bool, beyond: bool = False) -> tuple[int, int]:
@@ -172,9 +203,7 @@ class Late:
         queue.pending += packets
         queue.late_bytes += size
         self.add(receiver.user, size)
-        line = self._lines.get(queue.copies)
-        if line is None:
-            line = self._lines[queue.copies] = _Line(queue.copies, self._turns, self._catch_up)
+        line = self._line(receiver.user)
         if queue.is_congested and len(queue.pending) < WORTH_DECIDING:
             if not queue.is_late:
                 line.congested[receiver] = None
@@ -184,11 +213,142 @@ class Late:
         queue.is_clear, queue.is_late = False, True
         return True
 
+    def overdue(self, cohort: Cohort, messages: int, size: int, is_own: bool) -> int:
+        """Return the members of a cohort to decide about before messages are added to it.
+
+        There are none until half of the room is taken. Then there are so many that all will have had their turn when
+        the room is taken, unless these are too many for one run (`Delivery`).
+
+        :param size: the bytes of the messages.
+        :param is_own: the publisher and the cohort are of one user.
+        """
+        most = _MOST_SHARED
+        if cohort.replaces:
+            most = int(max(_LEAST_REPLACED, min(_MOST_REPLACED, _LEAST_REPLACED / cohort.variety)))
+        most = most // _OWN_PART if is_own else most
+        most_bytes = self._most_bytes // _OWN_PART if is_own else self._most_bytes
+        waiting = cohort.waiting()
+        left = min(1 - waiting / most, 1 - self.cohorts.bytes / most_bytes)
+        if left > 0.5 or not waiting:
+            return 0
+        _call_all(cohort)
+        wanted = max(messages / most, size / most_bytes)
+        return len(cohort.members) if wanted >= left else math.ceil(len(cohort.members) * wanted / left)
+
+    def share(self, plan: Plan, packets: list[bytes], size: int) -> None:
+        """Have messages wait for the cohorts of a plan.
+
+        :param size: their bytes.
+        """
+        for cohort in plan.cohorts:
+            if not cohort.waiting():
+                self._set_timer()
+            self.cohorts.add(cohort, packets, size)
+            if cohort.waiting() >= _COHORT_WORTH_DECIDING:
+                _call_all(cohort)
+                self._line(cohort.user).wait()
+
+    def join(self, receiver: Receiver, queue: SendQueue, home: Cohort | None = None) -> None:
+        """Put a receiver whose socket was full just now into a cohort, if it fits in.
+
+        :param home: the cohort that it was in before.
+        """
+        if queue.is_late or queue.is_deaf or queue.pending:
+            return
+        replaces = queue.settings.soft.always is Verdict.REPLACE
+        if self.cohorts.join(receiver, queue.can_block, replaces, home):
+            queue.is_clear, queue.is_late = False, True
+            self._line(receiver.user)
+
     def hurry(self, receiver: Receiver, queue: SendQueue) -> None:
         """Have a late receiver want a turn: much waits for it, or its socket takes packets again."""
-        line = self._lines[queue.copies]
-        if receiver in line.congested:
+        line = self._lines[receiver.user]
+        cohort = self.cohorts.of.get(receiver)
+        if cohort is not None and cohort.can_block is not queue.can_block:  # it was behind a snapshot
+            self.set_apart(receiver, queue)
+        elif cohort is not None or receiver in line.congested:
             line.want_turn(receiver)
+
+    def catch_up(self, receiver: Receiver, queue: SendQueue) -> int:
+        """Decide about what waits for a late receiver.
+
+        :returns: the price.
+        """
+        cohort = self.cohorts.of.get(receiver)
+        if cohort is None or cohort.members[receiver] == cohort.end:
+            self._end(receiver, queue)
+        else:
+            packets = cohort.part(receiver)
+            self._end(receiver, queue)
+            queue.pending = packets + queue.pending
+        return self._decide(receiver, queue)
+
+    def serve(self, receiver: Receiver, are_many: bool) -> int:
+        """Decide about what waits for a late receiver.
+
+        :param are_many: it is one of many, and so is in a cohort afterwards if its socket is full.
+        :returns: the price.
+        """
+        queue = receiver.queue
+        assert queue is not None, "a receiver without a queue is never late"
+        lost, cohort = queue.lost, self.cohorts.of.get(receiver)
+        if cohort is None or cohort.is_closed or queue.pending or cohort.members[receiver] >= cohort.due:
+            work = self.catch_up(receiver, queue)
+            if are_many and (queue.is_congested or queue.lost > lost):
+                self.join(receiver, queue, cohort)
+            return work
+        digest = cohort.advance(receiver)
+        self.cohorts.trim(cohort)
+        if queue.is_congested:
+            queue.pending, queue.digest = digest.packets, digest
+        else:  # a list of its own, as it goes to the transport
+            queue.pending = digest.packets.copy()
+        work = self._decide(receiver, queue)
+        if cohort.replaces:
+            cohort.variety = len(digest.newest()) / len(digest)
+        is_full = queue.is_congested or queue.lost > lost
+        if (not is_full or queue.pending or queue.is_deaf) and self.cohorts.of.get(receiver) is cohort:
+            self.set_apart(receiver, queue)
+        return work
+
+    def forget(self, receiver: Receiver, queue: SendQueue) -> None:
+        """A receiver is not late any more, since its connection ends; what waits is at the end of its queue."""
+        if receiver in self.cohorts.of:
+            self.set_apart(receiver, queue)
+        self._end(receiver, queue)
+        self.cohorts.forget()
+
+    def set_apart(self, receiver: Receiver, queue: SendQueue) -> None:
+        """Have a member of a cohort be late by itself; it wants a turn."""
+        packets = self.cohorts.of[receiver].part(receiver)
+        self.cohorts.leave(receiver)
+        size = total_size(packets)
+        queue.pending, queue.is_behind = packets + queue.pending, False
+        queue.late_bytes += size
+        self.add(receiver.user, size)
+        self._lines[receiver.user].want_turn(receiver)
+
+    def _end(self, receiver: Receiver, queue: SendQueue) -> None:
+        """End that a receiver is late."""
+        if queue.is_late:
+            queue.is_late = queue.is_behind = False
+            queue.note_clear()
+            self.cohorts.leave(receiver)
+            self.add(receiver.user, -queue.late_bytes)
+            queue.late_bytes = 0
+            line = self._lines[receiver.user]
+            line.receivers.pop(receiver, None)
+            line.congested.pop(receiver, None)
+            if not line.receivers and not line.congested and not self.cohorts.of_user(receiver.user):
+                del self._lines[receiver.user]
+                if line.is_waiting:
+                    self._turns.forget(queue.copies, line)
+
+    def _line(self, user: UserShare) -> _Line:
+        line = self._lines.get(user)
+        if line is None:
+            line = self._lines[user] = _Line(user, self._turns, self._next, self._serve)
+        return line
 
     def _set_timer(self) -> None:
         if not self._has_timer:
@@ -197,33 +357,38 @@ class Late:
 
     def _time_is_up(self) -> None:
         self._has_timer = False
-        for line in self._lines.values():
-            line.want_turns()
+        for user, line in self._lines.items():
+            line.receivers.update(line.congested)
+            line.congested.clear()
+            has_due = False
+            for cohort in self.cohorts.of_user(user):
+                _call_all(cohort)
+                has_due = has_due or _wants_turn(cohort)
+                if cohort.waiting():  # what comes until all of them have had this turn waits for the next one
+                    self._set_timer()
+            if has_due or line.receivers:
+                line.wait()
 
-    def catch_up(self, receiver: Receiver, queue: SendQueue) -> int:
-        """Decide about what waits for a late receiver.
+    def _next(self, line: _Line) -> Receiver | None:
+        """Return the next receiver of a line that wants a turn."""
+        receiver = next(iter(line.receivers), None)
+        if receiver is None:
+            for cohort in self.cohorts.of_user(line.user):
+                if _wants_turn(cohort):
+                    return next(iter(cohort.members))
+        return receiver
 
-        :returns: the price.
-        """
-        self.forget(receiver, queue)
-        return self._decide(receiver, queue)
+    def _serve(self, line: _Line, receiver: Receiver) -> None:
+        """Decide about a receiver of a line."""
+        are_many = len(line.receivers) >= MANY or bool(self.cohorts.of_user(line.user))
+        line.user.copies.work_left -= self.serve(receiver, are_many)
 
-    def forget(self, receiver: Receiver, queue: SendQueue) -> None:
-        """A receiver is not late any more."""
-        if queue.is_late:
-            queue.is_late = False
-            queue.note_clear()
-            self.add(receiver.user, -queue.late_bytes)
-            queue.late_bytes = 0
-            line = self._lines[queue.copies]
-            line.receivers.pop(receiver, None)
-            line.congested.pop(receiver, None)
-            if not line.receivers and not line.congested:
-                del self._lines[queue.copies]
-                if line.is_waiting:
-                    self._turns.forget(queue.copies, line)
 
-    def _catch_up(self, receiver: Receiver) -> None:
-        queue = receiver.queue
-        assert queue is not None, "a receiver without a queue is never late"
-        queue.copies.work_left -= self.catch_up(receiver, queue)
+def _call_all(cohort: Cohort) -> None:
+    """Have all members want a turn, unless some still do: these are to be offered the list that the others had."""
+    if cohort.oldest() >= cohort.due:
+        cohort.due = cohort.end
+
+
+def _wants_turn(cohort: Cohort) -> bool:
+    return cohort.is_closed or cohort.oldest() < cohort.due

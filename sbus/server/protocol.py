@@ -295,6 +295,7 @@ class BusProtocol:
         self.transport = None
         if self._is_waiting:
             self._registry.turns.forget(self.user, self)
+        self._delivery.catch_up(self)  # what waits for it is lost
         if self.reason is None:
             if reason.check(error.ConnectionDone):
                 self.reason = CloseReason.PEER_CLOSED
@@ -439,10 +440,10 @@ class BusProtocol:
         self._kept = 0
 
     def _pay_vain_reads(self, count: int) -> None:
-        """Pay for reads that have completed no packet."""
+        """Pay for reads that have completed no packet; wait for a turn if the balance is spent."""
         self.user.work_left -= VAIN_READ * count
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
-            self._wait_for_turn(False)
+            self._wait_for_turn(is_first=not count)
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""

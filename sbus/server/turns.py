@@ -21,6 +21,8 @@ who have balances of their own.
 Invariants:
 
 * The clients of one user share that user's balance: a thousand connections get no more than one.
+* A user has two balances, one for what its clients send and one for what its receivers get, and one turn: while both
+  are waited for, they take turns, too.
 * A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
   is larger than a turn makes a turn long, but it does not make long turns more frequent.
 * A user without connections is known until its debt is paid (`Turns.pay_off`): to reconnect is no way out of it.
@@ -69,6 +71,7 @@ __all__ = [
     "REPLACED",
     "REPLY",
     "SENDING",
+    "SHARED",
     "SUBSCRIPTION",
     "TURN_BUDGET",
     "VAIN_READ",
@@ -96,8 +99,8 @@ KEPT = 32
 one unit."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
-REPLACED = 2
-"""Messages for a receiver of the newest ones only that are put in their places for one unit of work."""
+REPLACED = 3
+"""The price of each key of the messages that are put in their places for a receiver of the newest ones only."""
 REFUSED = 12
 """The price of finding out that a socket is full."""
 CONNECTION = 50
@@ -114,11 +117,13 @@ LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
 POSTPONED = 2
 """Work of having one run wait for one late receiver, which nobody pays."""
+SHARED = 4
+"""The price of having one run wait for a cohort of the publisher's own user."""
 REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
-VAIN_READ = 100
+VAIN_READ = 250
 """The price of a read of a stream that completes no packet: the kernel frees a buffer for each byte that came alone."""
 
 _ALONE = 16
@@ -139,12 +144,16 @@ def subscription_work(pattern: bytes, separator: bytes) -> int:
 
 
 class Balance(Protocol):
-    """A user, as far as turns are concerned.
+    """The balance of a user, which has one for what its clients send, and another one for what its receivers get.
 
     :ivar work_left: the balance; below 0 it is a debt.
     """
 
     work_left: int
+
+    @property
+    def owner(self) -> object:
+        """The user."""
 
 
 class _Reactor(Protocol):
@@ -192,30 +201,46 @@ class Turns:
     :param reactor: calls the next turn, with ``callLater(0, …)``.
     :param cpu: returns the CPU time of this thread, in nanoseconds.
     :ivar cpu: the same.
-    :ivar last: the user whose client has sent the last batch; change it with `change`.
+    :ivar last: the user whose client has sent the last batch since the last turn; change it with `change`.
     :ivar waited: how often a client has had to wait, since the start.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
 
-    __slots__ = ("_alone", "_debts", "_is_due", "_is_shared", "_reactor", "_waiting", "cpu", "crowd", "last", "waited")
+    __slots__ = (
+        "_alone",
+        "_debts",
+        "_is_due",
+        "_previous",
+        "_reactor",
+        "_senders",
+        "_waiting",
+        "cpu",
+        "crowd",
+        "last",
+        "waited",
+    )
 
     def __init__(self, reactor: _Reactor, cpu: Callable[[], int] = time.thread_time_ns) -> None:
         self._reactor = reactor
         self.cpu = cpu
         self._waiting: dict[Balance, _Line] = {}
         self._is_due = False
-        self._is_shared = False
         self._alone = _ALONE
+        self._senders: set[object] = set()  # since the last turn
+        self._previous: Balance | None = None  # has sent the last batch, also if that was before the last turn
         self._debts: set[Balance] = set()
         self.last: Balance | None = None
         self.crowd = 0
         self.waited = 0
 
     def change(self, user: Balance) -> None:
-        """Note that a client of another user than the last has sent a batch."""
+        """Note that a client of another user than the last has sent a batch, or the first one since a turn."""
         self.last = user
-        self.crowd = CROWD
-        self._is_shared = True
+        if len(self._senders) < 2:  # that is several; users may come and go for a long time without a turn
+            self._senders.add(user.owner)
+        if user is not self._previous:
+            self._previous = user
+            self.crowd = CROWD
 
     def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
         """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.
@@ -269,7 +294,13 @@ class Turns:
         """Give each user that waits a new budget, and let some of its clients go on."""
         self._is_due = False
         budget = self._budget()
+        served: set[object] = set()
         for user, line in tuple(self._waiting.items()):
+            if user.owner in served:
+                continue  # its other balance has had the turn, and comes after this one next time
+            served.add(user.owner)
+            if user in self._waiting:
+                self._waiting[user] = self._waiting.pop(user)
             if user.work_left < budget:
                 user.work_left = min(budget, user.work_left + budget)
             if user.work_left <= 0:
@@ -286,10 +317,12 @@ class Turns:
     def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._is_shared = False
             self._reactor.callLater(0, self._turn)
 
     def _budget(self) -> int:
-        """Return the work of each user's turn, by whether several users have sent since this turn was scheduled."""
-        self._alone = 0 if self._is_shared or len(self._waiting) > 1 else self._alone + 1
+        """Return the work of each user's turn: it depends on how many users have sent since the last one, or wait."""
+        users = self._senders.union(balance.owner for balance in self._waiting)
+        self._alone = 0 if len(users) > 1 or len(self._waiting) > 1 else self._alone + 1
+        self._senders.clear()
+        self.last = None
         return CONTENDED_BUDGET if self._alone < _ALONE else TURN_BUDGET

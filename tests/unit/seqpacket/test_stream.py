@@ -43,6 +43,30 @@ def test_a_frame_that_leaves_in_parts(world):
     assert not recorder.lost
 
 
+def test_the_middle_of_a_frame_can_wait(world):
+    """In the middle of a frame the protocol can pause the transport before the next read, and not only after it."""
+    recorder = Recorder()
+    peer = world.connect_stream(recorder)
+    reports = []
+    whole = frame([b"one packet"])
+
+    def pause(count: int) -> None:
+        reports.append(count)
+        recorder.transport.pauseProducing()
+
+    peer.raw.send(whole[:6])
+    world.turn()
+    recorder.transport.on_vain_read = pause
+    peer.raw.send(whole[6:])
+    world.turn()
+    assert reports == [0]
+    assert recorder.packets == []
+    recorder.transport.on_vain_read = None
+    recorder.transport.resumeProducing()
+    world.turn()
+    assert recorder.packets == [b"one packet"]
+
+
 def test_past_the_queue(world):
     """Packets that are sent past the queue count as sent once they have begun to leave, and their rest follows."""
     recorder = Recorder()

@@ -37,6 +37,23 @@ def world() -> Iterator[World]:
 
 QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
 
+
+def test_a_farewell_survives_a_flush(world):
+    """What asks for the last packets may flush, as it does for a receiver that is late: they are sent all the same."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+
+    def farewell() -> list[bytes]:
+        transport.flush()
+        return [b"bye"]
+
+    transport.close_gracefully(farewell, 0.0, 1 << 20)
+    world.settle()
+    assert received(peer) == [b"bye", b""]
+    assert recorder.lost
+
+
 # --- any order of events ------------------------------------------------------------------------
 
 steps = st.lists(

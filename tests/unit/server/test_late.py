@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
+from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
-from sbus.server import delivery, late
+from sbus.server import cohorts, delivery, late
 from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
-from sbus.server.turns import CROWD, FULL_SOCKET, POSTPONED, TURN_BUDGET
+from sbus.server.turns import CONTENDED_BUDGET, CROWD, FULL_SOCKET, POSTPONED, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
@@ -49,7 +51,7 @@ def crowded(**settings) -> tuple[Turned, Peer, Peer]:
 def test_copies_wait_for_the_turn_of_their_user():
     """While others wait, a user without balance gets its copies in its next turns, and pays its debt before."""
     bus, publisher, reader = crowded()
-    spend(reader, TURN_BUDGET + 1)
+    spend(reader, CONTENDED_BUDGET + 1)
     publisher.send(b"MSG k\0one", b"MSG k\0two")
     assert reader.take() == []
     assert bus.turn()
@@ -403,6 +405,207 @@ def test_lateness_changes_no_order_and_loses_nothing(steps):
         assert not peer.protocol.queue.is_late
         assert peer.protocol.queue.late_bytes == 0
     assert orders[0] == orders[1] == orders[2]
+
+
+def silent(bus: Turned, number: int, *packets: bytes) -> list[Peer]:
+    """Return receivers of one user that have subscribed to everything; their sockets are full."""
+    readers = [bus.connect(uid=2) for _ in range(number)]
+    for reader in readers:
+        reader.send(b"CMSG blocking/hard/discard", *packets, b"SUB ")
+        reader.stall()
+    publisher = bus.connect(uid=3)
+    publisher.send(b"MSG first\0")
+    while bus.turn():
+        pass
+    publisher.send(b"MSG second\0")
+    return readers
+
+
+def test_a_run_waits_once_for_many_silent_receivers():
+    """What another user publishes is added to one list, however many silent receivers get it, and charged once."""
+    bus = Turned()
+    readers = silent(bus, 100)
+    late_ones = bus.registry.delivery._late
+    (cohort,) = set(late_ones.cohorts.of.values())
+    assert list(cohort.members) == [reader.protocol for reader in readers]
+    publisher = bus.connect(uid=1)
+    before = readers[0].protocol.user.memory
+    publisher.send(*[b"MSG any\0"] * 50)
+    assert cohort.packets[-50:] == [b"MSG any\0"] * 50
+    assert not any(reader.protocol.queue.pending for reader in readers)
+    assert readers[0].protocol.user.memory - before == 50 * len(b"MSG any\0")
+    readers[7].drain()
+    while bus.turn():
+        pass
+    assert readers[7].take()[-50:] == [b"MSG any\0"] * 50
+
+
+def test_a_run_for_a_part_of_a_cohort_splits_it():
+    """Members that get a message which others do not get are a cohort of their own afterwards."""
+    bus = Turned()
+    readers = silent(bus, 40)
+    for reader in readers[:30]:
+        reader.send(b"UNSUB ", b"SUB k")
+    silent_ones = bus.connect(uid=3)
+    for _ in range(3):
+        silent_ones.send(b"MSG k\0")
+        while bus.turn():
+            pass
+    of = bus.registry.delivery._late.cohorts.of
+    bus.connect(uid=1).send(b"MSG j\0")
+    first, second = of[readers[0].protocol], of[readers[35].protocol]
+    assert first is not second
+    assert second.packets[-1] == b"MSG j\0"
+    assert b"MSG j\0" not in first.packets
+
+
+def test_too_much_for_a_cohort_is_decided_early(monkeypatch):
+    """From half of the room on, the publisher has some members decided about in each run, and all before it is full."""
+    monkeypatch.setattr(late, "_MOST_SHARED", 200)
+    bus = Turned()
+    readers = silent(bus, 64)
+    publisher = bus.connect(uid=1)
+    cohorts_ = bus.registry.delivery._late.cohorts
+    decided = []
+    for _ in range(30):
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.send(*[b"MSG k\0"] * 10)
+        assert all(len(cohort.packets) <= 210 for cohort in cohorts_.of.values())
+        decided.append(sum(reader.protocol.queue.messages > 1 for reader in readers))
+    assert decided[9] == 0
+    assert decided[20] == 64
+    assert max(after - before for before, after in itertools.pairwise(decided)) < 64
+
+
+def test_what_comes_during_a_turn_of_a_cohort_is_not_forgotten():
+    """Messages that come after it is settled up to where a turn goes get a turn, too, if nothing comes after them."""
+    bus = Turned()
+    readers = silent(bus, 40)
+    publisher = bus.connect(uid=1)
+    publisher.send(b"MSG third\0")
+    (cohort,) = set(bus.registry.delivery._late.cohorts.of.values())
+    readers[0].protocol.user.copies.work_left = -10 * CONTENDED_BUDGET
+    bus.turn()
+    publisher.send(b"MSG fourth\0")
+    assert cohort.due < cohort.end
+    while bus.turn():
+        pass
+    assert cohort.waiting() == 0
+    assert cohort.packets == []
+    assert cohort._digest is None
+    assert [reader.protocol.queue.messages for reader in readers] == [4] * 40
+
+
+def test_late_receivers_that_close_leave_their_cohort():
+    """Nothing of a cohort stays behind when its members go, and their messages count as lost."""
+    bus = Turned()
+    readers = silent(bus, 20)
+    publisher = bus.connect(uid=1)
+    publisher.send(*[b"MSG k\0"] * 5)
+    lost = bus.registry.counters.dropped
+    for reader in readers:
+        reader.protocol.close(CloseReason.VIOLATION)
+    bus.settle()
+    while bus.turn():
+        pass
+    found = bus.registry.delivery._late
+    assert (found.bytes, found.cohorts.bytes, found.cohorts.of, found._lines) == (0, 0, {}, {})
+    assert bus.registry.counters.dropped - lost == 20 * 7
+
+
+ROUTES = (b"k", b"j", b"i")
+COHORT_STEPS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(0, 2), st.integers(1, 40)),
+    st.tuples(st.just("publish"), st.integers(0, 2), st.integers(1, 4)),
+    st.tuples(st.just("spend"), st.integers(0, 1), st.integers(0, 600)),
+    st.tuples(st.just("stall"), st.integers(0, 5), st.integers(0, 3)),
+    st.tuples(st.just("drain"), st.integers(0, 5), st.integers(1, 50)),
+    st.tuples(st.just("choose"), st.integers(0, 5), st.integers(0, len(MODES) - 1)),
+    st.tuples(st.just("fence"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("turn"), st.just(0), st.just(0)),
+    st.tuples(st.just("wait"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    st.lists(st.integers(1, 7), min_size=6, max_size=6),
+    st.lists(COHORT_STEPS, max_size=60),
+    st.integers(1, 3),
+    st.sampled_from((8, 64, late._MOST_SHARED)),
+)
+def test_cohorts_change_no_order_and_lose_nothing(subscribed, steps, most_cohorts, most_shared):
+    """Whichever receivers form cohorts, and however these are split, each gets its messages once, in their order."""
+    with ExitStack() as patches:
+        for module, name, value in (
+            (late, "MANY", 1),
+            (delivery, "MANY", 1),
+            (late, "_MOST_SHARED", most_shared),
+            (late, "_COHORT_WORTH_DECIDING", 20),
+            (cohorts, "MOST_COHORTS", most_cohorts),
+        ):
+            patches.enter_context(mock.patch.object(module, name, value))
+        _check_cohorts(subscribed, steps)
+
+
+def _check_cohorts(subscribed: list[int], steps: list[tuple[str, int, int]]) -> None:
+    bus = Bus(limits=Limits(block_timeout=1e9))
+    publishers = [bus.connect(uid=uid) for uid in (1, 2, 3)]
+    readers = [bus.connect(uid=2 + at % 2) for at in range(6)]
+    for reader, choice in zip(readers, subscribed, strict=True):
+        for at, key in enumerate(ROUTES):
+            if choice & 1 << at:
+                reader.send(b"SUB " + key)
+        reader.transport.capacity = 0
+    published: dict[bytes, list[bytes]] = {key: [] for key in ROUTES}
+    everything: list[bytes] = []
+    sender: dict[bytes, int] = {}
+    joined = False
+    for step, (name, who, number) in enumerate(steps):
+        if name == "publish":
+            key = ROUTES[step % 3]
+            packets = [b"MSG %s\0%d" % (key, n) for n in range(len(everything), len(everything) + number)]
+            published[key] += packets
+            everything += packets
+            sender.update(dict.fromkeys(packets, who))
+            publishers[who].send(*packets)
+        elif name == "spend":
+            publishers[1 + who].protocol.user.copies.work_left = -number
+            bus.registry.turns.crowd = CROWD
+        elif name == "stall":
+            readers[who].transport.capacity = number
+        elif name == "drain":
+            readers[who].drain(number)
+        elif name == "choose":
+            readers[who].send(b"CMSG " + MODES[number])
+        elif name == "fence":
+            readers[who].send(b"CMSG !/cred/whoami")
+        elif name == "wait":
+            bus.clock.advance(LONGEST_WAIT)
+        else:
+            bus.settle()
+        joined = joined or bool(bus.registry.delivery._late.cohorts.of)
+    event(f"a cohort was formed: {joined}")
+    for _ in range(4 * len(steps) + 4):
+        for reader in readers:
+            reader.transport.capacity = None
+            reader.drain()
+        bus.clock.advance(LONGEST_WAIT)
+    orders: list[list[bytes]] = []
+    for reader, choice in zip(readers, subscribed, strict=True):
+        assert reader.is_connected
+        messages = [packet for packet in _unbundled(reader.take()) if packet.startswith(b"MSG ")]
+        wanted = [packet for at, key in enumerate(ROUTES) if choice & 1 << at for packet in published[key]]
+        assert sorted(messages) == sorted(wanted)
+        orders.append(messages)
+    for first, second in itertools.combinations(orders, 2):
+        both = set(first) & set(second)
+        assert [packet for packet in first if packet in both] == [packet for packet in second if packet in both]
+    for messages, who in itertools.product(orders, range(3)):
+        sent = [packet for packet in messages if sender[packet] == who]
+        assert sent == sorted(sent, key=everything.index)
+    found = bus.registry.delivery._late
+    assert (found.bytes, found.cohorts.bytes, found.cohorts.of) == (0, 0, {})
 
 
 def _unbundled(packets: list[bytes]) -> list[bytes]:

@@ -34,6 +34,10 @@ class User:
     def __init__(self) -> None:
         self.work_left = TURN_BUDGET
 
+    @property
+    def owner(self) -> object:
+        return self
+
 
 class Client:
     """A client with work to do: one price for each packet."""
@@ -112,6 +116,32 @@ def test_turns_are_short_while_others_are_served():
         done.append(before - len(client.prices))
     assert done[:15] == [CONTENDED_BUDGET] * 15
     assert done[-3:] == [TURN_BUDGET] * 3
+
+
+def test_the_two_balances_of_a_user_share_its_turns():
+    """A user that waits with both of its balances gets as many turns as one that waits with one."""
+
+    class Copies(User):
+        def __init__(self, owner: User) -> None:
+            super().__init__()
+            self._owner = owner
+
+        @property
+        def owner(self) -> object:
+            return self._owner
+
+    reactor = Reactor()
+    turns = Turns(reactor)
+    one, two = User(), User()
+    alone = Client(turns, one, [100] * 10_000)
+    both = Client(turns, two, [100] * 10_000), Client(turns, Copies(two), [100] * 10_000)
+    for client in (alone, *both):
+        client.work()
+        client.turns_taken = 0
+    for _ in range(50):
+        reactor.turn()
+    assert alone.turns_taken == 50
+    assert [client.turns_taken for client in both] == [25, 25]
 
 
 def test_who_has_gone_is_forgotten():
