@@ -465,7 +465,7 @@ def busy(page: Page, seconds: float) -> float:
 
 
 def test_many_clients_and_keys(web: Web, loaded: RunningBus, open_page: OpenPage) -> None:
-    """A thousand clients and ten thousand keys are shown, and the page stays quick."""
+    """A thousand clients and ten thousand keys are shown, and cost the page little more than few do."""
     sockets = []
     try:
         for at in range(1000):
@@ -482,13 +482,14 @@ def test_many_clients_and_keys(web: Web, loaded: RunningBus, open_page: OpenPage
         page.keyboard.press("Enter")
         expect(page.locator("#keys-empty")).to_be_visible()
         page.wait_for_timeout(500)
+        few = busy(page, 2.5)
         sockets[0].setblocking(True)
         for at in range(10_000):
             sockets[0].send(b"MSG wide/%d/%d\0%d" % (at // 100, at % 100, at))
             if at % 1000 == 999:
                 page.wait_for_timeout(200)
         expect(page.locator("#keys-hint")).to_contain_text("10,000 keys")
-        assert busy(page, 2.5) < 0.5
+        assert busy(page, 2.5) < 2 * few, few
         assert page.locator(".branch").count() < 120
     finally:
         for sock in sockets:
