@@ -203,6 +203,10 @@ def newest(list packets not None):
     return list(found.values())
 
 
+cdef enum:
+    SMALL = 10  # see `sbus.routing.runs._SMALL`
+
+
 cdef class Tally:
     """See `sbus.routing.runs._Tally`."""
 
@@ -215,6 +219,8 @@ cdef class Tally:
         self.size += size
         self.copies += len(packets) * copies
         self.copied_size += size * copies
+        size -= len(packets) << SMALL
+        return size >> SMALL if size > 0 else 0
 
     def no_copy(self, list packets not None):
         """See `sbus.routing.runs._Tally.no_copy`."""

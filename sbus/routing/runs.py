@@ -134,6 +134,10 @@ def _newest(packets: list[bytes]) -> list[bytes]:
     return list({packet.partition(b"\0")[0]: packet for packet in packets}.values())
 
 
+_SMALL = 10
+"""The binary logarithm of the bytes in a message up to which its size does not matter."""
+
+
 class _Tally:
     """Counts the messages that were delivered, and their copies.
 
@@ -150,13 +154,17 @@ class _Tally:
     def __init__(self) -> None:
         self.messages = self.size = self.copies = self.copied_size = 0
 
-    def add(self, packets: list[bytes], copies: int) -> None:
-        """Count a run of messages, each with a number of copies."""
+    def add(self, packets: list[bytes], copies: int) -> int:
+        """Count a run of messages, each with a number of copies.
+
+        :returns: their size beyond 1 KiB for each message, in KiB: what they weigh more than small ones.
+        """
         size = sum(map(len, packets))
         self.messages += len(packets)
         self.size += size
         self.copies += len(packets) * copies
         self.copied_size += size * copies
+        return max(0, size - (len(packets) << _SMALL)) >> _SMALL
 
     def no_copy(self, packets: list[bytes]) -> None:
         """Take back one copy of each message of a run."""

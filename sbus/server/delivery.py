@@ -60,6 +60,7 @@ from sbus.server.late import FLUSHED_AT_ONCE, MANY, WORTH_DECIDING, Late
 from sbus.server.observers import Events
 from sbus.server.turns import (
     BUNDLED_COPIES,
+    COPIED_KIB,
     COPIES,
     DECIDED,
     FULL_SOCKET,
@@ -189,16 +190,20 @@ class Delivery:
             if late:
                 self._share(plan, packets, publisher)
         count, observers = len(packets), self.observers
-        self._count(packets, copies)
+        weight = self._count(packets, copies)
         if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
-        packed: BundleCache | None = {} if count > 1 else None
-        waiting = bundled = work_left = 0
+        packed: BundleCache | None = None
+        waiting = bundled = work_left = discount = 0
+        if count > 1:
+            packed, discount = {}, count // COPIES - count // BUNDLED_COPIES
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catches_left = None
         price = SENDING + count // COPIES
+        if weight:
+            price += weight // COPIED_KIB
         for receiver in receivers:
             queue = receiver.queue
             if queue is None:
@@ -252,7 +257,7 @@ class Delivery:
                     continue
             if count > 1 and queue.settings.bundles:
                 bundled += 1
-                work_left -= SENDING + count // BUNDLED_COPIES
+                work_left -= price - discount
             else:
                 work_left -= price
             if queue.pending:
@@ -271,9 +276,9 @@ class Delivery:
         if user is not None:
             self._wait(user, waiting, packets, publisher)
         self.served = copies = copies - late
-        self.work += copies * price
+        self.work += copies * price + weight
         if bundled:
-            self.work -= bundled * (count // COPIES - count // BUNDLED_COPIES)
+            self.work -= bundled * discount
         return count
 
     def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:

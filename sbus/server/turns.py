@@ -58,6 +58,7 @@ __all__ = [
     "BUNDLED_COPIES",
     "CONNECTION",
     "CONTENDED_BUDGET",
+    "COPIED_KIB",
     "COPIES",
     "CROWD",
     "DECIDED",
@@ -90,6 +91,8 @@ COPIES = 2
 """Copies of messages for one unit of work; reading a message counts as one copy."""
 BUNDLED_COPIES = 24
 """As `COPIES`, for a client that uses bundles: a copy in a bundle costs 0.03 to 0.06 µs."""
+COPIED_KIB = 4
+"""KiB of copies for one unit of work, beyond the first KiB of each message; to read them costs one unit each."""
 SENDING = 1
 """The price of a system call that sends one receiver's copies of a run."""
 FULL_SOCKET = 3

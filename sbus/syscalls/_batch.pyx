@@ -35,8 +35,21 @@ cdef extern from "sys/mman.h" nogil:
     int PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MADV_DONTNEED
     void *MAP_FAILED
 
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        long tv_sec
+    int clock_gettime(int, timespec *)
+    int CLOCK_MONOTONIC_COARSE
+
 cdef enum:
     MAX_BATCH = 64
+    # Bytes after which a read ends.
+    READ_BYTES = 1 << 20
+    # A sender can go on sending while recvmmsg(2) reads, so a batch of the largest packets had 26 MB and took 40 ms,
+    # most of it for memory that is touched for the first time. After such a batch the reads of the next ten seconds ask
+    # for four packets at a time. Always to do so would cost 6 % of a batch of small packets.
+    WARY_SECONDS = 10
+    WARY_BATCH = 4
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
     LARGE = 1 << 22
 
@@ -50,6 +63,7 @@ cdef class PacketReader:
     cdef iovec vectors[MAX_BATCH]
     cdef char *memory
     cdef size_t length
+    cdef long wary_until
 
     def __cinit__(self, Py_ssize_t max_packet, int batch=MAX_BATCH):
         cdef size_t stride
@@ -82,40 +96,47 @@ cdef class PacketReader:
     def read(self, sock not None, int most=MAX_BATCH):
         """See `sbus.syscalls._pure.PacketReader.read`."""
         cdef int fd = sock.fileno()
-        cdef int count, i
+        cdef int count, i, wanted
         cdef unsigned int size
         cdef size_t total = 0
-        cdef bint retried = False, ended = False
+        cdef bint retried = False
         cdef list packets = []
+        cdef timespec now
         if most <= 0:
             raise ValueError("a batch has at least 1 packet")
         most = min(most, self.batch)
         if most == 1:
             return self._read_one(fd)
-        while True:
-            count = recvmmsg(fd, self.headers, <unsigned int>most, MSG_DONTWAIT, NULL)
-            if count >= 0:
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &now)
+        while most > 0 and total < READ_BYTES:
+            wanted = min(most, WARY_BATCH) if now.tv_sec < self.wary_until else most
+            count = recvmmsg(fd, self.headers, <unsigned int>wanted, MSG_DONTWAIT, NULL)
+            if count < 0:
+                if errno == EAGAIN or (packets and errno != EINTR):
+                    break  # the kernel reports the error again
+                if errno == ECONNRESET and not retried:
+                    # A reset is reported once, before the packets that still wait (unix(7)): read on.
+                    retried = True
+                elif errno != EINTR:
+                    PyErr_SetFromErrno(OSError)
+                continue
+            for i in range(count):
+                size = self.headers[i].msg_len
+                if size == 0:
+                    return packets, True
+                total += size
+                if self.headers[i].msg_hdr.msg_flags & MSG_TRUNC:
+                    packets.append(b"")
+                else:
+                    packets.append(PyBytes_FromStringAndSize(<char *>self.vectors[i].iov_base, size))
+            if count < wanted:
                 break
-            if errno == EAGAIN:
-                return packets, False
-            if errno == ECONNRESET and not retried:
-                # A reset is reported once, before the packets that still wait (unix(7)): read on.
-                retried = True
-            elif errno != EINTR:
-                PyErr_SetFromErrno(OSError)
-        for i in range(count):
-            size = self.headers[i].msg_len
-            if size == 0:
-                ended = True
-                break
-            total += size
-            if self.headers[i].msg_hdr.msg_flags & MSG_TRUNC:
-                packets.append(b"")
-            else:
-                packets.append(PyBytes_FromStringAndSize(<char *>self.vectors[i].iov_base, size))
+            most -= count
+        if total >= READ_BYTES:
+            self.wary_until = now.tv_sec + WARY_SECONDS
         if total > LARGE:
             madvise(self.memory, self.length, MADV_DONTNEED)
-        return packets, ended
+        return packets, False
 
     cdef object _read_one(self, int fd):
         """Receive one packet with recv(2), which copies no headers and does not look for a second packet."""

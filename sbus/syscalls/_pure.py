@@ -9,6 +9,8 @@ __all__ = ["MAX_BATCH", "PacketReader", "send_packets"]
 
 MAX_BATCH = 64
 """Packets in the largest batch."""
+_READ_BYTES = 1 << 20
+"""Bytes after which a read ends."""
 
 
 class PacketReader:
@@ -29,6 +31,9 @@ class PacketReader:
     def read(self, sock: socket.socket, most: int = MAX_BATCH) -> tuple[list[bytes], bool]:
         """Receive what has arrived, at most one batch, without waiting.
 
+        It ends early after 1 MiB, so that one sender of large packets does not hold up all others; the compiled twin
+        reads a few packets more, or a whole batch if there was no large one within the last seconds.
+
         A packet longer than `max_packet` becomes the empty packet. Descriptors that a peer sends along are not
         received: without room for control data the kernel closes them (recvmsg(2)).
 
@@ -41,7 +46,8 @@ class PacketReader:
             raise ValueError("a batch has at least 1 packet")
         packets: list[bytes] = []
         retried = False
-        while len(packets) < min(self.batch, most):
+        total = 0
+        while len(packets) < min(self.batch, most) and total < _READ_BYTES:
             try:
                 size, _, flags, _ = sock.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -56,6 +62,7 @@ class PacketReader:
                 raise
             if not size:
                 return packets, True
+            total += size
             packets.append(b"" if flags & socket.MSG_TRUNC else bytes(self._view[:size]))
         return packets, False
 

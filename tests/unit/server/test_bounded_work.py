@@ -12,6 +12,7 @@ from sbus.server.observers import Observer
 from sbus.server.protocol import OVERDRAFT
 from sbus.server.turns import (
     CONTENDED_BUDGET,
+    COPIED_KIB,
     COPIES,
     KEPT,
     PACKET,
@@ -79,6 +80,42 @@ def test_prices(packets, work):
     peer = connect(bus, *packets)
     peer.send(*packets)
     assert work <= TURN_BUDGET - peer.protocol.user.work_left <= work + 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_large_messages_have_a_price(count):
+    """The bytes of a message beyond the first KiB are work, for its reader's user as well."""
+    bus = Bus()
+    reader, publisher = connect(bus, b"SUB k", uid=2), connect(bus)
+    publisher.send(b"MSG k\0")
+    balances = publisher.protocol.user, reader.protocol.queue.copies
+    for size in (1 << 10, 101 << 10):
+        for balance in balances:
+            balance.work_left = TURN_BUDGET
+        publisher.send(*[b"MSG k\0".ljust(size, b"x")] * count)
+        spent = [TURN_BUDGET - balance.work_left for balance in balances]
+        kib = count * (size - 1024) // 1024
+        assert kib + kib // COPIED_KIB <= spent[0] < kib + kib // COPIED_KIB + 20
+        assert kib // COPIED_KIB <= spent[1] < kib // COPIED_KIB + 10
+
+
+def test_a_large_message_for_many_is_handed_out_in_turns():
+    """One message to a thousand clients that read can be seconds of copying: other users are served meanwhile."""
+    bus = Turned()
+    readers = [connect(bus, b"SUB k", uid=2) for _ in range(200)]
+    other, publisher = connect(bus, b"SUB other", uid=3), connect(bus)
+    message = b"MSG k\0".ljust(400 << 10, b"x")
+    publisher.send(message)
+    got = sum(len(reader.take()) for reader in readers)
+    rounds = 0
+    while got < len(readers):
+        other.send(b"MSG other\0")
+        assert other.take() == [b"MSG other\0"]
+        bus.turn()
+        rounds += 1
+        got += sum(len(reader.take()) for reader in readers)
+    assert rounds >= len(readers) * (400 // COPIED_KIB) // TURN_BUDGET
+    assert got == len(readers)
 
 
 def test_look_ups_and_forgotten_routes_have_a_price():
