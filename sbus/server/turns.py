@@ -15,7 +15,7 @@ server 40 µs, and a batch that a turn takes apart is sent to each of its receiv
 Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
 client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
 waits here (`Turns.wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and up to
-16 of these clients go on, in the order in which they began to wait. Between two turns the reactor serves all others,
+16 of these clients go on, in the order in which they began to wait: about as many as the budget is enough for. Between two turns the reactor serves all others,
 who have balances of their own.
 
 Invariants:
@@ -134,7 +134,7 @@ _ALONE = 16
 CROWD = 64
 """Batches of one user, without one of another user between them, after which nobody else counts as waiting."""
 _RESUMED = 16
-"""Clients of one user that go on in one turn: each costs two system calls, whatever it has to do."""
+"""Clients of one user that go on in one turn at most: each costs two system calls, whatever it has to do."""
 
 
 def subscription_work(pattern: bytes, separator: bytes) -> int:
@@ -168,16 +168,25 @@ class _Client(Protocol):
 
 
 class _Line:
-    """The waiting clients of one user."""
+    """The waiting clients of one user.
 
-    __slots__ = ("first", "others")
+    :ivar first: those that went on and could do nothing, since others had spent the balance.
+    """
+
+    __slots__ = ("_most", "first", "others")
 
     def __init__(self) -> None:
+        self._most = _RESUMED
         self.first: OrderedDict[_Client, None] = OrderedDict()
         self.others: OrderedDict[_Client, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.first) + len(self.others)
+
+    def resumed(self) -> int:
+        """Return the clients that go on in this turn: fewer, if some of those in the last one could do nothing."""
+        self._most = max(1, self._most - len(self.first)) if self.first else min(_RESUMED, 2 * self._most)
+        return min(self._most, len(self))
 
     def pop(self) -> _Client:
         return (self.first or self.others).popitem(last=False)[0]
@@ -308,7 +317,7 @@ class Turns:
                 user.work_left = min(budget, user.work_left + budget)
             if user.work_left <= 0:
                 continue  # still in debt
-            for _ in range(min(_RESUMED, len(line))):
+            for _ in range(line.resumed()):
                 line.pop().take_turn()
                 if not line:
                     break  # also if the last ones were forgotten meanwhile

@@ -144,6 +144,41 @@ def test_the_two_balances_of_a_user_share_its_turns():
     assert [client.turns_taken for client in both] == [25, 25]
 
 
+def test_about_as_many_clients_go_on_as_the_budget_is_enough_for():
+    """Clients that go on a moment after their turn, and then find the balance spent, are called in vain a few times."""
+
+    class Slow(Client):
+        done = vain = 0
+
+        def take_turn(self) -> None:
+            reactor.callLater(0, self.go_on)
+
+        def go_on(self) -> None:
+            if self.user.work_left > 0:
+                Slow.done += 1
+                self.user.work_left -= self.prices.pop()
+            else:
+                Slow.vain += 1
+                self.turns.wait(self.user, self, True)
+                return
+            if self.prices:
+                self.turns.wait(self.user, self)
+
+    reactor = Reactor()
+    turns, user = Turns(reactor), User()
+    other = Client(turns, User(), [CONTENDED_BUDGET] * 1_000)  # so that turns are short
+    other.work()
+    for price in (CONTENDED_BUDGET // 2, 1):
+        for _ in range(100):
+            turns.wait(user, Slow(turns, user, [price] * 4))
+        Slow.done = Slow.vain = rounds = 0
+        while Slow.done < 400:
+            reactor.turn()
+            rounds += 1
+        assert Slow.vain < 400
+    assert rounds < 70  # two turns of the reactor for about 16 clients
+
+
 def test_who_has_gone_is_forgotten():
     """A client that has disconnected is not called, and leaves nothing behind; forgetting it again does nothing."""
     reactor = Reactor()
