@@ -30,8 +30,10 @@ _REFRESHED_RECEIVERS = 8_192
 for its copies than for its look-up."""
 _REPLACED = 12
 """The price in steps of such a route, beside its look-up."""
-_FORGOTTEN = 40
-"""The price in steps of a route that is forgotten: the publisher has to look it up again, and its run is broken."""
+_NEW_KEY = 20
+"""The price in steps of a key that is not in the cache, beside its look-up: it is checked, kept, and a run by itself."""
+_FORGOTTEN = 20
+"""The price in steps of a route that is forgotten: its key has to be looked up again."""
 
 
 class Router:
@@ -70,6 +72,7 @@ class Router:
         if receivers is None:
             secret = self._dialect.check(key)
             self.misses += 1
+            self.steps += _NEW_KEY
             if secret is not None and self.upstream is not None and self.upstream.is_chained:
                 chained = self.upstream.receivers(key, self._look_up_secret)
                 if chained is not None:

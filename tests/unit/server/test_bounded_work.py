@@ -129,6 +129,19 @@ def test_look_ups_and_forgotten_routes_have_a_price():
     assert TURN_BUDGET - other.protocol.user.work_left > 1000 // turns.LOOK_UP_STEPS
 
 
+def test_new_keys_have_a_price():
+    """A message with a key that was never seen costs several times what one with a known key does."""
+    bus = Bus()
+    peer = connect(bus)
+    spent = []
+    for _ in range(2):
+        peer.protocol.user.work_left = TURN_BUDGET
+        peer.send(*(b"MSG key/%d\0" % n for n in range(100)))
+        spent.append(TURN_BUDGET - peer.protocol.user.work_left)
+    assert spent[0] >= 100 * (PACKET + 5)
+    assert spent[1] <= 100
+
+
 def test_a_batch_stops_where_the_balance_is_spent():
     """A batch of subscriptions goes on turn by turn, and another user is served between two turns."""
     bus = Turned()
