@@ -31,7 +31,7 @@ for its copies than for its look-up."""
 _REPLACED = 12
 """The price in steps of such a route, beside its look-up."""
 _NEW_KEY = 20
-"""The price in steps of a key that is not in the cache, beside its look-up: it is checked, kept, and a run by itself."""
+"""The price in steps of a key that is not in the cache, beside its look-up: it is checked, and a run by itself."""
 _FORGOTTEN = 20
 """The price in steps of a route that is forgotten: its key has to be looked up again."""
 

@@ -15,8 +15,8 @@ server 40 µs, and a batch that a turn takes apart is sent to each of its receiv
 Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
 client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
 waits here (`Turns.wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and up to
-16 of these clients go on, in the order in which they began to wait: about as many as the budget is enough for. Between two turns the reactor serves all others,
-who have balances of their own.
+16 of these clients go on, in the order in which they began to wait: about as many as the budget is enough for. Between
+two turns the reactor serves all others, who have balances of their own.
 
 Invariants:
 
