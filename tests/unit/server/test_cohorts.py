@@ -163,7 +163,7 @@ def test_clients_that_are_gone_are_in_no_plan():
         publisher.send(b"MSG x%d\0" % n)
         reader.transport.loseConnection()
         bus.settle()
-    known = {receiver for plan in bus.registry.delivery._late.cohorts._plans.values() for receiver in plan[0]}
+    known = {receiver for plan in bus.registry.delivery._cohort_delivery._plans._by_receivers for receiver in plan}
     assert len(known) <= 64
 
 
