@@ -7,9 +7,9 @@ cohort is split of which the route contains only a part. After some runs the coh
 split any more.
 
 To make a plan takes time in proportion to the receivers, so plans are kept until a cohort changes. A plan is found by
-the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal routes, so a second
-table finds plans by the receivers themselves. Both tables keep receivers in memory; after some have gone, the tables
-are emptied (`Plans.note_gone`).
+the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal routes, and a route
+without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by the receivers. Both
+tables keep receivers in memory; after some have gone, the tables are emptied (`Plans.note_gone`).
 """
 
 from __future__ import annotations

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twisted.internet import error
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from sbus.server import cohorts, delivery, late
+from sbus.server.cohort_plans import Plans
+from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
 from sbus.server.observers import Observer
 from sbus.server.turns import CROWD
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +30,15 @@ def _few_are_many(monkeypatch):
     monkeypatch.setattr(delivery, "MANY", 1)
 
 
-def stalled(bus: Bus, publisher: Peer, *choices: bytes, count: int = 2, patterns: tuple[bytes, ...] = (b"k",)):
-    """Return readers that are members of a cohort, for which nothing waits undecided."""
-    readers = [bus.connect(uid=2) for _ in range(count)]
+def stalled(bus: Bus, publisher: Peer, *choices: bytes, count: int = 2, uid: int = 2) -> list[Peer]:
+    """Return readers of `k` that are members of a cohort, for which nothing waits undecided."""
+    readers = [bus.connect(uid=uid) for _ in range(count)]
     for reader in readers:
-        reader.send(*[b"CMSG " + choice for choice in choices], *[b"SUB " + pattern for pattern in patterns])
+        reader.send(*[b"CMSG " + choice for choice in choices], b"SUB k")
         reader.stall()
         reader.take()
-    publisher.send(b"MSG %s\0first" % patterns[0])
-    assert len(bus.registry.delivery._late.cohorts.of) == count
+    publisher.send(b"MSG k\0first")
+    assert {reader.protocol for reader in readers} <= bus.registry.delivery._late.cohorts.of.keys()
     return readers
 
 
@@ -139,6 +145,24 @@ def test_a_cohort_that_cannot_be_split_is_closed(monkeypatch):
     assert (found.bytes, found.cohorts.bytes) == (0, 0)
 
 
+def test_what_waits_in_a_closed_cohort_goes_first(monkeypatch):
+    """A member of a closed cohort whose socket takes packets before its turn gets nothing out of order."""
+    bus = Bus(clock=Clock())
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher)
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    readers[0].send(b"SUB j")
+    bus.registry.turns._is_due = True  # nobody gets a turn
+    publisher.transport.deliver(b"MSG k\0one")
+    publisher.transport.deliver(b"MSG j\0two")
+    readers[0].transport.drain(9)
+    early = readers[0].take()
+    bus.registry.turns._is_due = False
+    bus.registry.turns._schedule()
+    readers[0].drain()
+    assert early + readers[0].take() == [b"MSG k\0first", b"MSG k\0one", b"MSG j\0two"]
+
+
 def test_what_waits_for_a_member_whose_connection_breaks_is_counted_as_lost():
     """Messages that wait in a cohort are in the counts of losses, as those in the queue are."""
     bus = Bus()
@@ -200,11 +224,12 @@ def test_members_that_drain_share_what_waits():
 
 
 def test_a_publisher_decides_about_some_members_at_a_time(monkeypatch):
-    """However full the cohorts are, one message is no long piece of work."""
+    """However many cohorts there are, and however full they are, one message is no long piece of work."""
     monkeypatch.setattr(late, "MOST_BYTES", 10_000)
     bus = Bus()
     publisher = bus.connect(uid=1)
-    readers = stalled(bus, publisher, count=100)
+    for uid in range(2, 7):
+        stalled(bus, publisher, count=20, uid=uid)
     served = itertools.count()
     found = bus.registry.delivery._late
     decide = found._decide
@@ -212,5 +237,122 @@ def test_a_publisher_decides_about_some_members_at_a_time(monkeypatch):
     publisher.send(b"MSG k\0")
     found.cohorts.bytes += 10_000  # of other cohorts
     publisher.send(b"MSG k\0")
-    assert 0 < next(served) < 50
-    assert readers
+    assert 0 < next(served) <= late.catch_ups(100)
+
+
+def test_a_member_blocks_a_publisher_that_it_may_block():
+    """A cohort waits for publishers that its members cannot block; for another one they are decided about at once."""
+    bus = Bus()
+    stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
+    readers = stalled(bus, stranger, b"blocking/soft/block")
+    stranger.send(b"MSG k\0second")
+    assert len(bus.registry.delivery._late.cohorts.of) == 2
+    friend.send(b"MSG k\0third")
+    assert friend.protocol.is_paused
+    assert bus.registry.delivery._late.cohorts.of == {}
+    for reader in readers:
+        reader.drain()
+        assert reader.take() == [b"MSG k\0first", b"MSG k\0second", b"MSG k\0third"]
+    assert not friend.protocol.is_paused
+
+
+def test_members_that_want_a_turn_share_one_list():
+    """What comes in the middle of a turn waits for the next one: all members are offered the list of the first."""
+    cohort, (first, second) = joined(Cohorts(mock.Mock()), 2)
+    cohort.packets += [b"1", b"2"]
+    cohort.want_turns()
+    digest = cohort.advance(first)
+    cohort.packets += [b"3"]
+    cohort.want_turns()
+    assert cohort.advance(second) is digest
+    assert not cohort.wants_turn()
+    cohort.want_turns()
+    assert cohort.wants_turn()
+    assert cohort.advance(first).packets == [b"3"]
+
+
+class Account:
+    """A user whose memory is charged."""
+
+    def __init__(self) -> None:
+        self.memory = 0
+
+    def charge_memory(self, size: int) -> None:
+        self.memory += size
+
+
+class Member:
+    """A receiver of one user."""
+
+    def __init__(self, user: Account) -> None:
+        self.user = user
+
+
+def joined(found: Cohorts, count: int) -> tuple[Cohort, list[Any]]:
+    """A cohort with some new members."""
+    user: Any = Account()
+    members: list[Any] = [Member(user) for _ in range(count)]
+    for member in members:
+        found.join(member, False, False)
+    (cohort,) = found.of_user(user)
+    return cohort, members
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("join"), st.integers(0, 7)),
+            st.tuples(st.just("leave"), st.integers(0, 7)),
+            st.tuples(st.just("add"), st.integers(1, 255)),
+            st.tuples(st.just("want"), st.just(0)),
+            st.tuples(st.just("advance"), st.just(0)),
+        ),
+        max_size=60,
+    ),
+    st.integers(1, 3),
+)
+def test_each_member_has_what_came_since_its_position(steps, most):
+    """However receivers join and leave, take turns and are split off, each has its messages, the oldest first."""
+    found = Cohorts(mock.Mock())
+    plans = Plans(found)
+    user: Any = Account()
+    members: list[Any] = [Member(user) for _ in range(8)]
+    waiting: dict[Any, list[bytes]] = {}
+    with mock.patch.object(cohorts, "MOST_COHORTS", most):
+        for number, (name, choice) in enumerate(steps):
+            if name == "add":
+                chosen = tuple(member for at, member in enumerate(members) if choice & 1 << at)
+                plan = plans.find(chosen)
+                reached = [member for cohort in plan.cohorts for member in cohort.members]
+                assert len(reached) == plan.members
+                assert sorted(map(id, [*reached, *plan.others])) == sorted(map(id, chosen))
+                packet = b"%d" % number
+                for cohort in plan.cohorts:
+                    found.add(cohort, [packet], len(packet))
+                for member in reached:
+                    waiting[member].append(packet)
+            elif name == "join" and members[choice] not in waiting:
+                if found.join(members[choice], False, False):
+                    waiting[members[choice]] = []
+            elif name == "leave":
+                found.leave(members[choice])
+                waiting.pop(members[choice], None)
+            for cohort in list(found.of_user(user)):
+                if name == "want":
+                    cohort.want_turns()
+                elif name == "advance" and cohort.oldest() < cohort.due:
+                    member = next(iter(cohort.members))
+                    taken = cohort.advance(member).packets
+                    assert taken == waiting[member][: len(taken)]
+                    del waiting[member][: len(taken)]
+                    found.trim(cohort)
+                assert list(cohort.members.values()) == sorted(cohort.members.values())
+                assert cohort.start <= cohort.oldest() <= cohort.end
+            assert {member: cohort.packets_for(member) for member, cohort in found.of.items()} == waiting
+            assert len(found.of_user(user)) <= most
+            assert found.bytes == user.memory == sum(cohort.size for cohort in found.of_user(user))
+            assert all(cohort.size == sum(map(len, cohort.packets)) for cohort in found.of_user(user))
+    for member in members:
+        found.leave(member)
+    assert (found.bytes, found.of, dict(found.of_user(user))) == (0, {}, {})
