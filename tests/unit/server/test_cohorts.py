@@ -13,12 +13,12 @@ from twisted.internet import error
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from sbus.server import cohorts, delivery, late
+from sbus.server import cohort_delivery, cohort_plans, cohorts, delivery, late
 from sbus.server.cohort_plans import Plans
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
 from sbus.server.observers import Observer
-from sbus.server.turns import CROWD
+from sbus.server.turns import CROWD, SENDING, SHARED, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 
@@ -60,14 +60,17 @@ def test_a_packet_that_is_too_long_for_one_member_reaches_the_other():
     bus = Bus()
     publisher = bus.connect(uid=1)
     readers = stalled(bus, publisher, b"blocking/soft/discard", b"receipts/on")
-    for _ in range(2):
-        for reader in readers:
-            reader.transport.capacity = None
-        readers[0].transport.longest = 80
-        publisher.send(b"MSG k\0" + bytes(100))
-        bus.clock.advance(LONGEST_WAIT)
-        bus.settle()
-        assert b"MSG k\0" + bytes(100) in readers[1].take()
+    for reader in readers:
+        reader.transport.drain(1)  # the receipt for the message before
+        reader.take()
+        reader.transport.capacity = None
+    readers[0].transport.longest = 80
+    publisher.send(b"MSG k\0" + bytes(100))
+    assert len(bus.registry.delivery._late.cohorts.of) == 2
+    bus.clock.advance(LONGEST_WAIT)
+    bus.settle()
+    assert readers[0].take() == [b"CMSG lost\0001 106 2 too-large"]
+    assert readers[1].take() == [b"MSG k\0" + bytes(100)]
 
 
 class Echoing(Observer):
@@ -220,7 +223,7 @@ def test_members_that_drain_share_what_waits():
     for reader in readers:
         reader.drain()
     assert [len(reader.take()) for reader in readers] == [21] * 10
-    assert (found.bytes, found.cohorts.bytes) == (0, 0)
+    assert (found.bytes, found.cohorts.bytes, found.cohorts.of) == (0, 0, {})
 
 
 def test_a_publisher_decides_about_some_members_at_a_time(monkeypatch):
@@ -254,6 +257,77 @@ def test_a_member_blocks_a_publisher_that_it_may_block():
         reader.drain()
         assert reader.take() == [b"MSG k\0first", b"MSG k\0second", b"MSG k\0third"]
     assert not friend.protocol.is_paused
+
+
+def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
+    """A publisher pays nothing for another user's cohort, one price for its own user's, and once for the plan."""
+    bus = Bus()
+    stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
+    stalled(bus, stranger, b"blocking/soft/discard", count=32)
+    delivery_ = bus.registry.delivery
+
+    def cost(publisher: Peer) -> tuple[int, int]:
+        user, postponed = publisher.protocol.user, delivery_.postponed
+        user.work_left = TURN_BUDGET
+        publisher.transport.deliver(b"MSG k\0")
+        return TURN_BUDGET - user.work_left, delivery_.postponed - postponed
+
+    first, usual = cost(stranger), cost(stranger)
+    assert usual == (SENDING, 1)
+    assert first == (SENDING + cohort_plans._PLAN + 1 + 2 * 32 // cohort_plans._PLANNED_AT_ONCE, 1)
+    assert cost(friend) == (SENDING + SHARED, 0)
+
+
+def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
+    """Flood control decides about members when half of the room is taken, and for their own user's flood, a quarter."""
+    monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 100)
+    sent = []
+    for uid in (1, 2):
+        bus = Bus(clock=Clock())
+        readers = stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=10)
+        publisher = bus.connect(uid=uid)
+        sent.append(0)
+        while all(reader.protocol.queue.messages == 1 for reader in readers):
+            publisher.transport.deliver(b"MSG k\0")
+            sent[-1] += 1
+    assert sent == [51, 26]
+
+
+def test_members_want_turns_when_much_waits(monkeypatch):
+    """They need not wait for the timer."""
+    monkeypatch.setattr(cohort_delivery, "_WORTH_DECIDING", 20)
+    bus = Bus(clock=Clock())
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher)
+    publisher.send(*[b"MSG k\0"] * 19)
+    assert [reader.protocol.queue.messages for reader in readers] == [1, 1]
+    publisher.send(b"MSG k\0")
+    assert [reader.protocol.queue.messages for reader in readers] == [21, 21]
+
+
+def test_receivers_that_are_alike_share_a_cohort():
+    """All can block publishers or none, and all keep only the newest messages or none; one comes back to its cohort."""
+    found = Cohorts(mock.Mock())
+    user: Any = Account()
+    members: list[Any] = [Member(user) for _ in range(5)]
+    for member, (can_block, replaces) in zip(members, itertools.product((False, True), repeat=2), strict=False):
+        found.join(member, can_block, replaces)
+    assert len(found.of_user(user)) == 4
+    home = found.of[members[0]]
+    found.join(members[4], False, False, home)
+    assert found.of[members[4]] is home
+
+
+def test_the_end_of_a_closed_cohort_is_near(monkeypatch):
+    """Its members want turns although nothing waits, and the owner of the cohorts is notified."""
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    on_closed = mock.Mock()
+    found = Cohorts(on_closed)
+    cohort, members = joined(found, 2)
+    assert not cohort.wants_turn()
+    assert found.split(cohort, {members[0]}) is cohort
+    assert cohort.wants_turn()
+    on_closed.assert_called_once_with()
 
 
 def test_members_that_want_a_turn_share_one_list():
