@@ -1,68 +1,60 @@
-"""Cohorts: congested late receivers of one user that get the same messages, which wait once for all of them.
+"""Cohorts: late receivers of one user for which the same messages wait, kept once for all.
 
 .. rubric:: Theory of operation
 
-A publisher should not pay for the silent receivers of another user, however many there are. To put each run behind the
-queue of each late receiver costs 0.2 µs a receiver. But most late receivers of a user are alike: all subscribe to
-what another program publishes, and none of them reads. They form a *cohort*, which has one list of what waits, and each
-member has a position in it. A run is added to the cohort, whatever the number of its members. Flood control decides
-about the members one by one, those with the oldest positions first, up to a position that is the same for all: so they
-are offered the same list, of which some things are computed once (`sbus.flood.digest`).
+A publisher should not pay for the silent receivers of another user, however many there are. To append each run to the
+queue of each late receiver costs 0.2 µs a receiver. But most late receivers of a user are alike: they subscribe to the
+same keys, and none of them reads. Such receivers form a *cohort*. It has one list of messages, and each member has a
+position in it: the messages from there on wait for that member. So a run is added in one step, whatever the number of
+members.
 
-The *plan* of a route says which cohorts get its messages, and which receivers are in none. If only some members of a
-cohort are in the route, the cohort is split: afterwards the messages of that route are for all members of a cohort or
-for none. Plans are kept, by the identity of the route's tuple and by the receivers in it, until a cohort changes.
+Flood control decides about each member by itself, in the turns of the member's user, the oldest position first. It
+takes every member to the same position, `Cohort.due`. So members with the same old position are offered the same list,
+of which flood control computes some things once (`sbus.flood.digest`).
+
+A run is for all members of a cohort or for none. If a route contains only some of them, the cohort is split
+(`sbus.server.cohort_plans`).
 
 .. rubric:: Invariants
 
-* Nothing of its own waits undecided for a member, unless the cohort is *closed*: all that waits for it is in the
-  cohort. It leaves the cohort before anything else looks at its queue, and takes a copy of what waits with it.
-* A member is congested and late, and is like all other members in its user, and in whether it can block publishers and
-  keeps the newest messages only.
-* There are at most `MOST_COHORTS` for one user. One that cannot be split any more is closed: nothing is added to it,
-  and what comes for its members waits in their own queues, behind what waits in the cohort.
+* All that waits undecided for a member is in its cohort, unless the cohort is *closed*. The member leaves the cohort
+  before anything else looks at its queue, and takes a copy of what waits with it.
+* A member is late, and its socket was full when it was last tried. All members have the same user; either all of them
+  can block publishers or none can, and either all keep only the newest message of each key or none does.
+* A user has at most `MOST_COHORTS`. A cohort that would have to be split beyond that is closed: nothing is added to it
+  any more, and new messages for its members wait in their own queues, behind what waits in the cohort.
 
-Rejected: to decide about the members that cannot be split off. That was 13 to 33 µs for each of up to 16,384 receivers,
-before one message could be delivered.
+Rejected: to decide about the members that cannot be split off. That took 13 to 33 µs for each of up to 16,384
+receivers before one message could be delivered.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Set
 
 from sbus.flood.budget import UserShare
 from sbus.flood.digest import Digest
 from sbus.routing.runs import total_size
-from sbus.server.interfaces import Publisher, Receiver
+from sbus.server.interfaces import Receiver
 
-__all__ = ["MOST_COHORTS", "Cohort", "Cohorts", "Plan"]
+__all__ = ["MOST_COHORTS", "Cohort", "Cohorts"]
 
 MOST_COHORTS = 64
-"""Cohorts of one user at most."""
-_MOST_PLANNED = 65_536
-"""Receivers in all plans together, beyond which the plans are made again."""
-_PLAN = 4
-"""The price of a plan, before its receivers."""
-_PLANNED_AT_ONCE = 16
-"""Receivers of a plan for one unit of work."""
-_GONE = 1_024
-"""A receiver that has gone counts as that many: few of those that plans contain are kept in memory for that."""
+"""Maximum number of cohorts of one user."""
 
 
 class Cohort:
-    """Receivers that wait for the same messages, each of them from a position of its own on.
+    """Receivers that wait for the same messages, each from its own position on.
 
-    :param user: the user of all of them.
-    :param can_block: whether they are receivers that can block publishers.
-    :param replaces: whether they keep the newest message of each key only.
+    :param user: the user of all members.
+    :param can_block: whether the members can block publishers.
+    :param replaces: whether the members keep only the newest message of each key.
     :param start: the position of the first message.
     :ivar members: the receivers, with the position of the first message that waits for each; the oldest position first.
     :ivar is_closed: whether nothing is added any more.
-    :ivar variety: the part of the messages that flood control has last decided about that had keys of their own.
-    :ivar due: a position, never behind the end: members with an older one want a turn, which brings them there.
+    :ivar variety: the share of the messages decided about last that was left when only the newest of each key was kept.
+    :ivar due: a position, never behind the end: members with an older one want a turn, which takes them there.
     :ivar packets: the messages that wait for any member.
     :ivar start: the position of the first of them.
     :ivar size: their bytes.
@@ -110,14 +102,23 @@ class Cohort:
         """Return the number of messages that wait for the member with the oldest position."""
         return self.end - self.oldest()
 
-    def part(self, receiver: Receiver) -> list[bytes]:
-        """Return what waits for a member, as a list of its own."""
+    def packets_for(self, receiver: Receiver) -> list[bytes]:
+        """Return the messages that wait for a member, as a list of its own."""
         return self.packets[self.members[receiver] - self.start :]
 
-    def advance(self, receiver: Receiver) -> Digest:
-        """Move a member that is due to the position `due`.
+    def want_turns(self) -> None:
+        """Have all members want a turn, unless some still do: these are to be offered the list that the others had."""
+        if self.oldest() >= self.due:
+            self.due = self.end
 
-        :returns: the messages in between, as a list that others with its old position get, too, and nobody changes.
+    def wants_turn(self) -> bool:
+        """Return whether a member wants a turn; the one with the oldest position is the next."""
+        return self.is_closed or self.oldest() < self.due
+
+    def advance(self, receiver: Receiver) -> Digest:
+        """Move a member with an older position to `due`.
+
+        :returns: the messages in between. Members with the same old position get the same object.
         """
         position = self.members[receiver]
         self.members[receiver] = self.due
@@ -129,23 +130,8 @@ class Cohort:
         return digest
 
     def forget_digest(self) -> None:
-        """Forget the list that members were given, which keeps its messages in memory."""
+        """Free the messages that only the last digest still keeps in memory."""
         self._digest = None
-
-
-class Plan(NamedTuple):
-    """Where the messages of a route go.
-
-    :ivar others: the receivers that are in no cohort, or in one that is closed.
-    :ivar cohorts: the cohorts that get its messages.
-    :ivar members: the members of these cohorts.
-    :ivar blockable: whether a member of a cohort may block a publisher, where this was asked.
-    """
-
-    others: tuple[Receiver, ...]
-    cohorts: tuple[Cohort, ...]
-    members: int
-    blockable: dict[tuple[Publisher, Cohort], bool]
 
 
 class Cohorts:
@@ -153,32 +139,30 @@ class Cohorts:
 
     :param on_closed: called when a cohort is closed.
     :ivar of: the cohort of each receiver that is in one.
+    :ivar on_changed: called when a receiver joins or leaves a cohort, and when a cohort is split or closed.
     :ivar bytes: bytes that wait for all cohorts; a packet counts for each cohort, and is charged to its user.
-    :ivar effort: work of making plans since it was last set to 0.
     """
 
-    __slots__ = ("_by_receivers", "_by_user", "_on_closed", "_planned", "_plans", "bytes", "effort", "of")
+    __slots__ = ("_by_user", "_on_closed", "bytes", "of", "on_changed")
 
     def __init__(self, on_closed: Callable[[], None]) -> None:
         self._on_closed = on_closed
+        self.on_changed: Callable[[], None] = _do_nothing
         self.of: dict[Receiver, Cohort] = {}
         self.bytes = 0
         self._by_user: dict[UserShare, dict[Cohort, None]] = {}
-        self._plans: dict[int, tuple[tuple[Receiver, ...], Plan]] = {}
-        self._by_receivers: dict[tuple[Receiver, ...], Plan] = {}
-        self._planned = 0
-        self.effort = 0
 
     def of_user(self, user: UserShare) -> dict[Cohort, None]:
         """Return the cohorts of a user, the oldest first."""
         return self._by_user.get(user, {})
 
     def join(self, receiver: Receiver, can_block: bool, replaces: bool, home: Cohort | None = None) -> bool:
-        """Put a receiver, for which nothing waits, into a cohort, if there may be one.
+        """Put a receiver, for which nothing waits, into a cohort.
 
         :param can_block: as for `Cohort`.
-        :param replaces: the same.
+        :param replaces: as for `Cohort`.
         :param home: the cohort that it was in before, which suits it best.
+        :returns: False if none suits it, and there may be no more.
         """
         cohorts = self._by_user.setdefault(receiver.user, {})
         for cohort in (home, next(reversed(cohorts), None)):
@@ -194,25 +178,24 @@ class Cohorts:
                 return False
             cohort = Cohort(receiver.user, can_block, replaces)
             cohorts[cohort] = None
-        cohort.due = cohort.members[receiver] = cohort.end  # the oldest position stays the first
+        cohort.due = cohort.members[receiver] = cohort.end  # one position: who is due is moved behind it
         self.of[receiver] = cohort
-        self._forget_plans()
+        self.on_changed()
         return True
 
-    def leave(self, receiver: Receiver) -> Cohort | None:
-        """Take a receiver out of its cohort, and return that."""
+    def leave(self, receiver: Receiver) -> None:
+        """Take a receiver out of its cohort, if it is in one."""
         cohort = self.of.pop(receiver, None)
         if cohort is not None:
             del cohort.members[receiver]
             if not cohort.members:
-                self._forget(cohort)
+                self._remove(cohort)
             else:
                 self.trim(cohort)
-            self._forget_plans()
-        return cohort
+            self.on_changed()
 
     def trim(self, cohort: Cohort) -> None:
-        """Forget messages that wait for no member any more, when they are most, and a digest that all have had."""
+        """Drop the messages that wait for no member, once they are more than half, and a digest that all have had."""
         if cohort.oldest() >= cohort.due:
             cohort.forget_digest()
         gone = cohort.oldest() - cohort.start
@@ -223,12 +206,6 @@ class Cohorts:
             cohort.size -= size
             self._count(cohort, -size)
 
-    def forget(self) -> None:
-        """A receiver has gone: forget the plans that contain it, soon."""
-        self._planned += _GONE
-        if self._planned > _MOST_PLANNED:
-            self._forget_plans()
-
     def add(self, cohort: Cohort, packets: list[bytes], size: int) -> None:
         """Have messages wait for a cohort.
 
@@ -238,78 +215,41 @@ class Cohorts:
         cohort.size += size
         self._count(cohort, size)
 
-    def plan(self, receivers: tuple[Receiver, ...]) -> Plan:
-        """Return the plan for a route, after splitting the cohorts of which it contains a part."""
-        known = self._plans.get(id(receivers))
-        if known is not None:
-            return known[1]
-        plan = self._by_receivers.get(receivers) or self._make(receivers)  # thousands of keys can have the same ones
-        self._planned += len(receivers)
-        self.effort += 1 + len(receivers) // _PLANNED_AT_ONCE
-        if self._planned > _MOST_PLANNED:
-            self._forget_plans()
-            self._planned = len(receivers)
-        self._plans[id(receivers)] = receivers, plan
-        self._by_receivers[receivers] = plan
-        return plan
+    def split(self, cohort: Cohort, members: Set[Receiver]) -> Cohort:
+        """Move some members of a cohort into one of their own.
 
-    def _make(self, receivers: tuple[Receiver, ...]) -> Plan:
-        # Set operations: plans are made again in each turn of a user with many late receivers.
-        of = self.of
-        others = list(itertools.filterfalse(of.__contains__, receivers))
-        left = set(filter(of.__contains__, receivers))
-        chosen: list[Cohort] = []
-        while left:
-            cohort: Cohort | None = of[next(iter(left))]
-            assert cohort is not None
-            members = cohort.members.keys() & left
-            left -= members
-            if cohort.is_closed:
-                cohort = None
-            elif len(members) < len(cohort.members):
-                cohort = self._split(cohort, members)
-            if cohort is None:
-                others += members
-            else:
-                chosen.append(cohort)
-        self.effort += _PLAN + len(receivers) // _PLANNED_AT_ONCE
-        return Plan(tuple(others), tuple(chosen), len(receivers) - len(others), {})
-
-    def _split(self, cohort: Cohort, members: Iterable[Receiver]) -> Cohort | None:
-        """Move members into a cohort of their own, if there may be one more; else close theirs."""
+        :returns: the new cohort; the old one, closed, if there may be no more.
+        """
         cohorts = self._by_user[cohort.user]
-        self._forget_plans()
+        self.on_changed()
         if len(cohorts) >= MOST_COHORTS:
             cohort.is_closed = True
             self._on_closed()
-            return None
-        part = Cohort(cohort.user, cohort.can_block, cohort.replaces, cohort.start)
-        part.packets, part.size, part.due = cohort.packets.copy(), cohort.size, cohort.due
-        self._count(part, part.size)
-        chosen = set(members)
-        part.members.update(item for item in cohort.members.items() if item[0] in chosen)
-        for receiver in part.members:
+            return cohort
+        new = Cohort(cohort.user, cohort.can_block, cohort.replaces, cohort.start)
+        new.packets, new.size, new.due = cohort.packets.copy(), cohort.size, cohort.due
+        self._count(new, new.size)
+        new.members.update(item for item in cohort.members.items() if item[0] in members)
+        for receiver in new.members:
             del cohort.members[receiver]
-            self.of[receiver] = part
-        # It is as old as the other: those that were decided about last stay behind it.
+            self.of[receiver] = new
+        # Beside the old one: the oldest cohorts have their turns first.
         self._by_user[cohort.user] = {
-            each: None for old in cohorts for each in ((old, part) if old is cohort else (old,))
+            each: None for old in cohorts for each in ((old, new) if old is cohort else (old,))
         }
-        return part
+        return new
 
     def _count(self, cohort: Cohort, size: int) -> None:
         self.bytes += size
         cohort.user.charge_memory(size)
 
-    def _forget(self, cohort: Cohort) -> None:
+    def _remove(self, cohort: Cohort) -> None:
         self._count(cohort, -cohort.size)
         cohorts = self._by_user[cohort.user]
         del cohorts[cohort]
         if not cohorts:
             del self._by_user[cohort.user]
 
-    def _forget_plans(self) -> None:
-        if self._plans:
-            self._plans.clear()
-            self._by_receivers.clear()
-        self._planned = 0
+
+def _do_nothing() -> None:
+    pass

@@ -28,17 +28,16 @@ message instead made every receiver with ``blocking/hard/block`` cost its publis
 
 .. rubric:: What the copies cost
 
-Each copy is deducted from the balance of copies of the receiver's user. If that is spent, the message waits, see
-`sbus.server.late`. Receivers in cohorts get a run before all others, with one step for each cohort. For the copies that
-did not wait the publisher pays: `work` is their price. Within a run the balance of the receivers' user is in a local
-variable, as each look at an attribute costs a copy 3 %.
+Each copy is deducted from the balance of copies of the receiver's user. If that is spent, the message waits
+(`sbus.server.late`). Cohorts get a run before all other receivers, in one step each (`sbus.server.cohort_delivery`).
+The publisher pays for the copies that did not wait: `work` is their price. Within a run the balance of the receivers'
+user is in a local variable, as each look at an attribute costs a copy 3 %.
 
 An exception of a plugged-in strategy or order is the trouble of the client that chose it: that client is disconnected.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Set
 
 from twisted.logger import Logger
@@ -52,11 +51,11 @@ from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.backpressure import Backpressure
-from sbus.server.cohorts import Cohort, Plan
+from sbus.server.cohort_delivery import CohortDelivery
 from sbus.server.counters import Counters
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.last_values import LastValues
-from sbus.server.late import FLUSHED_AT_ONCE, MANY, WORTH_DECIDING, Late
+from sbus.server.late import CATCH_UP_WORK, FLUSHED_AT_ONCE, MANY, WORTH_DECIDING, Late, catch_ups, is_own_user
 from sbus.server.observers import Events
 from sbus.server.turns import (
     BUNDLED_COPIES,
@@ -68,7 +67,6 @@ from sbus.server.turns import (
     REFUSED,
     REPLACED,
     SENDING,
-    SHARED,
     TURN_BUDGET,
     Turns,
 )
@@ -77,10 +75,6 @@ from sbus.server.unrouted import is_unrouted
 __all__ = ["Delivery"]
 
 _REPLACE = Verdict.REPLACE
-_CATCHES = 16
-"""Late receivers that one run catches up with because too much waits for them; more, if it has many receivers."""
-_CAUGHT = 64
-"""Work of catching up that counts as one more receiver."""
 
 
 class Delivery:
@@ -105,7 +99,8 @@ class Delivery:
     __slots__ = (
         "_backpressure",
         "_blocking",
-        "_catches_left",
+        "_catch_ups_left",
+        "_cohort_delivery",
         "_cohorts",
         "_count",
         "_counters",
@@ -151,7 +146,8 @@ class Delivery:
         self._muted = muted
         self._late = Late(turns, self._decide, min(memory.user_limit, memory.limit))
         self._cohorts = self._late.cohorts.of
-        self._catches_left: int | None = None
+        self._cohort_delivery = CohortDelivery(self._late, credentials)
+        self._catch_ups_left: int | None = None
         self.served = self.work = self.postponed = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
@@ -178,7 +174,8 @@ class Delivery:
             self.flush()
         late, copies = 0, len(receivers)
         if self._blocking or self._cohorts:
-            plan = self._plan(packets, receivers, publisher)
+            plan, work = self._cohort_delivery.prepare(packets, receivers, publisher)
+            self.work += work
             if self._blocking and len(packets) > 1 and not self._has_room(packets, plan.others, publisher):
                 # Somewhere in the middle a receiver may block the publisher: find out where.
                 half = len(packets) // 2
@@ -188,7 +185,9 @@ class Delivery:
                 return done + self.deliver(packets[half:], receivers, publisher)
             receivers, late = plan.others, plan.members
             if late:
-                self._share(plan, packets, publisher)
+                foreign, work = self._cohort_delivery.add(plan, packets, publisher)
+                self.postponed += foreign
+                self.work += work
         count, observers = len(packets), self.observers
         weight = self._count(packets, copies)
         if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
@@ -200,7 +199,7 @@ class Delivery:
             packed, discount = {}, count // COPIES - count // BUNDLED_COPIES
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
-        self._catches_left = None
+        self._catch_ups_left = None
         price = SENDING + count // COPIES
         if weight:
             price += weight // COPIED_KIB
@@ -221,13 +220,13 @@ class Delivery:
                     if cohort.is_closed:
                         queue.is_behind = True
                     else:
-                        self._late.set_apart(receiver, queue)  # it has joined since an observer has published
+                        self._late.set_apart(receiver, queue)  # it has joined since: an observer has published
                 if queue.is_late and not (queue.can_block and self._may_block(receiver, publisher)):
                     if receiver.user is not user:
                         if user is not None:
                             self._wait(user, waiting, packets, publisher)
                         user, waiting, size = receiver.user, 0, total_size(packets)
-                        most, left = self._late.room(_is_own(publisher, user))
+                        most, left = self._late.room(is_own_user(publisher, user))
                     waits = len(queue.pending) + count
                     if size <= left and waits <= most:
                         queue.pending += packets
@@ -359,6 +358,7 @@ class Delivery:
         self._backpressure.release(receiver)
         if receiver.queue is not None:
             self._late.forget(receiver, receiver.queue)
+            self._cohort_delivery.note_gone()
 
     def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:
         """Count messages that were dropped for a receiver, by cause."""
@@ -411,61 +411,8 @@ class Delivery:
     def _wait(self, user: UserShare, receivers: int, packets: list[bytes], publisher: Publisher | None) -> None:
         """Account for a run that waits for some late receivers of one user."""
         self._late.add(user, receivers * total_size(packets))
-        if not _is_own(publisher, user):
+        if not is_own_user(publisher, user):
             self.postponed += receivers
-
-    def _plan(self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None) -> Plan:
-        """Return who of the receivers waits in cohorts for these messages.
-
-        Before that, flood control decides at the publisher's expense about members that may block it, and about some
-        for which too much waits.
-        """
-        if not self._cohorts:
-            return Plan(receivers, (), 0, {})
-        late, size = self._late, total_size(packets)
-        plan = late.cohorts.plan(receivers)
-        overdue = [
-            (cohort, members)
-            for cohort in plan.cohorts
-            if (members := late.overdue(cohort, len(packets), size, _is_own(publisher, cohort.user)))
-        ]
-        if overdue:
-            overdue.sort(key=lambda each: each[0].size, reverse=True)  # else those just served would be the first again
-            catches_left = _CATCHES + plan.members // 32
-            for cohort, members in overdue:
-                for receiver in list(itertools.islice(cohort.members, min(members, max(0, catches_left)))):
-                    if catches_left > 0:
-                        work = late.serve(receiver, are_many=True)
-                        self.work += work
-                        catches_left -= 1 + work // _CAUGHT
-        while True:
-            plan = late.cohorts.plan(receivers)
-            blocking = [
-                cohort for cohort in plan.cohorts if cohort.can_block and self._is_blockable(plan, cohort, publisher)
-            ]
-            if not blocking:
-                self.work += late.cohorts.effort
-                late.cohorts.effort = 0
-                return plan
-            for receiver in [receiver for cohort in blocking for receiver in cohort.members]:
-                self.work += late.serve(receiver, are_many=False)
-
-    def _share(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> None:
-        """Have a run wait for the cohorts of a plan."""
-        self._late.share(plan, packets, total_size(packets))
-        foreign = sum(not _is_own(publisher, cohort.user) for cohort in plan.cohorts)
-        self.postponed += foreign
-        self.work += (len(plan.cohorts) - foreign) * SHARED
-
-    def _is_blockable(self, plan: Plan, cohort: Cohort, publisher: Publisher | None) -> bool:
-        """Return whether a member of a cohort may block this publisher."""
-        if publisher is None:
-            return False
-        known = plan.blockable.get((publisher, cohort))
-        if known is None:
-            known = any(self._may_block(receiver, publisher) for receiver in cohort.members)
-            plan.blockable[publisher, cohort] = known
-        return known
 
     def _postpone(
         self,
@@ -485,12 +432,12 @@ class Delivery:
         if not queue.is_late and not self._turns.crowd and not (copies >= MANY and queue.is_congested):
             queue.copies.work_left = TURN_BUDGET
             return False
-        catches_left = self._catches_left
-        if catches_left is None:
-            catches_left = self._catches_left = _CATCHES + copies // 32
+        catch_ups_left = self._catch_ups_left
+        if catch_ups_left is None:
+            catch_ups_left = self._catch_ups_left = catch_ups(copies)
         may_block = queue.can_block and self._may_block(receiver, publisher)
-        beyond = catches_left <= 0
-        size, is_own = total_size(packets), _is_own(publisher, receiver.user)
+        beyond = catch_ups_left <= 0
+        size, is_own = total_size(packets), is_own_user(publisher, receiver.user)
         if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
             self.postponed += not is_own
             return True
@@ -498,7 +445,7 @@ class Delivery:
             spent = queue.copies.work_left
             work = self._late.catch_up(receiver, queue)  # an observer may publish meanwhile: another run
             spent -= queue.copies.work_left  # what the queue has charged by itself
-            self._catches_left = catches_left - 1 - (work + spent) // _CAUGHT
+            self._catch_ups_left = catch_ups_left - 1 - (work + spent) // CATCH_UP_WORK
             self.work += work
         return False
 
@@ -592,7 +539,3 @@ class Delivery:
     def _failed(self, receiver: Receiver) -> None:
         self.log.failure("Error in sending to client {number}", number=getattr(receiver, "number", 0))
         receiver.close(CloseReason.SERVER_ERROR)
-
-
-def _is_own(publisher: Publisher | None, user: UserShare) -> bool:
-    return publisher is not None and publisher.user is user

@@ -19,11 +19,11 @@ soon as it has read its queue.
 While no other user's client sends anything, a spent balance is topped up on the spot, and only congested receivers of
 a run with `MANY` receivers are late.
 
-Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`): what waits, waits once for all members,
-so a publisher adds a run to a cohort and not to each receiver. A receiver comes into one when its socket was found full
-and it is one of many.
+Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`). A receiver joins one when its socket was
+found full and it is one of many. In a turn, flood control decides about a member as about any late receiver; if its
+socket is still full, it stays in its cohort.
 
-The same way bounds the flush of a message with very many receivers: `FLUSHED_AT_ONCE` of them are flushed at once, and
+Lateness also bounds the flush of a message with very many receivers: `FLUSHED_AT_ONCE` of them are flushed at once, and
 the others are late.
 
 .. rubric:: Invariants
@@ -32,32 +32,43 @@ the others are late.
   without lateness, for each receiver and over all publishers.
 * A message is never lost because it was late.
 * A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
-* What looks at the queue is preceded by `Late.catch_up`: a reply, a change of the client's strategies or order, the end
-  of the connection. So a fence counts what was published before it.
+* `Late.catch_up` comes before anything that looks at the queue: a reply, a change of the client's strategies or order,
+  the end of the connection. So a fence counts what was published before it.
 * At most `MOST_PACKETS` messages wait undecided for one receiver, and `MOST_BYTES` for all, less on a bus with little
-  memory; for a cohort, `_MOST_SHARED`. Beyond that the publisher pays for deciding, for some of these receivers in each
-  run, so that this is no long piece of work either. A publisher of the receiver's own user has half of that, so what
-  others publish finds room behind any flood of that user.
+  memory. Beyond that the publisher pays for deciding, for some of these receivers in each run, so this is no long piece
+  of work either. A publisher of the receiver's own user has half of that, so what others publish finds room behind any
+  flood of that user. Cohorts have limits of their own (`sbus.server.cohort_delivery`).
 * What waits is charged to the receiver's user, who never lacks memory for anything else because of it.
 
-Rejected: one list of undecided messages for each user, for receivers that get different messages: replies, settings and
-ends of connections would have to pass through that list, too. A member of a cohort leaves it first.
+Rejected: one list of undecided messages for each user, also for receivers that get different messages. Replies,
+settings and ends of connections would have to pass through that list, too.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 
 from sbus.flood import SendQueue, Verdict
 from sbus.flood.budget import UserShare
 from sbus.routing.runs import total_size
-from sbus.server.cohorts import Cohort, Cohorts, Plan
-from sbus.server.interfaces import Receiver
+from sbus.server.cohorts import Cohort, Cohorts
+from sbus.server.interfaces import Publisher, Receiver
 from sbus.server.turns import Turns
 
-__all__ = ["FLUSHED_AT_ONCE", "LONGEST_WAIT", "MANY", "MOST_BYTES", "MOST_PACKETS", "WORTH_DECIDING", "Late"]
+__all__ = [
+    "CATCH_UP_WORK",
+    "FLUSHED_AT_ONCE",
+    "LONGEST_WAIT",
+    "MANY",
+    "MOST_BYTES",
+    "MOST_PACKETS",
+    "OWN_PART",
+    "WORTH_DECIDING",
+    "Late",
+    "catch_ups",
+    "is_own_user",
+]
 
 FLUSHED_AT_ONCE = 512
 """Receivers that are flushed in one go."""
@@ -66,29 +77,41 @@ MANY = 16
 of a user from which on they form cohorts."""
 WORTH_DECIDING = 512
 """Messages for a congested receiver with which it wants a turn."""
-_COHORT_WORTH_DECIDING = 2_048
-"""Messages for a member of a cohort with which it wants a turn."""
 LONGEST_WAIT = 0.02
-"""Seconds after which it wants a turn in any case."""
+"""Seconds after which a congested receiver wants a turn, however little waits for it."""
 MOST_PACKETS = 2_048
 """Messages that wait undecided for one receiver."""
 MOST_BYTES = 16 << 20
-"""Bytes that wait undecided for all receivers together; a packet counts for each of its receivers."""
+"""Bytes that wait undecided for all receivers together, and as many for all cohorts; a packet counts for each of its
+receivers, or cohorts."""
 _MEMORY_PART = 16
 """The part (one over it) of one user's limit of memory that they may be, if that is less."""
-_OWN_PART = 2
+OWN_PART = 2
 """The part (one over it) of these limits that publishers of the receiver's own user may take."""
-_MOST_SHARED = 8_192
-"""Messages that wait undecided for one cohort."""
-_MOST_REPLACED = 2_048
-"""The same for receivers that keep the newest message of each key only: to decide about one takes 5 µs a key."""
-_LEAST_REPLACED = 512
-"""The same if each message has a key of its own."""
 _BEYOND = 8
 """The limits are exceeded up to this factor while too many receivers are at them at the same time."""
+_CATCH_UPS = 16
+"""Late receivers about which one run decides because too much waits for them."""
+_RECEIVERS_PER_CATCH_UP = 32
+"""Receivers of a run for one more of them."""
+CATCH_UP_WORK = 64
+"""Each such amount of work that one of them takes counts as one more of them."""
 _MEASURED = 4
 """Receivers about which a turn decides between two looks at the clock, each of which costs as much as a cheap decision.
 The first look comes after the first receiver."""
+
+
+def catch_ups(receivers: int) -> int:
+    """Return the number of late receivers about which a run decides at its publisher's expense.
+
+    :param receivers: the receivers of the run.
+    """
+    return _CATCH_UPS + receivers // _RECEIVERS_PER_CATCH_UP
+
+
+def is_own_user(publisher: Publisher | None, user: UserShare) -> bool:
+    """Return whether a user's receivers and a publisher are of one user; the program around the bus has none."""
+    return publisher is not None and publisher.user is user
 
 
 class _Line:
@@ -98,7 +121,7 @@ class _Line:
     :param decide: decides about that receiver.
     :ivar user: the user.
     :ivar receivers: those that want a turn and are in no cohort, the oldest first.
-    :ivar congested: those for which it is too early.
+    :ivar congested: those that are in no cohort and will want one later, as their sockets are full.
     """
 
     __slots__ = ("_decide", "_find", "_turns", "congested", "is_waiting", "receivers", "user")
@@ -151,19 +174,20 @@ class Late:
     :param decide: sends what a receiver's socket takes, and lets flood control decide about the rest; returns the
         price.
     :param user_memory: bytes of memory that one user may hold.
+    :ivar most_bytes: `MOST_BYTES`, or less if memory is short.
     :ivar bytes: bytes that wait undecided for all receivers that are in no cohort; a packet counts for each of them.
     :ivar cohorts: the cohorts.
     """
 
-    __slots__ = ("_decide", "_has_timer", "_lines", "_most_bytes", "_turns", "bytes", "cohorts")
+    __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes", "cohorts", "most_bytes")
 
     def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue], int], user_memory: int) -> None:
         self._turns = turns
         self._decide = decide
-        self._most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
+        self.most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
         self._lines: dict[UserShare, _Line] = {}
         self._has_timer = False
-        self.cohorts = Cohorts(self._set_timer)
+        self.cohorts = Cohorts(self.set_timer)
         self.bytes = 0
 
     def room(self, is_own: bool, beyond: bool = False) -> tuple[int, int]:
@@ -173,8 +197,8 @@ class Late:
         :param beyond: go beyond the limits, `_BEYOND` times.
         """
         times = _BEYOND if beyond else 1
-        parts = _OWN_PART if is_own else 1
-        return times * MOST_PACKETS // parts, times * self._most_bytes // parts - self.bytes
+        parts = OWN_PART if is_own else 1
+        return times * MOST_PACKETS // parts, times * self.most_bytes // parts - self.bytes
 
     def add(self, user: UserShare, size: int) -> None:
         """Count bytes that were put behind those of late receivers of one user, within `room`."""
@@ -207,49 +231,19 @@ class Late:
         if queue.is_congested and len(queue.pending) < WORTH_DECIDING:
             if not queue.is_late:
                 line.congested[receiver] = None
-                self._set_timer()
+                self.set_timer()
         elif receiver not in line.receivers:
             line.want_turn(receiver)
         queue.is_clear, queue.is_late = False, True
         return True
 
-    def overdue(self, cohort: Cohort, messages: int, size: int, is_own: bool) -> int:
-        """Return the members of a cohort to decide about before messages are added to it.
-
-        There are none until half of the room is taken. Then there are so many that all will have had their turn when
-        the room is taken, unless these are too many for one run (`Delivery`).
-
-        :param size: the bytes of the messages.
-        :param is_own: the publisher and the cohort are of one user.
-        """
-        most = _MOST_SHARED
-        if cohort.replaces:
-            most = int(max(_LEAST_REPLACED, min(_MOST_REPLACED, _LEAST_REPLACED / cohort.variety)))
-        most = most // _OWN_PART if is_own else most
-        most_bytes = self._most_bytes // _OWN_PART if is_own else self._most_bytes
-        waiting = cohort.waiting()
-        left = min(1 - waiting / most, 1 - self.cohorts.bytes / most_bytes)
-        if left > 0.5 or not waiting:
-            return 0
-        _call_all(cohort)
-        wanted = max(messages / most, size / most_bytes)
-        return len(cohort.members) if wanted >= left else math.ceil(len(cohort.members) * wanted / left)
-
-    def share(self, plan: Plan, packets: list[bytes], size: int) -> None:
-        """Have messages wait for the cohorts of a plan.
-
-        :param size: their bytes.
-        """
-        for cohort in plan.cohorts:
-            if not cohort.waiting():
-                self._set_timer()
-            self.cohorts.add(cohort, packets, size)
-            if cohort.waiting() >= _COHORT_WORTH_DECIDING:
-                _call_all(cohort)
-                self._line(cohort.user).wait()
+    def call(self, cohort: Cohort) -> None:
+        """Have the members of a cohort want turns: much waits for them."""
+        cohort.want_turns()
+        self._line(cohort.user).wait()
 
     def join(self, receiver: Receiver, queue: SendQueue, home: Cohort | None = None) -> None:
-        """Put a receiver whose socket was full just now into a cohort, if it fits in.
+        """Put a receiver whose socket was full just now into a cohort, unless something waits undecided for it.
 
         :param home: the cohort that it was in before.
         """
@@ -264,13 +258,13 @@ class Late:
         """Have a late receiver want a turn: much waits for it, or its socket takes packets again."""
         line = self._lines[receiver.user]
         cohort = self.cohorts.of.get(receiver)
-        if cohort is not None and cohort.can_block is not queue.can_block:  # it was behind a snapshot
+        if cohort is not None and cohort.can_block is not queue.can_block:  # a snapshot has ended, which changes that
             self.set_apart(receiver, queue)
         elif cohort is not None or receiver in line.congested:
             line.want_turn(receiver)
 
     def catch_up(self, receiver: Receiver, queue: SendQueue) -> int:
-        """Decide about what waits for a late receiver.
+        """Decide about all that waits for a late receiver, which is not late any more.
 
         :returns: the price.
         """
@@ -278,15 +272,15 @@ class Late:
         if cohort is None or cohort.members[receiver] == cohort.end:
             self._end(receiver, queue)
         else:
-            packets = cohort.part(receiver)
+            packets = cohort.packets_for(receiver)
             self._end(receiver, queue)
             queue.pending = packets + queue.pending
         return self._decide(receiver, queue)
 
     def serve(self, receiver: Receiver, are_many: bool) -> int:
-        """Decide about what waits for a late receiver.
+        """Decide about what is due for a late receiver: for a member of a cohort, the messages up to `Cohort.due`.
 
-        :param are_many: it is one of many, and so is in a cohort afterwards if its socket is full.
+        :param are_many: it is one of many, so if its socket is full, it joins a cohort.
         :returns: the price.
         """
         queue = receiver.queue
@@ -312,21 +306,26 @@ class Late:
         return work
 
     def forget(self, receiver: Receiver, queue: SendQueue) -> None:
-        """A receiver is not late any more, since its connection ends; what waits is at the end of its queue."""
+        """End that a receiver is late, as its connection ends; what waits is at the end of its queue."""
         if receiver in self.cohorts.of:
             self.set_apart(receiver, queue)
         self._end(receiver, queue)
-        self.cohorts.forget()
 
     def set_apart(self, receiver: Receiver, queue: SendQueue) -> None:
-        """Have a member of a cohort be late by itself; it wants a turn."""
-        packets = self.cohorts.of[receiver].part(receiver)
+        """Take a member out of its cohort; it is late by itself, and wants a turn."""
+        packets = self.cohorts.of[receiver].packets_for(receiver)
         self.cohorts.leave(receiver)
         size = total_size(packets)
         queue.pending, queue.is_behind = packets + queue.pending, False
         queue.late_bytes += size
         self.add(receiver.user, size)
         self._lines[receiver.user].want_turn(receiver)
+
+    def set_timer(self) -> None:
+        """Have the receivers for which something waits want turns, after `LONGEST_WAIT` at the latest."""
+        if not self._has_timer:
+            self._has_timer = True
+            self._turns.call_later(LONGEST_WAIT, self._time_is_up)
 
     def _end(self, receiver: Receiver, queue: SendQueue) -> None:
         """End that a receiver is late."""
@@ -350,11 +349,6 @@ class Late:
             line = self._lines[user] = _Line(user, self._turns, self._next, self._serve)
         return line
 
-    def _set_timer(self) -> None:
-        if not self._has_timer:
-            self._has_timer = True
-            self._turns.call_later(LONGEST_WAIT, self._time_is_up)
-
     def _time_is_up(self) -> None:
         self._has_timer = False
         for user, line in self._lines.items():
@@ -362,10 +356,10 @@ class Late:
             line.congested.clear()
             has_due = False
             for cohort in self.cohorts.of_user(user):
-                _call_all(cohort)
-                has_due = has_due or _wants_turn(cohort)
+                cohort.want_turns()
+                has_due = has_due or cohort.wants_turn()
                 if cohort.waiting():  # what comes until all of them have had this turn waits for the next one
-                    self._set_timer()
+                    self.set_timer()
             if has_due or line.receivers:
                 line.wait()
 
@@ -374,7 +368,7 @@ class Late:
         receiver = next(iter(line.receivers), None)
         if receiver is None:
             for cohort in self.cohorts.of_user(line.user):
-                if _wants_turn(cohort):
+                if cohort.wants_turn():
                     return next(iter(cohort.members))
         return receiver
 
@@ -382,13 +376,3 @@ class Late:
         """Decide about a receiver of a line."""
         are_many = len(line.receivers) >= MANY or bool(self.cohorts.of_user(line.user))
         line.user.copies.work_left -= self.serve(receiver, are_many)
-
-
-def _call_all(cohort: Cohort) -> None:
-    """Have all members want a turn, unless some still do: these are to be offered the list that the others had."""
-    if cohort.oldest() >= cohort.due:
-        cohort.due = cohort.end
-
-
-def _wants_turn(cohort: Cohort) -> bool:
-    return cohort.is_closed or cohort.oldest() < cohort.due

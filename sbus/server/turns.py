@@ -21,8 +21,8 @@ two turns the reactor serves all others, who have balances of their own.
 Invariants:
 
 * The clients of one user share that user's balance: a thousand connections get no more than one.
-* A user has two balances, one for what its clients send and one for what its receivers get, and one turn: while both
-  are waited for, they take turns, too.
+* A user has two balances, one for what its clients send and one for what its receivers get. They share its turns: if
+  both are waited for, each has every other turn.
 * A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
   is larger than a turn makes a turn long, but it does not make long turns more frequent.
 * A user without connections is known until its debt is paid (`Turns.pay_off`): to reconnect is no way out of it.
@@ -35,8 +35,8 @@ about 40 µs for each turn.
 
 The prices are estimates: they bound a turn in advance, and some clients find work that is dearer than its price, on a
 slow machine or in plain Python. So what is done in a turn is also measured, as the CPU time of the thread, and work
-that took longer than was paid for is a debt (`Turns.correct`). Whoever has waited for a turn pays by the clock, and
-those who never wait are not measured. Full garbage collections are left out (`sbus.server.work_clock`). A
+that took longer than was paid for is a debt (`Turns.correct`). A client that has waited for a turn pays by the
+clock, and one that never waits is not measured. Full garbage collections are left out (`sbus.server.work_clock`). A
 publisher whose messages have to wait for late receivers does not pay for the time that this takes: they are receivers
 of a user that has spent its balance (`POSTPONED`).
 
@@ -119,7 +119,7 @@ _FREE_SEGMENTS = 16
 LOOK_UP_STEPS = 4
 """Steps of a look-up, or forgotten routes, for one unit of work."""
 POSTPONED = 2
-"""Work of having one run wait for one late receiver, which nobody pays."""
+"""Work of having one run wait for one late receiver, or one cohort, of another user; nobody pays it."""
 SHARED = 4
 """The price of having one run wait for a cohort of the publisher's own user."""
 REORDERED = 2
@@ -168,7 +168,7 @@ class _Client(Protocol):
 
 
 class _Line:
-    """The waiting clients of one user.
+    """The clients that wait for one balance.
 
     :ivar first: those that went on and could do nothing, since others had spent the balance.
     """
@@ -213,7 +213,7 @@ class Turns:
     :param reactor: calls the next turn, with ``callLater(0, …)``.
     :param cpu: returns the CPU time of this thread, in nanoseconds.
     :ivar cpu: the same.
-    :ivar last: the user whose client has sent the last batch since the last turn; change it with `change`.
+    :ivar last: the user of the last batch; None if there was none since the last turn. Change it with `change`.
     :ivar waited: how often a client has had to wait, since the start.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
@@ -239,51 +239,51 @@ class Turns:
         self._is_due = False
         self._alone = _ALONE
         self._senders: set[object] = set()  # since the last turn
-        self._previous: Balance | None = None  # has sent the last batch, also if that was before the last turn
+        self._previous: Balance | None = None  # as `last`, but turns do not change it
         self._debts: set[Balance] = set()
         self.last: Balance | None = None
         self.crowd = 0
         self.waited = 0
 
-    def change(self, user: Balance) -> None:
+    def change(self, balance: Balance) -> None:
         """Note that a client of another user than the last has sent a batch, or the first one since a turn."""
-        self.last = user
-        if len(self._senders) < 2:  # that is several; users may come and go for a long time without a turn
-            self._senders.add(user.owner)
-        if user is not self._previous:
-            self._previous = user
+        self.last = balance
+        if len(self._senders) < 2:  # more make no difference, and without a turn they would pile up
+            self._senders.add(balance.owner)
+        if balance is not self._previous:
+            self._previous = balance
             self.crowd = CROWD
 
-    def wait(self, user: Balance, client: _Client, is_first: bool = False) -> None:
-        """Have a client go on in a later turn of its user: its ``take_turn`` is called, once.
+    def wait(self, balance: Balance, client: _Client, is_first: bool = False) -> None:
+        """Have a client go on in a later turn, when its balance is above 0: its ``take_turn`` is called, once.
 
         :param is_first: before the others. That is for a client that took a turn and could do nothing, since others of
             its user had spent the balance; they would leave it nothing in the next turn either.
         """
         self.waited += 1
-        line = self._waiting.get(user)
+        line = self._waiting.get(balance)
         if line is None:
-            line = self._waiting[user] = _Line()
+            line = self._waiting[balance] = _Line()
         (line.first if is_first else line.others)[client] = None
         self._schedule()
 
-    def correct(self, user: Balance, before: int, began: int, free: int = 0) -> None:
-        """Charge what was done in a turn with the time that it took, if it cost more than was paid.
+    def correct(self, balance: Balance, before: int, began: int, free: int = 0) -> None:
+        """Charge the time that was taken in a turn, if it is more than was paid.
 
         :param before: the balance when it began.
         :param began: the CPU time when it began.
         :param free: work that was done and is not the user's to pay.
         """
-        user.work_left = min(user.work_left, before - (self.cpu() - began) // 1_000 + free)
+        balance.work_left = min(balance.work_left, before - (self.cpu() - began) // 1_000 + free)
 
-    def forget(self, user: Balance, client: _Client) -> None:
+    def forget(self, balance: Balance, client: _Client) -> None:
         """Forget a client that has disconnected, if it waits."""
-        line = self._waiting.get(user)
+        line = self._waiting.get(balance)
         if line is not None:
             line.first.pop(client, None)
             line.others.pop(client, None)
             if not line:
-                del self._waiting[user]
+                del self._waiting[balance]
 
     def call_later(self, delay: float, call: Callable[[], None]) -> None:
         """Call after `delay` seconds, as part of no turn."""
@@ -307,22 +307,22 @@ class Turns:
         self._is_due = False
         budget = self._budget()
         served: set[object] = set()
-        for user, line in tuple(self._waiting.items()):
-            if user.owner in served:
-                continue  # its other balance has had the turn, and comes after this one next time
-            served.add(user.owner)
-            if user in self._waiting:
-                self._waiting[user] = self._waiting.pop(user)
-            if user.work_left < budget:
-                user.work_left = min(budget, user.work_left + budget)
-            if user.work_left <= 0:
+        for balance, line in tuple(self._waiting.items()):
+            if balance.owner in served:
+                continue  # the user's other balance has had the turn
+            served.add(balance.owner)
+            if balance in self._waiting:
+                self._waiting[balance] = self._waiting.pop(balance)  # the other one comes first in the next turn
+            if balance.work_left < budget:
+                balance.work_left = min(budget, balance.work_left + budget)
+            if balance.work_left <= 0:
                 continue  # still in debt
             for _ in range(line.resumed()):
                 line.pop().take_turn()
                 if not line:
                     break  # also if the last ones were forgotten meanwhile
-            if not line and self._waiting.get(user) is line:
-                del self._waiting[user]
+            if not line and self._waiting.get(balance) is line:
+                del self._waiting[balance]
         if self._waiting:
             self._schedule()
 

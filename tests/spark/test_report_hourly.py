@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from click.testing import CliRunner
 
+from sbus.cli.spark import figures
 from sbus.cli.spark import report as command
 from sbus.cli.spark.report import report
 from sbus.errors import UsageError
@@ -168,7 +169,7 @@ def test_a_long_report_needs_no_spark(tmp_path, monkeypatch):
     """The command reports on a week from counts, without a JVM, and with the metrics of a job."""
     table = PlainTable(tmp_path / "lake")
     archive(table, 0, [row("one", seq, seq // 4, f"plant/{seq % 4}") for seq in range(4 * HOURS)])
-    monkeypatch.setattr(command, "by_spark", None)
+    monkeypatch.setattr(figures, "_by_spark", None)
     page, metrics = tmp_path / "report.html", tmp_path / "metrics"
     arguments = [f"--lake={tmp_path / 'lake'}", "--last=7d", f"--output={page}", f"--metrics-file={metrics}"]
     result = CliRunner().invoke(report, arguments, catch_exceptions=False)
@@ -183,10 +184,10 @@ def test_the_start_alone_names_the_hours(tmp_path, monkeypatch):
     """With --since alone, a report has all hours from then on, and as many before them to compare with."""
     table = PlainTable(tmp_path / "lake")
     archive(table, 0, [row("one", seq, seq // 4, f"plant/{seq % 4}") for seq in range(4 * HOURS)])
-    monkeypatch.setattr(command, "by_spark", None)
-    monkeypatch.setattr(command, "last_of", lambda *period: timedelta(days=7))  # it goes by the clock
+    monkeypatch.setattr(figures, "_by_spark", None)
+    monkeypatch.setattr(figures, "_about", lambda subject: timedelta(days=7))  # it goes by the clock
     seen = []
-    monkeypatch.setattr(command, "run_alerts", lambda alerts, figures: seen.append(figures))
+    monkeypatch.setattr(command, "run_alerts", lambda alerts, found: seen.append(found))
     arguments = [f"--lake={tmp_path / 'lake'}", f"--since={START:%Y-%m-%d}", f"--output={tmp_path / 'report.html'}"]
     result = CliRunner().invoke(report, arguments, catch_exceptions=False)
     assert result.exit_code == 0

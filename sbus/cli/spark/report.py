@@ -7,30 +7,21 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
-from sbus.cli.output import Progress, pluralize
+from sbus.cli.output import pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.spark.alerts import Alert, AlertRule, run_alerts
+from sbus.cli.spark.figures import Subject, figures_of
 from sbus.cli.spark.job import Job, job_options, pass_job
 from sbus.cli.types import COUNT, Duration, Time
 from sbus.errors import StorageError, UsageError
 from sbus.extras import needs
-from sbus.journal.keytext import as_text
-
-if TYPE_CHECKING:
-    from sbus.spark.report import Report
 
 __all__ = ["report"]
-
-_HOURLY_FROM = timedelta(days=6)
-"""The length of a period from which on its windows can be whole hours, so that counts by the hour are enough."""
-_ATTEMPTS = 3
-"""How often counts are read because compaction replaces some of them meanwhile."""
 
 
 @click.command(
@@ -119,12 +110,7 @@ def report(
     with job.measured("report"):
         with needs("spark"):
             from sbus.spark.report import render
-        subject = Subject(first, since, until, length, pattern, depth, top)
-        figures = None
-        if job.lake is not None and not job.journal and last_of(since, until, length) >= _HOURLY_FROM:
-            figures = by_counts(job, subject)
-        if figures is None:
-            figures = by_spark(job, subject)
+        figures = figures_of(job, Subject(first, since, until, length, pattern, depth, top))
         source = job.lake if job.lake is not None else ", ".join(job.journal)
         # The page first: an alert that fails must not cost it.
         write(output, render(figures, source=source, title=title, now=datetime.now(UTC)))
@@ -134,97 +120,6 @@ def report(
         err=True,
     )
     run_alerts(alerts, figures)
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What to report on.
-
-    :ivar first: the start of the period before, if it is known.
-    :ivar since: the start of the period, or None.
-    :ivar until: its end, or None.
-    :ivar length: its length, if the start is not given.
-    """
-
-    first: datetime | None
-    since: datetime | None
-    until: datetime | None
-    length: timedelta
-    pattern: bytes
-    depth: int | None
-    top: int
-
-
-def by_counts(job: Job, subject: Subject) -> Report | None:
-    """Return the figures, from counts of the lake's hours; those of closed hours are made if they are missing.
-
-    :returns: None if it takes rows: no windows of whole hours, or a lake that cannot be written.
-    """
-    from sbus.lake.hourly import hourly
-    from sbus.lake.opening import open_table
-    from sbus.spark.jobs.tables import key_filter
-    from sbus.spark.report import measure_counted
-    from sbus.spark.runtime.session import parse_conf
-
-    assert job.lake is not None
-    parse_conf(job.conf)  # refused here too, though it is for Spark
-    table = open_table(job.lake, state=job.state)
-    progress = Progress()
-    for _ in range(_ATTEMPTS):
-        progress.show("counting: hours that are not counted yet")
-        with (
-            contextlib.suppress(FileNotFoundError),
-            hourly(table, subject.since, subject.until, subject.length) as counts,
-        ):
-            if counts is None:
-                break
-            figures = measure_counted(
-                counts,
-                start=subject.since,
-                end=subject.until,
-                last=subject.length,
-                wanted=key_filter(subject.pattern),
-                pattern=as_text(subject.pattern),
-                depth=subject.depth,
-                top=subject.top,
-                progress=lambda step: progress.show(f"measuring: {step}"),
-            )
-            progress.clear()
-            return figures
-    progress.clear()
-    return None
-
-
-def by_spark(job: Job, subject: Subject) -> Report:
-    """Return the figures, computed by Spark from the rows."""
-    with job.session("report") as spark:
-        from sbus.spark.jobs.tables import key_matches, load_rows
-        from sbus.spark.report import measure
-
-        rows = load_rows(
-            spark, journals=job.journal, lake=job.lake, state=job.state, since=subject.first, until=subject.until
-        )
-        progress = Progress()
-        figures = measure(
-            rows,
-            start=subject.since,
-            end=subject.until,
-            last=subject.length,
-            wanted=key_matches(subject.pattern),
-            pattern=as_text(subject.pattern),
-            depth=subject.depth,
-            top=subject.top,
-            progress=lambda step: progress.show(f"measuring: {step}"),
-        )
-        progress.clear()
-        return figures
-
-
-def last_of(since: datetime | None, until: datetime | None, length: timedelta) -> timedelta:
-    """Return about how long the period will be."""
-    if since is None:
-        return length
-    return (until or datetime.now(UTC)) - since
 
 
 def check_writable(path: str) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twisted.internet import error
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from sbus.server import cohorts, delivery, late
+from sbus.server import cohort_delivery, cohort_plans, cohorts, delivery, late
+from sbus.server.cohort_plans import Plans
+from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
 from sbus.server.observers import Observer
-from sbus.server.turns import CROWD
+from sbus.server.turns import CROWD, SENDING, SHARED, TURN_BUDGET
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +30,15 @@ def _few_are_many(monkeypatch):
     monkeypatch.setattr(delivery, "MANY", 1)
 
 
-def stalled(bus: Bus, publisher: Peer, *choices: bytes, count: int = 2, patterns: tuple[bytes, ...] = (b"k",)):
-    """Return readers that are members of a cohort, for which nothing waits undecided."""
-    readers = [bus.connect(uid=2) for _ in range(count)]
+def stalled(bus: Bus, publisher: Peer, *choices: bytes, count: int = 2, uid: int = 2) -> list[Peer]:
+    """Return readers of `k` that are members of a cohort, for which nothing waits undecided."""
+    readers = [bus.connect(uid=uid) for _ in range(count)]
     for reader in readers:
-        reader.send(*[b"CMSG " + choice for choice in choices], *[b"SUB " + pattern for pattern in patterns])
+        reader.send(*[b"CMSG " + choice for choice in choices], b"SUB k")
         reader.stall()
         reader.take()
-    publisher.send(b"MSG %s\0first" % patterns[0])
-    assert len(bus.registry.delivery._late.cohorts.of) == count
+    publisher.send(b"MSG k\0first")
+    assert {reader.protocol for reader in readers} <= bus.registry.delivery._late.cohorts.of.keys()
     return readers
 
 
@@ -54,14 +60,17 @@ def test_a_packet_that_is_too_long_for_one_member_reaches_the_other():
     bus = Bus()
     publisher = bus.connect(uid=1)
     readers = stalled(bus, publisher, b"blocking/soft/discard", b"receipts/on")
-    for _ in range(2):
-        for reader in readers:
-            reader.transport.capacity = None
-        readers[0].transport.longest = 80
-        publisher.send(b"MSG k\0" + bytes(100))
-        bus.clock.advance(LONGEST_WAIT)
-        bus.settle()
-        assert b"MSG k\0" + bytes(100) in readers[1].take()
+    for reader in readers:
+        reader.transport.drain(1)  # the receipt for the message before
+        reader.take()
+        reader.transport.capacity = None
+    readers[0].transport.longest = 80
+    publisher.send(b"MSG k\0" + bytes(100))
+    assert len(bus.registry.delivery._late.cohorts.of) == 2
+    bus.clock.advance(LONGEST_WAIT)
+    bus.settle()
+    assert readers[0].take() == [b"CMSG lost\0001 106 2 too-large"]
+    assert readers[1].take() == [b"MSG k\0" + bytes(100)]
 
 
 class Echoing(Observer):
@@ -139,6 +148,24 @@ def test_a_cohort_that_cannot_be_split_is_closed(monkeypatch):
     assert (found.bytes, found.cohorts.bytes) == (0, 0)
 
 
+def test_what_waits_in_a_closed_cohort_goes_first(monkeypatch):
+    """A member of a closed cohort whose socket takes packets before its turn gets nothing out of order."""
+    bus = Bus(clock=Clock())
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher)
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    readers[0].send(b"SUB j")
+    bus.registry.turns._is_due = True  # nobody gets a turn
+    publisher.transport.deliver(b"MSG k\0one")
+    publisher.transport.deliver(b"MSG j\0two")
+    readers[0].transport.drain(9)
+    early = readers[0].take()
+    bus.registry.turns._is_due = False
+    bus.registry.turns._schedule()
+    readers[0].drain()
+    assert early + readers[0].take() == [b"MSG k\0first", b"MSG k\0one", b"MSG j\0two"]
+
+
 def test_what_waits_for_a_member_whose_connection_breaks_is_counted_as_lost():
     """Messages that wait in a cohort are in the counts of losses, as those in the queue are."""
     bus = Bus()
@@ -163,7 +190,7 @@ def test_clients_that_are_gone_are_in_no_plan():
         publisher.send(b"MSG x%d\0" % n)
         reader.transport.loseConnection()
         bus.settle()
-    known = {receiver for plan in bus.registry.delivery._late.cohorts._plans.values() for receiver in plan[0]}
+    known = {receiver for plan in bus.registry.delivery._cohort_delivery._plans._by_receivers for receiver in plan}
     assert len(known) <= 64
 
 
@@ -196,15 +223,16 @@ def test_members_that_drain_share_what_waits():
     for reader in readers:
         reader.drain()
     assert [len(reader.take()) for reader in readers] == [21] * 10
-    assert (found.bytes, found.cohorts.bytes) == (0, 0)
+    assert (found.bytes, found.cohorts.bytes, found.cohorts.of) == (0, 0, {})
 
 
 def test_a_publisher_decides_about_some_members_at_a_time(monkeypatch):
-    """However full the cohorts are, one message is no long piece of work."""
+    """However many cohorts there are, and however full they are, one message is no long piece of work."""
     monkeypatch.setattr(late, "MOST_BYTES", 10_000)
     bus = Bus()
     publisher = bus.connect(uid=1)
-    readers = stalled(bus, publisher, count=100)
+    for uid in range(2, 7):
+        stalled(bus, publisher, count=20, uid=uid)
     served = itertools.count()
     found = bus.registry.delivery._late
     decide = found._decide
@@ -212,5 +240,193 @@ def test_a_publisher_decides_about_some_members_at_a_time(monkeypatch):
     publisher.send(b"MSG k\0")
     found.cohorts.bytes += 10_000  # of other cohorts
     publisher.send(b"MSG k\0")
-    assert 0 < next(served) < 50
-    assert readers
+    assert 0 < next(served) <= late.catch_ups(100)
+
+
+def test_a_member_blocks_a_publisher_that_it_may_block():
+    """A cohort waits for publishers that its members cannot block; for another one they are decided about at once."""
+    bus = Bus()
+    stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
+    readers = stalled(bus, stranger, b"blocking/soft/block")
+    stranger.send(b"MSG k\0second")
+    assert len(bus.registry.delivery._late.cohorts.of) == 2
+    friend.send(b"MSG k\0third")
+    assert friend.protocol.is_paused
+    assert bus.registry.delivery._late.cohorts.of == {}
+    for reader in readers:
+        reader.drain()
+        assert reader.take() == [b"MSG k\0first", b"MSG k\0second", b"MSG k\0third"]
+    assert not friend.protocol.is_paused
+
+
+def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
+    """A publisher pays nothing for another user's cohort, one price for its own user's, and once for the plan."""
+    bus = Bus()
+    stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
+    stalled(bus, stranger, b"blocking/soft/discard", count=32)
+    delivery_ = bus.registry.delivery
+
+    def cost(publisher: Peer) -> tuple[int, int]:
+        user, postponed = publisher.protocol.user, delivery_.postponed
+        user.work_left = TURN_BUDGET
+        publisher.transport.deliver(b"MSG k\0")
+        return TURN_BUDGET - user.work_left, delivery_.postponed - postponed
+
+    first, usual = cost(stranger), cost(stranger)
+    assert usual == (SENDING, 1)
+    assert first == (SENDING + cohort_plans._PLAN + 1 + 2 * 32 // cohort_plans._PLANNED_AT_ONCE, 1)
+    assert cost(friend) == (SENDING + SHARED, 0)
+
+
+def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
+    """Flood control decides about members when half of the room is taken, and for their own user's flood, a quarter."""
+    monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 100)
+    sent = []
+    for uid in (1, 2):
+        bus = Bus(clock=Clock())
+        readers = stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=10)
+        publisher = bus.connect(uid=uid)
+        sent.append(0)
+        while all(reader.protocol.queue.messages == 1 for reader in readers):
+            publisher.transport.deliver(b"MSG k\0")
+            sent[-1] += 1
+    assert sent == [51, 26]
+
+
+def test_members_want_turns_when_much_waits(monkeypatch):
+    """They need not wait for the timer."""
+    monkeypatch.setattr(cohort_delivery, "_WORTH_DECIDING", 20)
+    bus = Bus(clock=Clock())
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher)
+    publisher.send(*[b"MSG k\0"] * 19)
+    assert [reader.protocol.queue.messages for reader in readers] == [1, 1]
+    publisher.send(b"MSG k\0")
+    assert [reader.protocol.queue.messages for reader in readers] == [21, 21]
+
+
+def test_receivers_that_are_alike_share_a_cohort():
+    """All can block publishers or none, and all keep only the newest messages or none; one comes back to its cohort."""
+    found = Cohorts(mock.Mock())
+    user: Any = Account()
+    members: list[Any] = [Member(user) for _ in range(5)]
+    for member, (can_block, replaces) in zip(members, itertools.product((False, True), repeat=2), strict=False):
+        found.join(member, can_block, replaces)
+    assert len(found.of_user(user)) == 4
+    home = found.of[members[0]]
+    found.join(members[4], False, False, home)
+    assert found.of[members[4]] is home
+
+
+def test_the_end_of_a_closed_cohort_is_near(monkeypatch):
+    """Its members want turns although nothing waits, and the owner of the cohorts is notified."""
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    on_closed = mock.Mock()
+    found = Cohorts(on_closed)
+    cohort, members = joined(found, 2)
+    assert not cohort.wants_turn()
+    assert found.split(cohort, {members[0]}) is cohort
+    assert cohort.wants_turn()
+    on_closed.assert_called_once_with()
+
+
+def test_members_that_want_a_turn_share_one_list():
+    """What comes in the middle of a turn waits for the next one: all members are offered the list of the first."""
+    cohort, (first, second) = joined(Cohorts(mock.Mock()), 2)
+    cohort.packets += [b"1", b"2"]
+    cohort.want_turns()
+    digest = cohort.advance(first)
+    cohort.packets += [b"3"]
+    cohort.want_turns()
+    assert cohort.advance(second) is digest
+    assert not cohort.wants_turn()
+    cohort.want_turns()
+    assert cohort.wants_turn()
+    assert cohort.advance(first).packets == [b"3"]
+
+
+class Account:
+    """A user whose memory is charged."""
+
+    def __init__(self) -> None:
+        self.memory = 0
+
+    def charge_memory(self, size: int) -> None:
+        self.memory += size
+
+
+class Member:
+    """A receiver of one user."""
+
+    def __init__(self, user: Account) -> None:
+        self.user = user
+
+
+def joined(found: Cohorts, count: int) -> tuple[Cohort, list[Any]]:
+    """A cohort with some new members."""
+    user: Any = Account()
+    members: list[Any] = [Member(user) for _ in range(count)]
+    for member in members:
+        found.join(member, False, False)
+    (cohort,) = found.of_user(user)
+    return cohort, members
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("join"), st.integers(0, 7)),
+            st.tuples(st.just("leave"), st.integers(0, 7)),
+            st.tuples(st.just("add"), st.integers(1, 255)),
+            st.tuples(st.just("want"), st.just(0)),
+            st.tuples(st.just("advance"), st.just(0)),
+        ),
+        max_size=60,
+    ),
+    st.integers(1, 3),
+)
+def test_each_member_has_what_came_since_its_position(steps, most):
+    """However receivers join and leave, take turns and are split off, each has its messages, the oldest first."""
+    found = Cohorts(mock.Mock())
+    plans = Plans(found)
+    user: Any = Account()
+    members: list[Any] = [Member(user) for _ in range(8)]
+    waiting: dict[Any, list[bytes]] = {}
+    with mock.patch.object(cohorts, "MOST_COHORTS", most):
+        for number, (name, choice) in enumerate(steps):
+            if name == "add":
+                chosen = tuple(member for at, member in enumerate(members) if choice & 1 << at)
+                plan = plans.find(chosen)
+                reached = [member for cohort in plan.cohorts for member in cohort.members]
+                assert len(reached) == plan.members
+                assert sorted(map(id, [*reached, *plan.others])) == sorted(map(id, chosen))
+                packet = b"%d" % number
+                for cohort in plan.cohorts:
+                    found.add(cohort, [packet], len(packet))
+                for member in reached:
+                    waiting[member].append(packet)
+            elif name == "join" and members[choice] not in waiting:
+                if found.join(members[choice], False, False):
+                    waiting[members[choice]] = []
+            elif name == "leave":
+                found.leave(members[choice])
+                waiting.pop(members[choice], None)
+            for cohort in list(found.of_user(user)):
+                if name == "want":
+                    cohort.want_turns()
+                elif name == "advance" and cohort.oldest() < cohort.due:
+                    member = next(iter(cohort.members))
+                    taken = cohort.advance(member).packets
+                    assert taken == waiting[member][: len(taken)]
+                    del waiting[member][: len(taken)]
+                    found.trim(cohort)
+                assert list(cohort.members.values()) == sorted(cohort.members.values())
+                assert cohort.start <= cohort.oldest() <= cohort.end
+            assert {member: cohort.packets_for(member) for member, cohort in found.of.items()} == waiting
+            assert len(found.of_user(user)) <= most
+            assert found.bytes == user.memory == sum(cohort.size for cohort in found.of_user(user))
+            assert all(cohort.size == sum(map(len, cohort.packets)) for cohort in found.of_user(user))
+    for member in members:
+        found.leave(member)
+    assert (found.bytes, found.of, dict(found.of_user(user))) == (0, {}, {})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
-from sbus.server import cohorts, delivery, late
+from sbus.server import cohort_delivery, cohorts, delivery, late
 from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
@@ -461,7 +461,7 @@ def test_a_run_for_a_part_of_a_cohort_splits_it():
 
 def test_too_much_for_a_cohort_is_decided_early(monkeypatch):
     """From half of the room on, the publisher has some members decided about in each run, and all before it is full."""
-    monkeypatch.setattr(late, "_MOST_SHARED", 200)
+    monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 200)
     bus = Turned()
     readers = silent(bus, 64)
     publisher = bus.connect(uid=1)
@@ -532,7 +532,7 @@ COHORT_STEPS = st.one_of(
     st.lists(st.integers(1, 7), min_size=6, max_size=6),
     st.lists(COHORT_STEPS, max_size=60),
     st.integers(1, 3),
-    st.sampled_from((8, 64, late._MOST_SHARED)),
+    st.sampled_from((8, 64, cohort_delivery._MOST_SHARED)),
 )
 def test_cohorts_change_no_order_and_lose_nothing(subscribed, steps, most_cohorts, most_shared):
     """Whichever receivers form cohorts, and however these are split, each gets its messages once, in their order."""
@@ -540,8 +540,8 @@ def test_cohorts_change_no_order_and_lose_nothing(subscribed, steps, most_cohort
         for module, name, value in (
             (late, "MANY", 1),
             (delivery, "MANY", 1),
-            (late, "_MOST_SHARED", most_shared),
-            (late, "_COHORT_WORTH_DECIDING", 20),
+            (cohort_delivery, "_MOST_SHARED", most_shared),
+            (cohort_delivery, "_WORTH_DECIDING", 20),
             (cohorts, "MOST_COHORTS", most_cohorts),
         ):
             patches.enter_context(mock.patch.object(module, name, value))

@@ -1,0 +1,145 @@
+"""Delivery to cohorts: a run waits once for each cohort of its route, within limits.
+
+.. rubric:: Theory of operation
+
+A publisher pays nothing for a run that waits for another user's cohort, and one price for a cohort of its own user,
+whatever the number of members. It pays for the decisions that come before:
+
+* Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
+  their cohort.
+* From half of the room on, flood control decides about some members in each run: so many that all of them have had
+  their turn when the room is full, but at most `catch_ups`. So one run is never a long piece of work. Their user's own
+  turns make room, too.
+
+The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. It is smaller for
+members that keep only the newest message of each key, because flood control takes 5 µs for each key: the greater the
+variety of keys, the fewer messages can wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from sbus.routing.runs import total_size
+from sbus.server.cohort_plans import Plan, Plans
+from sbus.server.cohorts import Cohort
+from sbus.server.interfaces import ICredentials, Publisher, Receiver
+from sbus.server.late import CATCH_UP_WORK, OWN_PART, Late, catch_ups, is_own_user
+from sbus.server.turns import SHARED
+
+__all__ = ["CohortDelivery"]
+
+_WORTH_DECIDING = 2_048
+"""Messages for a cohort with which its members want turns."""
+_MOST_SHARED = 8_192
+"""Messages that wait undecided for one cohort."""
+_MOST_REPLACED = 2_048
+"""The same for receivers that keep only the newest message of each key."""
+_LEAST_REPLACED = 512
+"""The same if each message has a key of its own."""
+
+
+class CohortDelivery:
+    """Delivers runs to cohorts.
+
+    :param late: the late receivers.
+    :param credentials: decides whether a receiver may block a publisher.
+    """
+
+    __slots__ = ("_cohorts", "_credentials", "_late", "_plans")
+
+    def __init__(self, late: Late, credentials: ICredentials) -> None:
+        self._late = late
+        self._credentials = credentials
+        self._cohorts = late.cohorts
+        self._plans = Plans(late.cohorts)
+
+    def prepare(
+        self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None
+    ) -> tuple[Plan, int]:
+        """Decide about members of cohorts that cannot wait for a run.
+
+        :returns: which of the receivers can, and the price, for the publisher.
+        """
+        if not self._cohorts.of:
+            return Plan(receivers, (), 0, {}), 0
+        work = self._serve_overdue(self._plans.find(receivers), packets, publisher)
+        plan = self._plans.find(receivers)
+        while blocking := [
+            cohort for cohort in plan.cohorts if cohort.can_block and self._may_block(plan, cohort, publisher)
+        ]:
+            for receiver in [receiver for cohort in blocking for receiver in cohort.members]:
+                work += self._late.serve(receiver, are_many=False)
+            plan = self._plans.find(receivers)
+        work += self._plans.effort
+        self._plans.effort = 0
+        return plan, work
+
+    def add(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> tuple[int, int]:
+        """Have a run wait for the cohorts of a plan.
+
+        :returns: the number of cohorts of other users than the publisher's, and the price, for the publisher.
+        """
+        size, foreign = total_size(packets), 0
+        for cohort in plan.cohorts:
+            if not cohort.waiting():
+                self._late.set_timer()
+            self._cohorts.add(cohort, packets, size)
+            if cohort.waiting() >= _WORTH_DECIDING:
+                self._late.call(cohort)
+            foreign += not is_own_user(publisher, cohort.user)
+        return foreign, (len(plan.cohorts) - foreign) * SHARED
+
+    def note_gone(self) -> None:
+        """Note that a receiver has gone."""
+        self._plans.note_gone()
+
+    def _serve_overdue(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> int:
+        """Decide about some members for which much waits; return the price."""
+        size = total_size(packets)
+        overdue = [
+            (cohort, members)
+            for cohort in plan.cohorts
+            if (members := self._overdue(cohort, len(packets), size, is_own_user(publisher, cohort.user)))
+        ]
+        overdue.sort(key=lambda each: each[0].size, reverse=True)  # else the first ones would be served in each run
+        work, left = 0, catch_ups(plan.members)
+        for cohort, members in overdue:
+            for receiver in list(itertools.islice(cohort.members, min(members, left))):
+                price = self._late.serve(receiver, are_many=True)
+                work += price
+                left -= 1 + price // CATCH_UP_WORK
+                if left <= 0:
+                    return work
+        return work
+
+    def _overdue(self, cohort: Cohort, messages: int, size: int, is_own: bool) -> int:
+        """Return the number of members to decide about before messages are added to a cohort.
+
+        :param size: the bytes of the messages.
+        :param is_own: the publisher and the cohort are of one user.
+        """
+        most = _MOST_SHARED
+        if cohort.replaces:
+            most = int(max(_LEAST_REPLACED, min(_MOST_REPLACED, _LEAST_REPLACED / cohort.variety)))
+        part = OWN_PART if is_own else 1
+        most, most_bytes = most // part, self._late.most_bytes // part
+        waiting = cohort.waiting()
+        left = min(1 - waiting / most, 1 - self._cohorts.bytes / most_bytes)
+        if left > 0.5 or not waiting:
+            return 0
+        cohort.want_turns()
+        wanted = max(messages / most, size / most_bytes)
+        return len(cohort.members) if wanted >= left else math.ceil(len(cohort.members) * wanted / left)
+
+    def _may_block(self, plan: Plan, cohort: Cohort, publisher: Publisher | None) -> bool:
+        """Return whether a member of a cohort may block a publisher."""
+        if publisher is None:
+            return False
+        known = plan.blockable.get((publisher, cohort))
+        if known is None:
+            may_block, peer = self._credentials.mayBlock, publisher.peer
+            known = any(may_block(receiver.peer, peer) for receiver in cohort.members)
+            plan.blockable[publisher, cohort] = known
+        return known
