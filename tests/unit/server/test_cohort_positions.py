@@ -200,7 +200,7 @@ class Model:
             reader.peer.send(packet)
         return reader
 
-    def choose(self, who: int, key: int, count: int) -> None:
+    def select(self, who: int, key: int, count: int) -> None:
         choice = CHOICES[count % len(CHOICES)]
         self._tell(who, b"CMSG " + choice).chosen.add(choice)
 
@@ -386,7 +386,7 @@ def _steps() -> st.SearchStrategy[tuple[str, int, int, int]]:
     names = [
         *["publish"] * 8,
         *["stall", "turn", "wait"] * 3,
-        *["spend", "drain", "choose", "subscribe"] * 2,
+        *["spend", "drain", "select", "subscribe"] * 2,
         "unsubscribe",
         "free",
         "receipts",
@@ -452,7 +452,7 @@ def test_each_message_is_got_or_lost_and_told_and_nothing_is_left(
         for slot, (choice, pattern, has_receipts) in enumerate(beginnings):
             if has_receipts:
                 model.receipts(slot, 0, 0)
-            model.choose(slot, 0, choice)
+            model.select(slot, 0, choice)
             model.subscribe(slot, pattern, 0)
             model.stall(slot, 0, 0)
         for name, who, key, count in steps:
