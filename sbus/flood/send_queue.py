@@ -145,6 +145,7 @@ class SendQueue:
         "_keys",
         "_limits",
         "_losses",
+        "_lost_before",
         "_oversized",
         "_price",
         "_ranks",
@@ -204,6 +205,7 @@ class SendQueue:
         self._losses: dict[LossReason, Loss] = {}
         self._cause = LossReason.DISCARD  # of what a strategy drops by itself
         self.lost = 0
+        self._lost_before = 0
         # Receipts
         self.head: Receipt | None = None
         self._untold = 0  # messages in receipts that wait
@@ -226,7 +228,8 @@ class SendQueue:
         :param before: the queue in front of this one; this one continues its counts of losses.
         """
         self.lost, self.conflated = before.lost, before.conflated
-        before.lost = before.conflated = 0
+        self._lost_before = before.lost  # which the receipts that wait there count from
+        before.conflated = 0
         self.is_held = True
         self._congest()
 
@@ -236,7 +239,7 @@ class SendQueue:
         :param before: as for `hold`; what it has lost since then becomes this one's.
         """
         self.is_held = False
-        self.lost += before.lost
+        self.lost += before.lost - self._lost_before
         self.conflated += before.conflated
         if before.head is not None:
             self._untold += before.head.messages

@@ -49,11 +49,12 @@ from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.pacing import AcceptPacer, batch_size
 from sbus.syscalls.batch import PacketReader
 
-__all__ = ["HANGUP", "READ", "WRITE", "Handler", "Multiplexer"]
+__all__ = ["GONE", "HANGUP", "READ", "WRITE", "Handler", "Multiplexer"]
 
 READ: Final[int] = select.EPOLLIN
 WRITE: Final[int] = select.EPOLLOUT
-HANGUP: Final[int] = select.EPOLLHUP | select.EPOLLERR
+GONE: Final[int] = select.EPOLLHUP
+HANGUP: Final[int] = GONE | select.EPOLLERR
 
 _SOCKETS_PER_PASS = 64
 """Ready sockets served in one pass at most."""

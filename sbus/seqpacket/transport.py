@@ -81,7 +81,7 @@ from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.framing import FrameReader
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
-from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
+from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
@@ -282,9 +282,12 @@ class PacketTransport(Endings):
     def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
         if events & WRITE:
-            if self._send_buffer is not None:
-                self._send_buffer.grow(self.may_grow)
-            self.flush()
+            if events & GONE and self._is_writable():
+                self._lose_writing()  # no send could succeed, and to take from the queue first could mean to sort it
+            else:
+                if self._send_buffer is not None:
+                    self._send_buffer.grow(self.may_grow)
+                self.flush()
         if self.read_side is _READ_OPEN:
             if events & (READ | HANGUP):
                 self._read(exclusive)

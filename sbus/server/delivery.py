@@ -172,7 +172,7 @@ class Delivery:
         """
         if self.touched and publisher is not self._publisher:
             self.flush()
-        late, copies = 0, len(receivers)
+        route, late, copies = receivers, 0, len(receivers)
         if self._blocking or self._cohorts:
             plan, work = self._cohort_delivery.prepare(packets, receivers, publisher)
             self.work += work
@@ -190,7 +190,7 @@ class Delivery:
                 self.work += work
         count, observers = len(packets), self.observers
         weight = self._count(packets, copies)
-        if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
+        if not copies or (observers and route[0] in observers and is_unrouted(route, observers)):
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = None

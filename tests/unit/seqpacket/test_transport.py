@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from zope.interface.verify import verifyObject
 
 from sbus.flood import SOFT_STRATEGIES
 from sbus.flood.fifo import HIGH_WATER, FifoQueue
+from sbus.flood.orders import ORDERS, PriorityBacklog
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import transport as module
@@ -36,6 +38,7 @@ def world() -> Iterator[World]:
 
 
 QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
+RANDOM = ORDERS[2]
 
 
 def test_a_farewell_survives_a_flush(world):
@@ -654,6 +657,25 @@ def test_peer_that_left_is_not_taken_for_slow(world):
     recorder.transport.resumeProducing()
     world.settle()
     assert recorder.packets == [b"before it left"]
+
+
+def test_nothing_is_put_into_order_for_a_peer_that_left(world):
+    """What waits for a peer that has left is lost at once: to take it from the queue first could mean to sort it."""
+    recorder = HalfRecorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    queue.configure(queue.settings.with_order(RANDOM))
+    queue.pending += numbered(5_000)
+    recorder.transport.flush()
+    sent = 5_000 - len(queue)
+    assert queue.is_congested
+    peer.send(b"before it left")
+    with mock.patch.object(PriorityBacklog, "rank", side_effect=AssertionError("sorted")):
+        peer.close()
+        world.settle()
+    assert receiver.lost == 5_000 - sent
+    assert recorder.packets == [b"before it left"]
+    assert len(recorder.lost) == 1
 
 
 def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):

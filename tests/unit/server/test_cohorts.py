@@ -194,6 +194,21 @@ def test_clients_that_are_gone_are_in_no_plan():
     assert len(known) <= 64
 
 
+def test_messages_that_only_observers_wait_for_are_unrouted():
+    """An observer in a cohort counts as no subscriber, as one elsewhere; a subscriber in one counts."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    (observer,) = stalled(bus, publisher, b"observer/on", count=1)
+    before = bus.registry.counters.unrouted
+    publisher.send(b"MSG k\0")
+    assert bus.registry.counters.unrouted == before + 1
+    reader = bus.connect(uid=2)
+    reader.send(b"SUB k")
+    publisher.send(b"MSG k\0")
+    assert bus.registry.counters.unrouted == before + 1
+    assert observer.is_connected
+
+
 def test_users_that_are_gone_are_not_kept_by_turns():
     """On a bus where nobody has to wait, users that come and go are forgotten."""
     bus = Bus()

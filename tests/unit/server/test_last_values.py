@@ -442,3 +442,25 @@ def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor):
     assert reader.protocol.user.queues == 0
     assert bus.registry.users.budget.bytes == 0
     assert values(bus).memory == sum(len(v[1]) + VALUE_OVERHEAD for v in model.values)
+
+
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_a_receipt_before_a_snapshot_counts_all_losses(has_sent):
+    """The total in a receipt that waits when a snapshot is asked for is that of the connection."""
+    bus = Bus(last_values=(LastValueRule(b"kept/"),), limits=Limits(queue_messages=1))
+    publisher, reader = bus.connect(), bus.connect()
+    publisher.send(b"MSG kept/1\0value")
+    reader.send(b"CMSG receipts/on", b"SUB k")
+    if has_sent:
+        reader.stall()
+        publisher.send(*[b"MSG k\0"] * 3)
+        reader.drain()
+    reader.take()
+    reader.stall()
+    publisher.send(*[b"MSG k\0"] * 4)
+    reader.send(b"CMSG last\0kept/")
+    publisher.send(*[b"MSG k\0"] * 5)
+    reader.drain()
+    told = [packet.partition(b"\0")[2].split() for packet in reader.take() if packet.startswith(b"CMSG lost\0")]
+    before = 2 if has_sent else 0
+    assert [(int(lost), int(total)) for lost, _, total, _ in told] == [(3, before + 3), (4, before + 7)]
