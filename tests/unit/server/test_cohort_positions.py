@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from sbus.errors import CloseReason
 from sbus.flood import Verdict
-from sbus.server import cohorts, delivery, late
+from sbus.server import cohort_delivery, cohorts, delivery, late
 from sbus.server.credentials import AccessSettings
 from sbus.server.interfaces import Receiver
 from sbus.server.last_values import LastValueRule
@@ -403,14 +403,14 @@ def _steps() -> st.SearchStrategy[tuple[str, int, int, int]]:
 def _sizes() -> Iterator[tuple[Any, str, st.SearchStrategy[int]]]:
     """Return what a bus has much of, with small numbers to try."""
     yield late, "MANY", st.sampled_from((1, 2, 4))
-    yield delivery, "_CATCHES", st.sampled_from((1, 16))
+    yield late, "_CATCH_UPS", st.sampled_from((1, 16))
     yield delivery, "FLUSHED_AT_ONCE", st.sampled_from((2, 512))
     yield late, "MOST_BYTES", st.sampled_from((200, 16 << 20))
     yield late, "MOST_PACKETS", st.sampled_from((10, 2_048))
-    yield late, "_MOST_SHARED", st.sampled_from((8, 64, 8_192))
-    yield late, "_MOST_REPLACED", st.sampled_from((10, 2_048))
-    yield late, "_LEAST_REPLACED", st.sampled_from((5, 512))
-    yield late, "_COHORT_WORTH_DECIDING", st.sampled_from((20, 2_048))
+    yield cohort_delivery, "_MOST_SHARED", st.sampled_from((8, 64, 8_192))
+    yield cohort_delivery, "_MOST_REPLACED", st.sampled_from((10, 2_048))
+    yield cohort_delivery, "_LEAST_REPLACED", st.sampled_from((5, 512))
+    yield cohort_delivery, "_WORTH_DECIDING", st.sampled_from((20, 2_048))
     yield late, "WORTH_DECIDING", st.sampled_from((10, 512))
     yield cohorts, "MOST_COHORTS", st.sampled_from((1, 2, 64))
 
