@@ -172,7 +172,7 @@ class Delivery:
         """
         if self.touched and publisher is not self._publisher:
             self.flush()
-        route, late, copies = receivers, 0, len(receivers)
+        late, copies = 0, len(receivers)
         if self._blocking or self._cohorts:
             plan, work = self._cohort_delivery.prepare(packets, receivers, publisher)
             self.work += work
@@ -183,14 +183,17 @@ class Delivery:
                 if done < half or (publisher is not None and publisher.is_paused):
                     return done
                 return done + self.deliver(packets[half:], receivers, publisher)
-            receivers, late = plan.others, plan.members
+            late = plan.members
             if late:
+                if self.observers and is_unrouted(receivers, self.observers):
+                    self._counters.unrouted += len(packets)
                 foreign, work = self._cohort_delivery.add(plan, packets, publisher)
                 self.postponed += foreign
                 self.work += work
+            receivers = plan.others
         count, observers = len(packets), self.observers
         weight = self._count(packets, copies)
-        if not copies or (observers and route[0] in observers and is_unrouted(route, observers)):
+        if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
         packed: BundleCache | None = None
@@ -203,6 +206,7 @@ class Delivery:
         price = SENDING + count // COPIES
         if weight:
             price += weight // COPIED_KIB
+            self.work += weight
         for receiver in receivers:
             queue = receiver.queue
             if queue is None:
@@ -275,7 +279,7 @@ class Delivery:
         if user is not None:
             self._wait(user, waiting, packets, publisher)
         self.served = copies = copies - late
-        self.work += copies * price + weight
+        self.work += copies * price
         if bundled:
             self.work -= bundled * discount
         return count
