@@ -530,7 +530,7 @@ COHORT_STEPS = st.one_of(
 @settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.integers(1, 7), min_size=6, max_size=6),
-    st.lists(COHORT_STEPS, max_size=60),
+    st.lists(COHORT_STEPS, min_size=20, max_size=60),
     st.integers(1, 3),
     st.sampled_from((8, 64, cohort_delivery._MOST_SHARED)),
 )
