@@ -305,6 +305,33 @@ def test_members_want_turns_when_much_waits(monkeypatch):
     assert [reader.protocol.queue.messages for reader in readers] == [21, 21]
 
 
+def test_a_member_whose_socket_takes_packets_again_leaves_its_cohort():
+    """After its turn it gets each message at once."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    (reader,) = stalled(bus, publisher, b"blocking/soft/discard", count=1)
+    reader.transport.capacity = None
+    publisher.send(b"MSG k\0second")
+    assert reader.take() == []
+    bus.clock.advance(LONGEST_WAIT)
+    assert reader.take() == [b"MSG k\0second"]
+    publisher.send(b"MSG k\0third")
+    assert reader.take() == [b"MSG k\0third"]
+
+
+def test_the_variety_of_keys_is_known_after_a_turn():
+    """More can wait for receivers of the newest messages if these have few keys; the parts of a cohort know it, too."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher, b"blocking/soft/latest")
+    publisher.send(*[b"MSG k\0"] * 8)
+    bus.clock.advance(LONGEST_WAIT)
+    found = bus.registry.delivery._late.cohorts
+    (cohort,) = set(found.of.values())
+    assert cohort.variety == 1 / 8
+    assert found.split(cohort, {readers[0].protocol}).variety == 1 / 8
+
+
 def test_receivers_that_are_alike_share_a_cohort():
     """All can block publishers or none, and all keep only the newest messages or none; one comes back to its cohort."""
     found = Cohorts(mock.Mock())
