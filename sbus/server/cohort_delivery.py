@@ -26,7 +26,7 @@ from sbus.server.cohort_plans import Plan, Plans
 from sbus.server.cohorts import Cohort
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.late import CATCH_UP_WORK, OWN_PART, Late, catch_ups, is_own_user
-from sbus.server.turns import SHARED
+from sbus.server.prices import SHARED
 
 __all__ = ["CohortDelivery"]
 

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.observers import Observer
-from sbus.server.protocol import OVERDRAFT
-from sbus.server.turns import (
-    CONTENDED_BUDGET,
+from sbus.server.prices import (
     COPIES,
     KEPT,
+    LOOK_UP_STEPS,
     PACKET,
     REORDERED,
     REPLY,
     SUBSCRIPTION,
-    TURN_BUDGET,
     VAIN_READ,
     subscription_work,
 )
+from sbus.server.protocol import OVERDRAFT
+from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 
@@ -86,10 +86,10 @@ def test_look_ups_and_forgotten_routes_have_a_price():
     bus = Bus()
     peer = connect(bus, *(b"SUB a/" + b"b" * n + b"*" for n in range(100)))
     peer.send(b"MSG a/" + b"b" * 200 + b"\0")
-    assert TURN_BUDGET - peer.protocol.user.work_left > 100 // turns.LOOK_UP_STEPS
+    assert TURN_BUDGET - peer.protocol.user.work_left > 100 // LOOK_UP_STEPS
     other = connect(bus, *(b"MSG key/%d\0" % n for n in range(1000)), uid=2)
     other.send(b"SUB */")
-    assert TURN_BUDGET - other.protocol.user.work_left > 1000 // turns.LOOK_UP_STEPS
+    assert TURN_BUDGET - other.protocol.user.work_left > 1000 // LOOK_UP_STEPS
 
 
 def test_a_batch_stops_where_the_balance_is_spent():

@@ -18,7 +18,8 @@ from sbus.server.cohort_plans import Plans
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
 from sbus.server.observers import Observer
-from sbus.server.turns import CROWD, SENDING, SHARED, TURN_BUDGET
+from sbus.server.prices import SENDING, SHARED
+from sbus.server.turns import CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 
@@ -192,17 +193,6 @@ def test_clients_that_are_gone_are_in_no_plan():
         bus.settle()
     known = {receiver for plan in bus.registry.delivery._cohort_delivery._plans._by_receivers for receiver in plan}
     assert len(known) <= 64
-
-
-def test_users_that_are_gone_are_not_kept_by_turns():
-    """On a bus where nobody has to wait, users that come and go are forgotten."""
-    bus = Bus()
-    for _ in range(10):
-        peer = bus.connect(uid=1)
-        peer.send(b"MSG k\0")
-        peer.transport.loseConnection()
-        bus.settle()
-    assert len(bus.registry.turns._senders) <= 2
 
 
 def test_members_that_drain_share_what_waits():

@@ -17,7 +17,8 @@ from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
-from sbus.server.turns import CONTENDED_BUDGET, CROWD, FULL_SOCKET, POSTPONED, TURN_BUDGET
+from sbus.server.prices import FULL_SOCKET, POSTPONED
+from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
