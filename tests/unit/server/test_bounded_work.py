@@ -297,6 +297,20 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     assert not client.protocol.is_paused
 
 
+def test_a_stream_client_that_could_not_read_comes_first():
+    """A client that finds the balance spent before it has read anything goes on before those that have spent it."""
+    bus = Turned()
+    spender, other = bus.connect(), bus.connect()
+    user = spender.protocol.user
+    user.work_left = 0
+    for client, reads in ((spender, 1), (other, 0)):
+        report = client.transport.on_vain_read
+        assert report is not None
+        report(reads)
+    line = bus.registry.turns._waiting[user]
+    assert (list(line.first), list(line.others)) == ([other.protocol], [spender.protocol])
+
+
 @pytest.mark.parametrize("order", [b"order/queue", b"order/stack", b"order/random"])
 def test_a_message_that_is_ranked_is_work(order):
     """A message costs a late receiver's user little at the end of a queue, and one unit when it is ranked."""
