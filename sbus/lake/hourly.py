@@ -23,6 +23,7 @@ __all__ = ["Hourly", "hourly"]
 
 _HOUR = timedelta(hours=1)
 _LONGER = 1.05
+"""The factor by which a period is longer at most if one of its ends is not given: that end is the end of a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,6 @@ def _hours(table: Table, start: datetime | None, end: datetime | None, last: tim
         return {}
     until = max(hours).start + _HOUR if end is None else as_utc(end)
     length = last if start is None else until - as_utc(start)
-    # A period that ends with the last row is longer by a window, which is a hundredth of it or less.
     length *= 1 if start is not None and end is not None else _LONGER
     try:
         first = Hour.of(until - 2 * length)

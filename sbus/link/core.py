@@ -171,8 +171,8 @@ class LinkCore:
     :ivar refused: secret messages from above without a receiver below.
     :ivar closely: packets of the last batch that were looked at one by one.
     :ivar left: packets at the end of the last batch that are for another call of `received`.
-    :ivar known: by side, the keys of open messages that may cross. While the link is up, its shell can send a batch
-        that is one run of them (`next_run`) to the other bus as it is, if it counts it in `carried`.
+    :ivar known: by side, the keys of open messages that may cross. While the link is up, the shell around this core can
+        pass on a batch with only such keys (`next_run`) as it is; it then adds the messages to `carried`.
     """
 
     def __init__(

@@ -114,7 +114,8 @@ class _Queue(FifoQueue):
 class _Connection:
     """A connection to one bus.
 
-    A message with a known key that comes alone is passed on with as few calls as can be, as somebody may wait for it.
+    A *lone* message comes alone and has a known key. It is passed on with as few calls as possible, because a client
+    may be waiting for it.
     """
 
     def __init__(self, link: LinkService, side: Side) -> None:
@@ -168,7 +169,7 @@ class _Connection:
         return len(packets) - left  # counted now: the core has taken bundles apart in this list
 
     def _take_lone(self, packets: list[bytes]) -> bool:
-        """Send a message on inside the bus's call, if that is all there is to do (`PairedTransport.take_lone`)."""
+        """Pass a lone message on inside the bus's call, unless others wait (`PairedTransport.take_lone`)."""
         link, side, core = self._link, self.side, self._core
         if core.is_up and link.connections[side] is self and next_run(packets, 0, 1, self._known)[0] is not None:
             target = link.connections[self._other]
@@ -181,7 +182,7 @@ class _Connection:
         return False
 
     def _settle(self) -> None:
-        """Pay for the lone messages since the last time."""
+        """Pay for the lone messages since the last payment."""
         owed, self._owed = self._owed, 0
         if self._link.charge is not None:
             self._link.charge(self.side, owed, owed)
@@ -259,9 +260,9 @@ class LinkService(Service):
     :param secrets: whether secret messages that are not for the bus below go up.
     :param max_packet: bytes in the longest packet of either bus.
     :param label: the beginning of each line in its log.
-    :param charge: called with a bus, a number of batches that came from it, and the number of their packets, where one
-        that the link had to look at by itself counts as `CLOSE_LOOK` more; None: not called. It is called after each
-        batch, but for lone messages once for `_SETTLED` of them.
+    :param charge: called with a bus, a number of batches that came from it, and the number of their packets: after each
+        batch, but only once for `_SETTLED` lone messages. A packet that the link had to look at by itself counts as
+        `CLOSE_LOOK` more. None: not called.
     :ivar core: what the link knows and has counted.
     """
 

@@ -12,10 +12,10 @@ Invariants:
 
 * *No callback runs inside another one.* Handing over, closing, resuming and reporting are deferred, as those of a
   socket are (`Multiplexer.call_soon`). A protocol that sends in the middle of a batch never runs its peer inside it.
-  Two exceptions save a lone packet the way through the multiplexer, for an end that asks for them:
-  `PairedTransport.take_lone` is called inside the call that sends, and neither calls back nor sends to this pair;
-  `PairedTransport.hand_over` is for a sender that no protocol has called. Both need an empty inbox, of a protocol that
-  is not running, so two ends that answer each other do not call each other deeper and deeper.
+  Two exceptions save a lone packet the way through the multiplexer, for an end that asks for them.
+  `PairedTransport.take_lone` is called inside the call that sends; it neither calls back nor sends to this pair.
+  `PairedTransport.hand_over` is for a sender that no protocol has called. Both need a peer that is not running, with an
+  empty inbox. So two ends that answer each other do not call each other deeper and deeper.
 * *One call hands over one inbox at most*, about 2,000 small messages. Two such calls in each direction follow each
   other in one pass of the multiplexer, then its sockets and the reactor have their turn.
 * *A full inbox is the congestion.* An empty one takes at least one packet, of any length: no packet is too long.
@@ -236,7 +236,7 @@ class PairedTransport(Endings):
         self._taken(packets, self._receiver.packetsReceived(packets))
 
     def _taken(self, packets: list[bytes], taken: int) -> None:
-        """Keep what the protocol has not taken of these packets, and measure the inbox."""
+        """Keep what the protocol has not taken of these packets, and count the bytes in the inbox."""
         self._kept = 0
         if self.read_side is _STOPPED:
             return  # the inbox was discarded
@@ -354,9 +354,9 @@ class PairedTransport(Endings):
         return self._send(packets)
 
     def hand_over(self, packets: list[bytes]) -> int:
-        """As `try_send`, and call the peer now if nothing waits for it.
+        """As `try_send`, but call the peer now if nothing waits for it.
 
-        For a caller that the multiplexer has called, or a timer, and no protocol in the middle of its batch.
+        Only for a caller that the multiplexer or a timer has called, and not for a protocol in the middle of its batch.
         """
         peer = self.peer
         if peer._size or peer._is_due or peer.read_side is not _READ_OPEN or self.write_side is not _WRITE_OPEN:

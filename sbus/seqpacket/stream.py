@@ -69,7 +69,7 @@ class StreamTransport(PacketTransport):
             self.on_vain_read(count)
 
     def _read_again(self) -> None:
-        """Read from now on; in the middle of a frame at once, as to watch the socket for a moment costs more."""
+        """Read from now on; in the middle of a frame, at once: to watch the socket and read then costs more."""
         if self._frames.held:
             self._read(False)
         if self.read_side is ReadSide.OPEN:

@@ -7,9 +7,9 @@ whatever the number of members. It pays for the decisions that come before:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
   their cohort.
-* From half of the room on, flood control decides about some members in each run: so many that all of them have had
-  their turn when the room is full, but at most `catch_ups`. So one run is never a long piece of work. Their user's own
-  turns make room, too.
+* From half of the room on, flood control decides about some members in each run. All of them have had their turn when
+  the room is full, unless that would take more than `catch_ups` in one run: no run is a long piece of work. The turns
+  of the members' user make room, too.
 
 The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. It is smaller for
 members that keep only the newest message of each key, because flood control takes 5 µs for each key: the greater the
@@ -26,7 +26,7 @@ from sbus.server.cohort_plans import Plan, Plans
 from sbus.server.cohorts import Cohort
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.late import CATCH_UP_WORK, OWN_PART, Late, catch_ups, is_own_user
-from sbus.server.turns import SHARED
+from sbus.server.prices import SHARED
 
 __all__ = ["CohortDelivery"]
 

@@ -178,7 +178,7 @@ class Cohorts:
                 return False
             cohort = Cohort(receiver.user, can_block, replaces)
             cohorts[cohort] = None
-        cohort.due = cohort.members[receiver] = cohort.end  # one position: who is due is moved behind it
+        cohort.due = cohort.members[receiver] = cohort.end  # both: a member that is due is moved behind it
         self.of[receiver] = cohort
         self.on_changed()
         return True
@@ -227,7 +227,8 @@ class Cohorts:
             self._on_closed()
             return cohort
         new = Cohort(cohort.user, cohort.can_block, cohort.replaces, cohort.start)
-        new.packets, new.size, new.due = cohort.packets.copy(), cohort.size, cohort.due
+        new.packets, new.size = cohort.packets.copy(), cohort.size
+        new.due, new.variety = cohort.due, cohort.variety
         self._count(new, new.size)
         new.members.update(item for item in cohort.members.items() if item[0] in members)
         for receiver in new.members:

@@ -57,7 +57,7 @@ from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.last_values import LastValues
 from sbus.server.late import CATCH_UP_WORK, FLUSHED_AT_ONCE, MANY, WORTH_DECIDING, Late, catch_ups, is_own_user
 from sbus.server.observers import Events
-from sbus.server.turns import (
+from sbus.server.prices import (
     BUNDLED_COPIES,
     COPIED_KIB,
     COPIES,
@@ -67,9 +67,8 @@ from sbus.server.turns import (
     REFUSED,
     REPLACED,
     SENDING,
-    TURN_BUDGET,
-    Turns,
 )
+from sbus.server.turns import TURN_BUDGET, Turns
 from sbus.server.unrouted import is_unrouted
 
 __all__ = ["Delivery"]

@@ -4,7 +4,7 @@
 
 To drop a subscription is work: the index changes, and the routes that it touches are looked up again or forgotten. A
 client can have 16,384 patterns, a user thousands of clients, and all of them can leave at the same time. So this work
-has the price that a client would pay for it (`sbus.server.turns`): what the balance of the receiver's user pays for is
+has the price that a client would pay for it (`sbus.server.prices`): what the balance of the receiver's user pays for is
 done at once, which for nearly all clients is everything, and the rest is done in turns of that user.
 
 A receiver that waits here is *muted*: nothing that is published from then on reaches it. Routes that contain it stay as

@@ -7,8 +7,9 @@ client, is a user of its own, and a sidecar (`sbus.server.sidecar`). What its qu
 Carrying a message costs the bus's thread as much as three bundled copies. The link's user pays for it: on the way up
 from its balance of copies, on the way down from its balance of work (`sbus.server.turns`). Once one is spent, the
 messages that go that way wait for its turn, while other users' clients are served. So its work in a turn is bounded.
-Messages that come one by one are paid for in sums of 32: a payment costs a third of what it pays for. One that goes up
-is carried inside its publisher's batch; if that is measured (`Turns.correct`), its 3 µs are the publisher's as well.
+Lone messages are paid for 32 at a time, because a payment takes a third of the time of carrying one. A lone message
+that goes up is carried inside its publisher's batch. So if that batch is measured (`Turns.correct`), the publisher pays
+for the 3 µs as well.
 What the link knows of a client's patterns is memory of that client's user.
 
 A request from a client below to a client of the master, and its reply, take four steps from process to process; with a

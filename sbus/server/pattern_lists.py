@@ -30,8 +30,9 @@ from twisted.internet.interfaces import IReactorTime
 from sbus.protocol import controls
 from sbus.server.interfaces import Client, Receiver
 from sbus.server.limits import MAX_REPLIES
+from sbus.server.prices import REPLY
 from sbus.server.router import Router
-from sbus.server.turns import REPLY, Turns
+from sbus.server.turns import Turns
 
 __all__ = ["PatternLists"]
 

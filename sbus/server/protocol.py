@@ -82,9 +82,7 @@ from sbus.server.interfaces import Client, Receiver
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.listeners import MAIN, Listener
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET
-from sbus.server.registry import SubscriptionRegistry
-from sbus.server.stall import StallTimer
-from sbus.server.turns import (
+from sbus.server.prices import (
     BUNDLED_COPIES,
     COPIES,
     PACKET,
@@ -95,6 +93,8 @@ from sbus.server.turns import (
     VAIN_READ,
     subscription_work,
 )
+from sbus.server.registry import SubscriptionRegistry
+from sbus.server.stall import StallTimer
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 

@@ -57,11 +57,12 @@ from sbus.server.members import Members
 from sbus.server.memory import MemoryGuard, pattern_memory
 from sbus.server.observers import Events, redact
 from sbus.server.pattern_lists import PatternLists
+from sbus.server.prices import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION
 from sbus.server.requests import Requests
 from sbus.server.router import Router
 from sbus.server.stall import StallTimer
 from sbus.server.tap import Deliver, Tap
-from sbus.server.turns import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION, Turns
+from sbus.server.turns import Turns
 from sbus.server.upstream import Upstream
 from sbus.server.users import LINK, RECORDER, User, Users, is_exempt
 from sbus.server.work_clock import work_clock

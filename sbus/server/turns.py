@@ -5,7 +5,7 @@ Theory of operation
 
 One thread serves all clients, so the work for one client is a wait for all others. The cost of a packet differs by a
 factor of a thousand: a message with a known route takes 1 µs, a subscription 15 µs, and the messages of one bundle can
-reach a thousand receivers. So work is counted, not packets, in units of about a microsecond, by the prices below.
+reach a thousand receivers. So work is counted, not packets, in units of about a microsecond (`sbus.server.prices`).
 
 Turns are short while other users send too (`CONTENDED_BUDGET`): a client with 256 messages under way gets them
 through once between two turns, so with turns of 4 ms it had a tenth of its throughput, and with 0.5 ms it has most of
@@ -38,7 +38,7 @@ slow machine or in plain Python. So what is done in a turn is also measured, as 
 that took longer than was paid for is a debt (`Turns.correct`). A client that has waited for a turn pays by the
 clock, and one that never waits is not measured. Full garbage collections are left out (`sbus.server.work_clock`). A
 publisher whose messages have to wait for late receivers does not pay for the time that this takes: they are receivers
-of a user that has spent its balance (`POSTPONED`).
+of a user that has spent its balance (`sbus.server.prices.POSTPONED`).
 
 Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time alone,
 read from a clock for each batch (0.3 µs for each look at the thread's CPU time; wall-clock time would charge a client
@@ -54,96 +54,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = [
-    "BUNDLED_COPIES",
-    "CONNECTION",
-    "CONTENDED_BUDGET",
-    "COPIED_KIB",
-    "COPIES",
-    "CROWD",
-    "DECIDED",
-    "FULL_SOCKET",
-    "KEPT",
-    "LOOK_UP_STEPS",
-    "PACKET",
-    "POSTPONED",
-    "REFUSED",
-    "REORDERED",
-    "REPLACED",
-    "REPLY",
-    "SENDING",
-    "SHARED",
-    "SUBSCRIPTION",
-    "TURN_BUDGET",
-    "VAIN_READ",
-    "Balance",
-    "Turns",
-    "subscription_work",
-]
+__all__ = ["CONTENDED_BUDGET", "CROWD", "TURN_BUDGET", "Balance", "Turns"]
 
 TURN_BUDGET = 4_000
 """Work of one user's turn at most, in units of about 1 µs."""
 CONTENDED_BUDGET = 500
 """Work of one user's turn while other users send as well."""
-PACKET = 2
-"""The price of a packet that is handled by itself."""
-COPIES = 2
-"""Copies of messages for one unit of work; reading a message counts as one copy."""
-BUNDLED_COPIES = 24
-"""As `COPIES`, for a client that uses bundles: a copy in a bundle costs 0.03 to 0.06 µs."""
-COPIED_KIB = 4
-"""KiB of copies for one unit of work, beyond the first KiB of each message; to read them costs one unit each."""
-SENDING = 1
-"""The price of a system call that sends one receiver's copies of a run."""
-FULL_SOCKET = 3
-"""The price of deciding about a run of messages for a receiver with a full socket."""
-KEPT = 32
-"""Messages that are put into a backlog for one unit of work; into one with another order than that of arrival, each is
-one unit."""
-DECIDED = 128
-"""Messages for a receiver with a full socket that flood control decides about for one unit of work."""
-REPLACED = 3
-"""The price of each key of the messages that are put in their places for a receiver of the newest ones only."""
-REFUSED = 12
-"""The price of finding out that a socket is full."""
-CONNECTION = 50
-"""The price of a connection that comes and goes."""
-SUBSCRIPTION = 15
-"""The price of a subscription that comes or goes, before its segments and the routes that it changes."""
-_WILDCARD = 20
-"""The price of the count of the steps that a pattern with a wildcard can add to a look-up."""
-_WILDCARD_SEGMENT = 3
-"""The price of each segment of such a pattern: a step is counted for each."""
-_FREE_SEGMENTS = 16
-"""Segments of other patterns, of which each further one has a price of 1."""
-LOOK_UP_STEPS = 4
-"""Steps of a look-up, or forgotten routes, for one unit of work."""
-POSTPONED = 2
-"""Work of having one run wait for one late receiver, or one cohort, of another user; nobody pays it."""
-SHARED = 4
-"""The price of having one run wait for a cohort of the publisher's own user."""
-REORDERED = 2
-"""Messages of a backlog whose order is changed, for one unit of work."""
-REPLY = 5
-"""The price of a reply."""
-VAIN_READ = 250
-"""The price of a read of a stream that completes no packet: the kernel frees a buffer for each byte that came alone."""
-
 _ALONE = 16
 """Turns in a row without a batch of another user after which turns are long."""
 CROWD = 64
 """Batches of one user, without one of another user between them, after which nobody else counts as waiting."""
 _RESUMED = 16
 """Clients of one user that go on in one turn at most: each costs two system calls, whatever it has to do."""
-
-
-def subscription_work(pattern: bytes, separator: bytes) -> int:
-    """Return the price of a subscription to a pattern that comes or goes, before the routes that it changes."""
-    segments = pattern.count(separator)
-    work = SUBSCRIPTION + segments // 4 + max(0, segments - _FREE_SEGMENTS)
-    if b"*" in pattern:
-        work += _WILDCARD + _WILDCARD_SEGMENT * segments
-    return work
 
 
 class Balance(Protocol):

@@ -31,6 +31,7 @@ from sbus.flood import (
     Verdict,
 )
 from sbus.flood.budget import MINIMUM
+from sbus.flood.digest import Digest
 from sbus.flood.orders import PRICE, RANKED, FifoBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from tests.support.costs import calls
@@ -230,6 +231,17 @@ def test_the_newest_of_a_key_under_other_orders():
     queue.set_order(ORDER["stack"])
     assert queue.flush(10) == [two, b"MSG j\000"]
     assert queue.queue.conflated == 1
+
+
+def test_a_digest_counts_for_its_own_list_only():
+    """If the socket took a part of a list whose digest is known, flood control decides about what is left."""
+    queue = Connection(soft="latest")
+    queue.publish(b"MSG j\0")
+    queue.flush()
+    one, two = b"MSG k\0001", b"MSG l\0002"
+    queue.queue.digest = Digest([one, two])
+    queue.act(queue.queue.enqueue([two], may_block=False))
+    assert queue.flush(10) == [b"MSG j\0", two]
 
 
 def test_interfaces():

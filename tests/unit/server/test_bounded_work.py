@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from sbus.server import turns
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.observers import Observer
-from sbus.server.protocol import OVERDRAFT
-from sbus.server.turns import (
-    CONTENDED_BUDGET,
+from sbus.server.prices import (
     COPIED_KIB,
     COPIES,
     KEPT,
+    LOOK_UP_STEPS,
     PACKET,
     REORDERED,
     REPLY,
     SUBSCRIPTION,
-    TURN_BUDGET,
     VAIN_READ,
     subscription_work,
 )
+from sbus.server.protocol import OVERDRAFT
+from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 
@@ -123,10 +123,10 @@ def test_look_ups_and_forgotten_routes_have_a_price():
     bus = Bus()
     peer = connect(bus, *(b"SUB a/" + b"b" * n + b"*" for n in range(100)))
     peer.send(b"MSG a/" + b"b" * 200 + b"\0")
-    assert TURN_BUDGET - peer.protocol.user.work_left > 100 // turns.LOOK_UP_STEPS
+    assert TURN_BUDGET - peer.protocol.user.work_left > 100 // LOOK_UP_STEPS
     other = connect(bus, *(b"MSG key/%d\0" % n for n in range(1000)), uid=2)
     other.send(b"SUB */")
-    assert TURN_BUDGET - other.protocol.user.work_left > 1000 // turns.LOOK_UP_STEPS
+    assert TURN_BUDGET - other.protocol.user.work_left > 1000 // LOOK_UP_STEPS
 
 
 def test_new_keys_have_a_price():
@@ -345,6 +345,20 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     client.send(b"CMSG !/cred/whoami")
     assert len(client.take()) == 1
     assert not client.protocol.is_paused
+
+
+def test_a_stream_client_that_could_not_read_comes_first():
+    """A client that finds the balance spent before it has read anything goes on before those that have spent it."""
+    bus = Turned()
+    spender, other = bus.connect(), bus.connect()
+    user = spender.protocol.user
+    user.work_left = 0
+    for client, reads in ((spender, 1), (other, 0)):
+        report = client.transport.on_vain_read
+        assert report is not None
+        report(reads)
+    line = bus.registry.turns._waiting[user]
+    assert (list(line.first), list(line.others)) == ([other.protocol], [spender.protocol])
 
 
 @pytest.mark.parametrize("order", [b"order/queue", b"order/stack", b"order/random"])

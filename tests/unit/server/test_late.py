@@ -17,7 +17,8 @@ from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
-from sbus.server.turns import CONTENDED_BUDGET, CROWD, FULL_SOCKET, POSTPONED, TURN_BUDGET
+from sbus.server.prices import FULL_SOCKET, POSTPONED
+from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
@@ -530,7 +531,7 @@ COHORT_STEPS = st.one_of(
 @settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.integers(1, 7), min_size=6, max_size=6),
-    st.lists(COHORT_STEPS, max_size=60),
+    st.lists(COHORT_STEPS, min_size=20, max_size=60),
     st.integers(1, 3),
     st.sampled_from((8, 64, cohort_delivery._MOST_SHARED)),
 )

@@ -6,7 +6,8 @@ from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
 from sbus.protocol.keys import PeerCredentials
-from sbus.server.turns import SUBSCRIPTION, TURN_BUDGET
+from sbus.server.prices import SUBSCRIPTION
+from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
 
 

@@ -118,6 +118,14 @@ def test_turns_are_short_while_others_are_served():
     assert done[-3:] == [TURN_BUDGET] * 3
 
 
+def test_users_are_not_kept_while_nobody_waits():
+    """On a bus where nobody has to wait for a turn, users that come and go are forgotten."""
+    turns = Turns(Reactor())
+    for _ in range(10):
+        turns.change(User())
+    assert len(turns._senders) == 2
+
+
 def test_the_two_balances_of_a_user_share_its_turns():
     """A user that waits with both of its balances gets as many turns as one that waits with one."""
 

@@ -36,6 +36,8 @@ MAX_GAPS = 2000
 """Gaps that a report takes into account; of more, the newest interruptions, then the newest losses beside them."""
 MAX_LOSSES = 20
 """Causes of losses; of more, those with the largest numbers."""
+MAX_REASON = 100
+"""Characters of the reason of a loss."""
 MAX_STEPS = 100
 """Steps of clocks; of more, the newest."""
 
@@ -160,7 +162,7 @@ def find_losses(rows: DataFrame, period: Span) -> list[Loss]:
         .select(
             "kind",
             "us",
-            F.when(is_lost & is_receipt, F.substring(fields[3], 1, 100)).otherwise("").alias("reason"),
+            F.when(is_lost & is_receipt, F.substring(fields[3], 1, MAX_REASON)).otherwise("").alias("reason"),
             F.when(is_lost, dropped).otherwise(damaged).alias("number"),
         )
         .groupBy("kind", "reason")

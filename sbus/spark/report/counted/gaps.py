@@ -14,8 +14,6 @@ from sbus.spark.report.counted.store import Database
 
 __all__ = ["find_gaps", "find_journals", "find_losses", "find_steps"]
 
-_REASON = 100
-"""Characters of a reason."""
 _ROWS_AT_ONCE = 4096
 
 
@@ -72,7 +70,7 @@ def _loss(kind: str, payload: str) -> tuple[str, int | None]:
     if kind == "damaged":
         return "", _whole_number(_field(payload, "rows"))
     fields = payload.split(" ")
-    return (fields[3][:_REASON], _whole_number(fields[0])) if len(fields) == 4 else ("", None)
+    return (fields[3][: rules.MAX_REASON], _whole_number(fields[0])) if len(fields) == 4 else ("", None)
 
 
 def find_steps(database: Database, period: Span) -> list[ClockStep]:

@@ -3,13 +3,14 @@
 Theory of operation
 -------------------
 
-Counts of a month are small: at most keys times hours, and what a report asks of them is asked dozens of times. Spark
-spends seconds on planning and compiling each of these questions, whatever their size, and some more to start a JVM. So
-here is no Spark: DuckDB computes the aggregates in this process, out of the Parquet files of the cube
-(`sbus.lake.hourly`), and `sbus.spark.report.analysis.compose` makes the same report of them.
+The counts of a month are small, and a report asks dozens of questions about them. Spark spends seconds on planning and
+compiling each question, whatever the size of the counts, and some more on starting a JVM. So this module does without
+Spark: DuckDB computes the aggregates in this process, from the Parquet files of the cube (`sbus.lake.hourly`), and
+`sbus.spark.report.analysis.compose` makes the same report of them.
 
-*Memory is bounded* however many keys there are: DuckDB's buffers by a limit, beyond which it uses the disk; silences,
-whose percentiles need all pauses of a key, by looking at keys in parts. What reaches Python is as small as from Spark.
+*Memory is bounded*, however many keys there are. DuckDB's buffers have a limit, beyond which it uses the disk. The
+percentiles of silences need all pauses of a key, so keys are looked at in parts. What reaches Python is as small as
+from Spark.
 
 *The figures are those of the rows*, as `sbus.spark.report.analysis.measure` computes them with Spark, but for payload
 sizes, which the counts round. Two programs for one thing must not drift apart: constants and all that follows the

@@ -44,7 +44,7 @@ def opened(counted: Hourly) -> Iterator[Database]:
             yield database
     except (OSError, duckdb.IOException, duckdb.OutOfMemoryException) as e:
         for path in (*counted.counts, *counted.rows):
-            os.stat(path)
+            os.stat(path)  # raises FileNotFoundError: compaction removes counts of files that it has replaced
         raise StorageError(
             f"cannot compute the report: {str(e).partition(chr(10))[0]}: "
             f"make room in {tempfile.gettempdir()}, or set TMPDIR to another directory"
@@ -113,7 +113,7 @@ def fill(database: Database, counted: Hourly, windows: Windows, wanted: Callable
     )
     database.execute("DROP TABLE counted")
     if wanted is not None:
-        _leave(database, wanted)
+        _drop_unwanted(database, wanted)
     database.execute(
         f"""
         CREATE TABLE cube AS
@@ -148,8 +148,8 @@ def fill(database: Database, counted: Hourly, windows: Windows, wanted: Callable
     )
 
 
-def _leave(database: Database, wanted: Callable[[str], bool]) -> None:
-    """Leave the keys that are wanted in ``names``."""
+def _drop_unwanted(database: Database, wanted: Callable[[str], bool]) -> None:
+    """Drop the keys that are not wanted from ``names``."""
     database.execute("CREATE TABLE wanted (id BIGINT)")
     # A cursor of its own: the insertions end the one that they come from.
     with database.cursor() as found:
