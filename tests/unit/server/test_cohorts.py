@@ -96,13 +96,12 @@ def test_a_receiver_that_joins_in_the_middle_of_a_run_gets_the_run(monkeypatch):
     echoing.client = first.protocol
     echoing.publish = lambda: bus.registry.publish(b"note", b"inner")
     room, calls = late.Late.room, itertools.count()
-    joined = []
-    join = cohorts.Cohorts.join
-    monkeypatch.setattr(cohorts.Cohorts, "join", lambda *args: joined.append(args[1]) or join(*args))
+    join = mock.Mock(side_effect=cohorts.Cohorts.join)
+    monkeypatch.setattr(cohorts.Cohorts, "join", lambda *args: join(*args))
     # The run has to be decided about for the first one, and then what the observer publishes for the second one.
     monkeypatch.setattr(late.Late, "room", lambda *args: (0, 0) if next(calls) < 3 else room(*args))
     publisher.transport.deliver(b"MSG k\0two")
-    assert joined == [second.protocol]
+    assert [call.args[1] for call in join.mock_calls] == [second.protocol]
     publisher.send(b"MSG note\0outer")
     bus.clock.advance(LONGEST_WAIT)
     second.drain()
