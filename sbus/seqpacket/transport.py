@@ -99,6 +99,8 @@ __all__ = ["PacketTransport"]
 
 _ROUNDS_PER_FLUSH: Final = range(16)
 """Batches written in one flush at most."""
+_ONE_ROUND: Final = range(1)
+"""The same where a socket is writable again while others are ready: each has one batch, and then they have theirs."""
 _BUNDLES_PER_SEND = 8
 """Bundles sent with one system call at most."""
 _PACKETS_PER_BUNDLING = 2048
@@ -287,7 +289,7 @@ class PacketTransport(Endings):
             else:
                 if self._send_buffer is not None:
                     self._send_buffer.grow(self.may_grow)
-                self.flush()
+                self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)
         if self.read_side is _READ_OPEN:
             if events & (READ | HANGUP):
                 self._read(exclusive)
@@ -476,8 +478,11 @@ class PacketTransport(Endings):
             self._pace = _Pace.PAUSED
             self._producer.pauseProducing()
 
-    def flush(self) -> None:
-        """Send what the socket takes; for the rest, wait until it is writable."""
+    def flush(self, rounds: range = _ROUNDS_PER_FLUSH) -> None:
+        """Send what the socket takes; for the rest, wait until it is writable.
+
+        :param rounds: one item for each batch, at most.
+        """
         self._flush_scheduled = False
         queue = self.queue
         if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
@@ -486,7 +491,7 @@ class PacketTransport(Endings):
                 self._say_farewell()
             return
         wanted = _PACKETS_PER_BUNDLING if self._send_bundle_limit else BATCH
-        for _ in _ROUNDS_PER_FLUSH:
+        for _ in rounds:
             taken = queue.take(wanted)
             if not taken:
                 break

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Set
+from operator import itemgetter
 
 from sbus.flood.budget import UserShare
 from sbus.flood.digest import Digest
@@ -230,10 +231,9 @@ class Cohorts:
         new.packets, new.size = cohort.packets.copy(), cohort.size
         new.due, new.variety = cohort.due, cohort.variety
         self._count(new, new.size)
-        new.members.update(item for item in cohort.members.items() if item[0] in members)
-        for receiver in new.members:
-            del cohort.members[receiver]
-            self.of[receiver] = new
+        # Not a look at all members: a few are often parted from thousands.
+        new.members.update(sorted(((each, cohort.members.pop(each)) for each in members), key=itemgetter(1)))
+        self.of.update(dict.fromkeys(new.members, new))
         # Beside the old one: the oldest cohorts have their turns first.
         self._by_user[cohort.user] = {
             each: None for old in cohorts for each in ((old, new) if old is cohort else (old,))

@@ -23,7 +23,7 @@ from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import transport as module
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.batch import send_packets
+from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from tests.support.examples import examples
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received, socket_pair
@@ -519,6 +519,26 @@ def test_bounded_writing(world, monkeypatch):
         left = len(recorder.transport.queue)
     world.settle()
     assert len(recorder.transport.queue) == 0
+
+
+def test_sockets_that_take_packets_again_take_turns(world):
+    """Of what waits for a socket that is writable again, one batch is sent before the other sockets have their turn."""
+    recorders = [Recorder(), Recorder()]
+    peers = [world.connect(recorder) for recorder in recorders]
+    for recorder in recorders:
+        flood_controlled(recorder.transport, QUEUE)
+        recorder.transport.queue.pending += numbered(2_000)
+        recorder.transport.flush()
+    for peer in peers:
+        received(peer)
+    for _ in range(2):
+        world.turn()
+        assert [len(received(peer)) for peer in peers] == [BATCH, BATCH]
+    peers[1].close()
+    world.settle()
+    received(peers[0])
+    world.turn()
+    assert len(received(peers[0])) > BATCH
 
 
 def test_full_socket_is_not_polled(world):

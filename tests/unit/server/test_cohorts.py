@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,7 @@ from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
 from sbus.server.observers import Observer
 from sbus.server.prices import SENDING, SHARED
-from sbus.server.turns import CROWD, TURN_BUDGET
+from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 
@@ -88,38 +89,35 @@ class Echoing(Observer):
 
 
 def test_a_receiver_that_joins_in_the_middle_of_a_run_gets_the_run(monkeypatch):
-    """An observer publishes while a run is delivered, and receivers of that run join a cohort: nothing is lost."""
+    """An observer publishes while a run is delivered, and a receiver of that run joins a cohort: the order stays."""
     echoing = Echoing()
     bus = Bus(observers=[echoing])
     publisher = bus.connect(uid=1)
-    first, second, other = bus.connect(uid=2), bus.connect(uid=2), bus.connect(uid=2)
+    first, second = bus.connect(uid=2), bus.connect(uid=2)
     for reader in (first, second):
         reader.send(b"SUB k")
     second.send(b"SUB note")
-    other.send(b"SUB other")
-    other.stall()
-    publisher.send(b"MSG other\0")
-    assert bus.registry.delivery._late.cohorts.of
     second.stall()
+    with monkeypatch.context() as few:  # with a full socket, and in no cohort
+        few.setattr(delivery, "MANY", 10)
+        publisher.send(b"MSG note\0before")
+    first.protocol.user.copies.work_left = TURN_BUDGET
     late_ = bus.registry.delivery._late
-    first.protocol.user.copies.work_left = -1
-    bus.registry.turns.crowd = CROWD
     late_.postpone(first.protocol, first.protocol.queue, [b"MSG k\0one"], 9)
     echoing.client = first.protocol
-    echoing.publish = lambda: bus.registry.publish(b"note", b"")
-    first.protocol.user.copies.work_left = -1
+    echoing.publish = lambda: bus.registry.publish(b"note", b"inner")
     room, calls = late.Late.room, itertools.count()
-
-    def no_room_for_the_first(*args) -> tuple[int, int]:
-        return (0, 0) if next(calls) < 2 else room(*args)
-
-    monkeypatch.setattr(late.Late, "room", no_room_for_the_first)
-    publisher.send(b"MSG k\0two")
-    publisher.send(b"MSG note\0")
+    join = mock.Mock(side_effect=cohorts.Cohorts.join)
+    monkeypatch.setattr(cohorts.Cohorts, "join", lambda *args: join(*args))
+    # The run has to be decided about for the first one, and then what the observer publishes for the second one.
+    monkeypatch.setattr(late.Late, "room", lambda *args: (0, 0) if next(calls) < 3 else room(*args))
+    publisher.transport.deliver(b"MSG k\0two")
+    assert [call.args[1] for call in join.mock_calls] == [second.protocol]
+    publisher.send(b"MSG note\0outer")
     bus.clock.advance(LONGEST_WAIT)
     second.drain()
     bus.clock.advance(LONGEST_WAIT)
-    assert sorted(second.take()) == [b"MSG k\0two", b"MSG note\0", b"MSG note\0"]
+    assert [packet.partition(b"\0")[2] for packet in second.take()] == [b"before", b"inner", b"two", b"outer"]
 
 
 def test_a_cohort_that_cannot_be_split_is_closed(monkeypatch):
@@ -165,6 +163,26 @@ def test_what_waits_in_a_closed_cohort_goes_first(monkeypatch):
     bus.registry.turns._schedule()
     readers[0].drain()
     assert early + readers[0].take() == [b"MSG k\0first", b"MSG k\0one", b"MSG j\0two"]
+
+
+def test_a_split_costs_what_the_part_has():
+    """A message for one member of a large cohort looks at no other one, and the oldest positions stay the first."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher, count=6)
+    found = bus.registry.delivery._late.cohorts
+    (cohort,) = set(found.of.values())
+    publisher.send(b"MSG k\0one")
+    cohort.due = cohort.end
+    cohort.advance(readers[0].protocol)
+    for reader in (readers[0], readers[3]):
+        reader.send(b"SUB j")
+    items = mock.Mock(side_effect=AssertionError("looked at all"))
+    cohort.members = type("Members", (OrderedDict,), {"items": items})(cohort.members)
+    publisher.transport.deliver(b"MSG j\0two")
+    part = found.of[readers[0].protocol]
+    assert list(part.members) == [readers[3].protocol, readers[0].protocol]
+    assert list(part.members.values()) == [0, 1]
 
 
 def test_what_waits_for_a_member_whose_connection_breaks_is_counted_as_lost():
