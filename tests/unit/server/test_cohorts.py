@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from unittest import mock
 
 import pytest
@@ -134,6 +135,26 @@ def test_a_cohort_that_cannot_be_split_is_closed(monkeypatch):
         got = [packet.partition(b"\0")[2] for packet in reader.take()]
         assert got == [b"first", b"one", b"two", b"three", b"four"] if reader is not readers[0] else b"two" not in got
     assert (found.bytes, found.cohorts.bytes) == (0, 0)
+
+
+def test_a_split_costs_what_the_part_has():
+    """A message for one member of a large cohort looks at no other one, and the oldest positions stay the first."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher, count=6)
+    found = bus.registry.delivery._late.cohorts
+    (cohort,) = set(found.of.values())
+    publisher.send(b"MSG k\0one")
+    cohort.due = cohort.end
+    cohort.advance(readers[0].protocol)
+    for reader in (readers[0], readers[3]):
+        reader.send(b"SUB j")
+    items = mock.Mock(side_effect=AssertionError("looked at all"))
+    cohort.members = type("Members", (OrderedDict,), {"items": items})(cohort.members)
+    publisher.transport.deliver(b"MSG j\0two")
+    part = found.of[readers[0].protocol]
+    assert list(part.members) == [readers[3].protocol, readers[0].protocol]
+    assert list(part.members.values()) == [0, 1]
 
 
 def test_what_waits_for_a_member_whose_connection_breaks_is_counted_as_lost():
