@@ -232,6 +232,8 @@ class MemoryGuard:
                 held -= size
             else:
                 users.setdefault(user, []).append((size, client.number, client))
+        # What is charged to a user and to none of its clients, as what waits for a cohort, goes with the last of these.
+        held -= sum(size for user, size in memory.items() if user not in users)
         if held <= target:
             return
         for clients in users.values():
@@ -252,6 +254,8 @@ class MemoryGuard:
             )
             memory[user] -= size
             held -= size
+            if user not in users:
+                held -= memory[user]
             client.close(CloseReason.OUT_OF_MEMORY)
 
 

@@ -707,7 +707,14 @@ class BusProtocol:
 
     def memory(self) -> int:
         """See `sbus.server.memory.Holder`."""
-        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel
+        return (
+            CLIENT_MEMORY
+            + self.queue.memory
+            + self.queue.late_bytes
+            + self.pattern_memory
+            + self._kept
+            + self._in_kernel
+        )
 
     def sample_kernel(self) -> None:
         """See `sbus.server.memory.Holder`."""

@@ -482,3 +482,19 @@ def test_each_member_has_what_came_since_its_position(steps, most):
     for member in members:
         found.leave(member)
     assert (found.bytes, found.of, dict(found.of_user(user))) == (0, {}, {})
+
+
+def test_what_waits_for_a_cohort_costs_no_other_user_its_clients():
+    """If all are over the limit of memory because of a cohort, its members go, and nobody else."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher)
+    publisher.send(*[b"MSG k\0" + bytes(10_000)] * 40)
+    account = publisher.protocol.user.budget.memory
+    assert bus.registry.delivery._late.cohorts.bytes > 400_000
+    account.limit = account.held - 1_000
+    bus.registry.memory.relieve()
+    bus.settle()
+    assert publisher.is_connected
+    assert not any(reader.is_connected for reader in readers)
+    assert account.held < account.limit
