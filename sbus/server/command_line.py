@@ -347,6 +347,8 @@ class Options(CommandLine):
             raise UsageError(f"--name={name}: give up to {_LONGEST_NAME} bytes of text in one line")
         if self["dialect"] != CURRENT.name and (self["upstream"] or self["upstream-secrets"]):
             raise UsageError("--upstream needs control messages, which the early dialect does not have")
+        if self["upstream"] == "":
+            raise UsageError("--upstream= has no address: give the master's, or leave the option out")
         for option in ("upstream-out", "upstream-in", "upstream-inside"):
             if self[option] and not self["upstream"]:
                 raise UsageError(f"--{option} is for the link: give --upstream=ADDRESS too")

@@ -11,7 +11,10 @@ from sbus.cli.admin.connection import Admin, admin_option, json_option
 from sbus.cli.admin.words import echo_table, format_bytes
 from sbus.cli.options import Target, connection_options, pass_target
 
-__all__ = ["users"]
+__all__ = ["name_of", "users"]
+
+_NAMES = {-1: "(recorder)", -2: "(link)"}
+"""Users of the server's own processes (`sbus.server.users`), by UID."""
 
 
 @click.command(
@@ -35,7 +38,7 @@ def users(target: Target, admin: str | None, as_json: bool) -> None:
     rows = (
         {
             **row,
-            "name": _name(row["uid"]),
+            "name": name_of(row["uid"]),
             "queued": format_bytes(row["queue_bytes"]),
             "memory": format_bytes(row["memory_bytes"]),
             "limits": "none" if row["is_exempt"] else "yes",
@@ -46,9 +49,10 @@ def users(target: Target, admin: str | None, as_json: bool) -> None:
     echo_table({**columns, "limits": "<"}, rows)
 
 
-def _name(uid: int) -> str:
+def name_of(uid: int) -> str:
+    """Return the name of a user, or nothing if it has none."""
     if uid < 0:
-        return "(recorder)"
+        return _NAMES.get(uid, "")
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

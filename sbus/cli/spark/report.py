@@ -90,8 +90,8 @@ def report(
     same length; the top keys; and payload sizes. It opens in any browser, without a network, and
     prints well.
 
-    A report of six days or more on a lake uses counts by the hour that are kept beside it. It starts
-    neither Spark nor Java, and takes seconds for a thousand keys.
+    A report of six days or more on a lake uses counts by the hour that are kept beside it, if that
+    much was recorded. It starts neither Spark nor Java, and takes seconds for a thousand keys.
     """
     if since is not None and last is not None:
         raise UsageError("--since and --last exclude each other: each sets the start of the period")

@@ -139,8 +139,12 @@ def test_link_inside_is_seen_as_one(tree: StartBus, directory: Path) -> None:
 
 
 def test_options_of_a_link_inside(directory: Path) -> None:
-    """A bus without a master has no link to run inside; a socket may not be called as the label of that link."""
+    """A bus without a master has no link to run inside; a socket may not be called as the label of that link.
+
+    An empty address, such as that of a variable that is not set, is not taken for no master.
+    """
     for options, line in (
+        (["--upstream="], "--upstream= has no address: give the master's, or leave the option out"),
         (["--upstream-inside"], "--upstream-inside is for the link: give --upstream=ADDRESS too"),
         (["--upstream-inside", "--upstream=/x", "--listen=inside=@x"], "two sockets are called 'inside'"),
     ):
