@@ -11,9 +11,9 @@ whatever the number of members. It pays for the decisions that come before:
   the room is full, unless that would take more than `catch_ups` in one run: no run is a long piece of work. The turns
   of the members' user make room, too.
 
-The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. It is smaller for
-members that keep only the newest message of each key, because flood control takes 5 µs for each key: the greater the
-variety of keys, the fewer messages can wait.
+The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
+members' own user have a quarter of it. It is smaller for members that keep only the newest message of each key, because
+flood control takes 5 µs for each key: the greater the variety of keys, the fewer messages can wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sbus.routing.runs import total_size
 from sbus.server.cohort_plans import Plan, Plans
 from sbus.server.cohorts import Cohort
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
-from sbus.server.late import CATCH_UP_WORK, OWN_PART, Late, catch_ups, is_own_user
+from sbus.server.late import CATCH_UP_WORK, Late, catch_ups, is_own_user
 from sbus.server.prices import SHARED
 
 __all__ = ["CohortDelivery"]
@@ -38,6 +38,9 @@ _MOST_REPLACED = 2_048
 """The same for receivers that keep only the newest message of each key."""
 _LEAST_REPLACED = 512
 """The same if each message has a key of its own."""
+_OWN_PART = 4
+"""The part (one over it) of this room that publishers of the members' own user may take: less than half, from which on
+others pay for decisions. With half, one message of a stranger could pay for a decision about thousands of theirs."""
 
 
 class CohortDelivery:
@@ -123,7 +126,7 @@ class CohortDelivery:
         most = _MOST_SHARED
         if cohort.replaces:
             most = int(max(_LEAST_REPLACED, min(_MOST_REPLACED, _LEAST_REPLACED / cohort.variety)))
-        part = OWN_PART if is_own else 1
+        part = _OWN_PART if is_own else 1
         most, most_bytes = most // part, self._late.most_bytes // part
         waiting = cohort.waiting()
         left = min(1 - waiting / most, 1 - self._cohorts.bytes / most_bytes)

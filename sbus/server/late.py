@@ -89,7 +89,8 @@ _MEMORY_PART = 16
 OWN_PART = 2
 """The part (one over it) of these limits that publishers of the receiver's own user may take."""
 _BEYOND = 8
-"""The limits are exceeded up to this factor while too many receivers are at them at the same time."""
+"""Publishers of other users go beyond the limits, up to this factor; a publisher of the receivers' own user, while too
+many of them are at their limits at the same time. So it never takes all room: the others would pay for its flood."""
 _CATCH_UPS = 16
 """Late receivers about which one run decides because too much waits for them."""
 _RECEIVERS_PER_CATCH_UP = 32
@@ -194,9 +195,9 @@ class Late:
         """Return the messages that may wait undecided for one receiver, and the bytes that may still come for all.
 
         :param is_own: the publisher and the receiver are of one user.
-        :param beyond: go beyond the limits, `_BEYOND` times.
+        :param beyond: go beyond the limits, `_BEYOND` times, as publishers of other users always may.
         """
-        times = _BEYOND if beyond else 1
+        times = _BEYOND if beyond or not is_own else 1
         parts = OWN_PART if is_own else 1
         return times * MOST_PACKETS // parts, times * self.most_bytes // parts - self.bytes
 

@@ -302,7 +302,7 @@ def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
 
 
 def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
-    """Flood control decides about members when half of the room is taken, and for their own user's flood, a quarter."""
+    """Flood control decides about members when half of the room is taken, and for their own user's flood, an eighth."""
     monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 100)
     sent = []
     for uid in (1, 2):
@@ -313,7 +313,7 @@ def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
         while all(reader.protocol.queue.messages == 1 for reader in readers):
             publisher.transport.deliver(b"MSG k\0")
             sent[-1] += 1
-    assert sent == [51, 26]
+    assert sent == [51, 14]
 
 
 def test_members_want_turns_when_much_waits(monkeypatch):

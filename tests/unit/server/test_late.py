@@ -122,6 +122,7 @@ def test_a_blocking_receiver_is_not_late_for_those_it_may_block():
 def test_too_much_is_decided_at_the_publishers_expense(monkeypatch):
     """What waits for one receiver is bounded; the publisher that exceeds the bound pays, and nothing is lost."""
     monkeypatch.setattr(late, "MOST_PACKETS", 10)
+    monkeypatch.setattr(late, "_BEYOND", 1)
     _, publisher, reader = crowded()
     publisher.send(*[b"MSG k\0%d" % n for n in range(9)])
     assert reader.take() == []
@@ -198,10 +199,11 @@ def test_a_turn_ends_when_its_time_is_over(monkeypatch):
 def test_the_flood_of_a_user_leaves_room_for_what_others_publish(monkeypatch):
     """Publishers of a late receiver's user pay for deciding when half of the room is taken, and others later."""
     monkeypatch.setattr(late, "MOST_PACKETS", 20)
+    monkeypatch.setattr(late, "_BEYOND", 2)
     bus, publisher, reader = congested()
     own = bus.connect(uid=2)
     copies = reader.protocol.user.copies
-    for peer, most in ((own, 10), (publisher, 20)):
+    for peer, most in ((own, 10), (publisher, 40)):
         spend(reader)
         peer.protocol.user.work_left = TURN_BUDGET
         for _ in range(most - len(reader.protocol.queue.pending)):
@@ -211,6 +213,28 @@ def test_the_flood_of_a_user_leaves_room_for_what_others_publish(monkeypatch):
     before = publisher.protocol.user.work_left
     publisher.send(b"MSG k\0")
     assert publisher.protocol.user.work_left < before - FULL_SOCKET
+
+
+def test_many_receivers_at_their_limit_cost_a_stranger_nothing(monkeypatch):
+    """Where a user's flood has filled what may wait for its many receivers, another user's message costs no more."""
+    monkeypatch.setattr(late, "MOST_PACKETS", 20)
+    bus = Turned()
+    readers = [bus.connect(uid=2) for _ in range(100)]
+    for reader in readers:
+        reader.protocol.user.work_left = TURN_BUDGET
+        reader.send(b"SUB k")
+    own, publisher = bus.connect(uid=2), bus.connect(uid=1)
+    spend(readers[0])
+    bus.registry.turns._is_due = True  # nobody gets a turn
+    for _ in range(40):
+        own.protocol.user.work_left = TURN_BUDGET
+        bus.registry.turns.crowd = CROWD
+        own.transport.deliver(*[b"MSG k\0"] * 10)
+    assert max(len(reader.protocol.queue.pending) for reader in readers) > 20
+    publisher.protocol.user.work_left = TURN_BUDGET
+    bus.registry.turns.crowd = CROWD
+    publisher.transport.deliver(b"MSG k\0")
+    assert TURN_BUDGET - publisher.protocol.user.work_left < 20
 
 
 def test_what_waits_takes_nobody_the_memory():
@@ -236,6 +260,7 @@ def test_an_observer_may_publish_while_a_publisher_pays(monkeypatch):
 
     notes: list = []
     monkeypatch.setattr(late, "MOST_PACKETS", 10)
+    monkeypatch.setattr(late, "_BEYOND", 1)
     bus, publisher, reader = crowded(observers=[Noting()])
     publisher.send(*[b"MSG k\0%d" % n for n in range(9)])
     publisher.send(*[b"MSG k\0%d" % n for n in range(9, 20)])
