@@ -427,17 +427,17 @@ class Delivery:
     ) -> bool:
         """Have a run of messages wait for the turn of the receiver's user, if it has to.
 
-        While nobody else waits, the balance is topped up.
+        While nobody else waits, the balance is topped up, once in a run: others may begin to wait.
 
         :param copies: the receivers of the run.
         :returns: whether they wait; if not, nothing waits any more.
         """
-        if not queue.is_late and not self._turns.crowd and not (copies >= MANY and queue.is_congested):
-            queue.copies.work_left = TURN_BUDGET
-            return False
         catch_ups_left = self._catch_ups_left
         if catch_ups_left is None:
             catch_ups_left = self._catch_ups_left = catch_ups(copies)
+            if not queue.is_late and not self._turns.crowd and not (copies >= MANY and queue.is_congested):
+                queue.copies.work_left = TURN_BUDGET
+                return False
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond = catch_ups_left <= 0
         size, is_own = total_size(packets), is_own_user(publisher, receiver.user)

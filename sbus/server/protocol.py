@@ -112,6 +112,8 @@ its receivers a system call.
 """
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
+_LARGEST_RUN = 1 << 18
+"""Copies in a run of more than a batch at most, whatever they seemed to cost before: only references, about 2 ms."""
 BYE_PATIENCE = 1.0
 """Seconds for which the last packets of a connection are tried if they do not fit the socket."""
 DISCARDED = 262_144
