@@ -362,6 +362,7 @@ class PacketTransport(Endings):
             if packets:
                 if self._bundle_limit and not self.keeps_bundles:
                     packets = unbundle(packets)
+                    pacer.note_unbundled(len(packets))
                 taken = self._receiver.packetsReceived(packets)
                 if taken < len(packets):
                     self._keep(packets, taken)
