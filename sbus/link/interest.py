@@ -237,6 +237,7 @@ class Interest:
         if needed in self._asked:
             if needed in self._dooms and self._asked.cover_of(needed, self._dooms) is None:
                 del self._dooms[needed]
+                self._give_up_covered(needed, now)
         elif self._asked.cover_of(needed) is None:
             self._ask(needed, now, changes)
 
@@ -252,7 +253,10 @@ class Interest:
             self._bytes += cost
             changes.append(Change(True, needed.pattern(self._separator)))
         self._asked.add(needed)
-        for covered in self._asked.covered_by(needed):
+        self._give_up_covered(needed, now)
+
+    def _give_up_covered(self, asked: Shape, now: float) -> None:
+        for covered in self._asked.covered_by(asked):
             self._dooms.setdefault(covered, now + self._delay)
 
     def _expire(self, now: float) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import UsageError
@@ -65,6 +65,9 @@ STEPS = st.lists(
 )
 
 
+@example(
+    [b""], [("add", b"a"), ("wait", 0.3), ("replace", [b""]), ("replace", [b"a"]), ("add", b"")], 2, 5.0
+)  # a pattern that is wanted again before it was given up covers one that was wanted again just before
 @settings(max_examples=400)
 @given(LISTS, STEPS, st.sampled_from([2, 4, 1000]), st.sampled_from([5.0, 1000.0]))
 def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate):
