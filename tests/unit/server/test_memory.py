@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbus.daemon import values
 from sbus.errors import CloseReason, UsageError
+from sbus.flood.orders import RANKED
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
 from sbus.server import memory, sbusd
@@ -421,6 +422,8 @@ class Account(RuleBasedStateMachine):
             assert client.pattern_memory == sum(map(price, client.patterns))
             waiting = client.queue.snapshot()["packets"]
             backlog = client.queue._price * len(waiting) + sum(len(packet) for _, packet in waiting)
+            if client.queue._backlog is not None:
+                backlog += client.queue._backlog.ranked * RANKED  # of messages that were about to be sent
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
         for left in set(registry._leaving.receivers).difference(registry.clients.values()):
             users[left.user] = users.get(left.user, 0) + left.pattern_memory
