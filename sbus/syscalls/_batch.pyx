@@ -43,7 +43,7 @@ cdef extern from "time.h" nogil:
 
 cdef enum:
     MAX_BATCH = 64
-    # Bytes after which a read ends.
+    # Bytes after which a read ends, if the caller does not say.
     READ_BYTES = 1 << 20
     # A sender can go on sending while recvmmsg(2) reads, so a batch of the largest packets had 26 MB and took 40 ms,
     # most of it for memory that is touched for the first time. After such a batch the reads of the next ten seconds ask
@@ -59,19 +59,21 @@ cdef class PacketReader:
 
     cdef readonly Py_ssize_t max_packet
     cdef readonly int batch
+    cdef size_t read_bytes
     cdef mmsghdr headers[MAX_BATCH]
     cdef iovec vectors[MAX_BATCH]
     cdef char *memory
     cdef size_t length
     cdef long wary_until
 
-    def __cinit__(self, Py_ssize_t max_packet, int batch=MAX_BATCH):
+    def __cinit__(self, Py_ssize_t max_packet, int batch=MAX_BATCH, size_t read_bytes=READ_BYTES):
         cdef size_t stride
         cdef int i
         if not 0 < batch <= MAX_BATCH or max_packet <= 0:
             raise ValueError("a batch has 1 to %d packets, a packet at least 1 byte" % MAX_BATCH)
         self.max_packet = max_packet
         self.batch = batch
+        self.read_bytes = read_bytes
         # An odd number of cache lines apart: buffers at a multiple of 4 KiB would share cache sets.
         stride = ((<size_t>max_packet + 63) // 64 | 1) * 64
         if stride > <size_t>-1 // <size_t>batch:
@@ -108,7 +110,7 @@ cdef class PacketReader:
         if most == 1:
             return self._read_one(fd)
         clock_gettime(CLOCK_MONOTONIC_COARSE, &now)
-        while most > 0 and total < READ_BYTES:
+        while most > 0 and total < self.read_bytes:
             wanted = min(most, WARY_BATCH) if now.tv_sec < self.wary_until else most
             count = recvmmsg(fd, self.headers, <unsigned int>wanted, MSG_DONTWAIT, NULL)
             if count < 0:
@@ -132,7 +134,7 @@ cdef class PacketReader:
             if count < wanted:
                 break
             most -= count
-        if total >= READ_BYTES:
+        if total >= self.read_bytes:
             self.wary_until = now.tv_sec + WARY_SECONDS
         if total > LARGE:
             madvise(self.memory, self.length, MADV_DONTNEED)

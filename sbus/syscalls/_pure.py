@@ -10,7 +10,7 @@ __all__ = ["MAX_BATCH", "PacketReader", "send_packets"]
 MAX_BATCH = 64
 """Packets in the largest batch."""
 _READ_BYTES = 1 << 20
-"""Bytes after which a read ends."""
+"""Bytes after which a read ends, if the caller does not say."""
 
 
 class PacketReader:
@@ -18,21 +18,23 @@ class PacketReader:
 
     :param max_packet: bytes in the longest packet that is received whole.
     :param batch: packets in the largest batch.
+    :param read_bytes: bytes after which a read ends.
     """
 
-    def __init__(self, max_packet: int, batch: int = MAX_BATCH) -> None:
+    def __init__(self, max_packet: int, batch: int = MAX_BATCH, read_bytes: int = _READ_BYTES) -> None:
         if not 0 < batch <= MAX_BATCH or max_packet <= 0:
             raise ValueError(f"a batch has 1 to {MAX_BATCH} packets, a packet at least 1 byte")
         self.max_packet = max_packet
         self.batch = batch
+        self._read_bytes = read_bytes
         self._buffer = bytearray(max_packet)
         self._view = memoryview(self._buffer)
 
     def read(self, sock: socket.socket, most: int = MAX_BATCH) -> tuple[list[bytes], bool]:
         """Receive what has arrived, at most one batch, without waiting.
 
-        It ends early after 1 MiB, so that one sender of large packets does not hold up all others; the compiled twin
-        reads a few packets more, or a whole batch if there was no large one within the last seconds.
+        It ends early after `read_bytes`, so that one sender of large packets does not hold up all others. The compiled
+        twin reads a few packets more, or a whole batch if there was no large one within the last seconds.
 
         A packet longer than `max_packet` becomes the empty packet. Descriptors that a peer sends along are not
         received: without room for control data the kernel closes them (recvmsg(2)).
@@ -47,7 +49,7 @@ class PacketReader:
         packets: list[bytes] = []
         retried = False
         total = 0
-        while len(packets) < min(self.batch, most) and total < _READ_BYTES:
+        while len(packets) < min(self.batch, most) and total < self._read_bytes:
             try:
                 size, _, flags, _ = sock.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
