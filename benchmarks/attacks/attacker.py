@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.attacks.processes import Board
 
-__all__ = ["BIG_BUNDLE", "LARGEST_PACKET", "WHOAMI", "Attacker", "bundle", "filled"]
+__all__ = ["BIG_BUNDLE", "LARGEST_PACKET", "WHOAMI", "Attacker", "bundle", "filled", "receive", "receive_now"]
 
 WHOAMI = b"CMSG !/cred/whoami"
 LARGEST_PACKET = 409_600
@@ -173,12 +173,17 @@ class Attacker:
                 held.pop(number).close()
 
 
-def receive(sock: socket.socket) -> bytes:
+def receive_now(sock: socket.socket) -> bytes:
+    """Receive one packet that is there; as `receive`."""
+    return receive(sock, socket.MSG_DONTWAIT)
+
+
+def receive(sock: socket.socket, flags: int = 0) -> bytes:
     """Receive one packet.
 
     :raises ConnectionResetError: at end-of-file.
     :raises BlockingIOError: if none comes in time.
     """
-    if packet := sock.recv(LARGEST_PACKET):
+    if packet := sock.recv(LARGEST_PACKET, flags):
         return packet
     raise ConnectionResetError("the server has ended the connection")

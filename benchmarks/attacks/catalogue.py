@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from benchmarks.attacks.attacker import LARGEST_PACKET, WHOAMI, Attacker, bundle, filled, receive
+from benchmarks.attacks.attacker import LARGEST_PACKET, WHOAMI, Attacker, bundle, filled, receive, receive_now
 
 __all__ = ["ALL", "ATTACKS", "Attack"]
 
@@ -85,6 +85,22 @@ def stopped(me: Attacker) -> None:
 
 def idle(me: Attacker) -> None:
     me.hold(min(15_000, me.most_files - 100))
+
+
+def mass_close(me: Attacker) -> None:
+    """Connect 2,000 clients, and close all of them at the same time, each with last words; begin again."""
+    while me.running():
+        held = []
+        while me.running() and len(held) < 2_000:
+            held.append(me.connect(b"SUB last-words"))
+        me.ready()
+        for sock in held:
+            for _ in range(5):
+                with contextlib.suppress(OSError):
+                    sock.send(b"MSG last-words/none\0", _DONTWAIT)
+        for sock in held:
+            sock.close()
+        me.count(len(held))
 
 
 def descriptors(me: Attacker) -> None:
@@ -302,7 +318,7 @@ def watch_flips(me: Attacker) -> None:
         me.count(count)
         with contextlib.suppress(BlockingIOError):
             while True:
-                sock.recv(LARGEST_PACKET, _DONTWAIT)
+                receive_now(sock)
 
 
 def probes(me: Attacker) -> None:
@@ -439,6 +455,8 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack("stopped", "1,000 sockets on the empty pattern, never read", (stopped, flood))
     yield Attack("idle", "15,000 idle clients", (idle,))
     yield Attack("descriptors", "all 1,024 descriptors of the server", (descriptors,), server_files=1_024)
+    yield Attack("mass-close", "2,000 clients that leave at the same time", (mass_close,))
+    yield Attack("drains", "800 readers that let their sockets get full, then drain them", (_drains, flood))
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
     yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
@@ -470,6 +488,17 @@ def _churn(pattern: bytes) -> Part:
 
 def _subscribers(me: Attacker) -> None:
     me.hold(1_000, b"SUB k")
+
+
+def _drains(me: Attacker) -> None:
+    """800 readers of everything, which one after the other read all that their full sockets hold."""
+    held = [me.connect(_EVERYTHING) for _ in range(800)]
+    me.ready()
+    while me.running():
+        for sock in held:
+            with contextlib.suppress(BlockingIOError):
+                while receive_now(sock):
+                    me.count()
 
 
 def _with_all(attacks: list[Attack]) -> dict[str, Attack]:

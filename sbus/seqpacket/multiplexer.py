@@ -21,6 +21,9 @@ Invariants:
   outside a batch are deferred, so no protocol loses a connection while it iterates over receivers.
 * *Closing is done in slices* (`close_soon`). A connection that ends costs 60 µs, and thousands can end together: after
   5 ms the rest waits for the next turn of the reactor.
+* *Hang-ups hold up nobody.* The kernel lists ready sockets in the order in which they became ready, so thousands of
+  hang-ups stood before the next packet of another client. If more than a few are found together, they leave the epoll
+  set for good, and are served in the slices of closing, until their owners remove them.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
 * *Nothing is left behind.* Without sockets the multiplexer has no epoll set and no place in the reactor; the
   table of multiplexers holds reactors weakly.
@@ -66,6 +69,8 @@ _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
 _CLOSING_SLICE = 0.005
 """Seconds of closing connections in one turn of the reactor, about."""
+_HANG_UPS_AT_ONCE = 8
+"""Sockets that hung up that are served in one pass; if there are more, all of them wait for a slice of closing."""
 
 _Calls = list[tuple[Callable[..., object], tuple[object, ...]]]
 
@@ -92,7 +97,8 @@ class Multiplexer:
 
     :ivar on_fatal: called, soon, when the sockets are lost because epoll_wait(2) has failed: a process that is there
         for its sockets ends then.
-    :ivar has_read: set by a socket that has read something, so that another pass follows.
+    :ivar has_read: set by a socket that has read something, so that another pass follows, and by a pass that has put
+        hang-ups off.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
     :ivar pass_number: the passes before this one in the same turn of the reactor.
     :ivar accepting: the share of accepting in the work of the reactor.
@@ -113,6 +119,7 @@ class Multiplexer:
         self._reactor = ref(reactor)  # a strong reference would keep the reactor in the table of multiplexers
         self._epoll: select.epoll | None = None
         self._handlers: dict[int, Handler] = {}
+        self._hung_up: set[int] = set()  # those that have left the epoll set
         self._deferred: _Calls = []
         self._closing: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._closing_is_due = False
@@ -160,17 +167,24 @@ class Multiplexer:
     def modify(self, fd: int, events: int) -> None:
         """Watch a descriptor for other events from now on."""
         assert self._epoll is not None
-        self._epoll.modify(fd, events)
+        if fd not in self._hung_up:
+            self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
         """Stop watching a descriptor; to be called before it is closed."""
         if self._handlers.pop(fd, None) is None or self._epoll is None:
             return
+        if fd in self._hung_up:
+            self._hung_up.remove(fd)
+        else:
+            self._unregister(self._epoll, fd)
+        self._rest()
+
+    def _unregister(self, epoll: select.epoll, fd: int) -> None:
         try:
-            self._epoll.unregister(fd)
+            epoll.unregister(fd)
         except OSError as e:  # the owner closes the descriptor, which ends the watch too
             self._log.error("Descriptor {fd} could not be taken from the epoll set: {why}", fd=fd, why=str(e))
-        self._rest()
 
     def _rest(self) -> None:
         """Leave the reactor if there is nothing to watch."""
@@ -247,6 +261,8 @@ class Multiplexer:
             return
         try:
             ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
+            while len(ready) > 1 and self._put_off_hang_ups(self._epoll, ready) and not ready:
+                ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
         except OSError as e:
             self._log.critical("The sockets cannot be waited for any more, and are lost: {why}", why=str(e))
             if self.on_fatal is not None:
@@ -265,9 +281,7 @@ class Multiplexer:
                 try:
                     handler.ready(events, exclusive)
                 except Exception:
-                    failure = Failure()
-                    self._log.failure("Error in {handler}", failure=failure, handler=handler)
-                    self._guarded(handler, handler.failed, failure)
+                    self._fail(handler)
             if self._deferred:
                 for _ in _DEFERRED_ROUNDS:
                     self._run_deferred()
@@ -280,6 +294,37 @@ class Multiplexer:
             if self._deferred:
                 self.reactor.callLater(0, self._run_deferred)
 
+    def _put_off_hang_ups(self, epoll: select.epoll, ready: list[tuple[int, int]]) -> bool:
+        """Take sockets that hung up from the ready ones, to be served later, if there are many; return whether so."""
+        hung_up = [(fd, events) for fd, events in ready if events & GONE]
+        if not hung_up or (len(hung_up) <= _HANG_UPS_AT_ONCE and not self._closing):
+            return False
+        ready[:] = [(fd, events) for fd, events in ready if not events & GONE]
+        for fd, events in hung_up:
+            self._unregister(epoll, fd)
+            if (handler := self._handlers.get(fd)) is not None:
+                self._hung_up.add(fd)
+                self.close_soon(self._serve_hang_up, fd, handler, events)
+        self.has_read = True  # look again: what else is ready comes behind them
+        return True
+
+    def _serve_hang_up(self, fd: int, handler: Handler, events: int) -> None:
+        if self._handlers.get(fd) is not handler:
+            return  # it was removed meanwhile
+        self.pass_number = 1  # a batch is read, and not a packet to begin with
+        try:
+            handler.ready(events, False)
+        except Exception:
+            self._fail(handler)
+        if self._handlers.get(fd) is handler:
+            self.close_soon(self._serve_hang_up, fd, handler, events)
+
+    def _fail(self, handler: Handler) -> None:
+        """Clean up after `ready` has raised an exception."""
+        failure = Failure()
+        self._log.failure("Error in {handler}", failure=failure, handler=handler)
+        self._guarded(handler, handler.failed, failure)
+
     def fileno(self) -> int:
         return -1 if self._epoll is None else self._epoll.fileno()
 
@@ -291,6 +336,7 @@ class Multiplexer:
         for handler in tuple(self._handlers.values()):
             self._guarded(handler, handler.lost, reason)
         self._handlers.clear()
+        self._hung_up.clear()
         self._rest()
 
     def _guarded(self, handler: Handler, method: Callable[[Failure], None], failure: Failure) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from sbus.seqpacket.multiplexer import HANGUP, READ, WRITE, Multiplexer
+from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.descriptors import descriptors
 from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
@@ -456,6 +457,110 @@ def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, monke
     assert now[1:] == [3, 6, 9]
     assert reactor.getDelayedCalls() == []
     assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+
+
+def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
+    """A socket that becomes ready behind many hang-ups is served in the same turn, and before them."""
+    now, served = [0.0], list[Handler]()
+    monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
+
+    def serve(handler: Handler) -> None:
+        served.append(handler)
+        now[0] += 1 / 256
+        if handler is live:
+            live.sock.recv(100)
+        elif len(handler.events) == 2:
+            handler.close()
+
+    gone = [handlers() for _ in range(200)]
+    live = handlers()
+    for handler in (*gone, live):
+        handler.react = partial(serve, handler)
+    for handler in gone:
+        handler.peer.send(b"last words")
+        handler.peer.close()
+    live.peer.send(b"for the living")
+    multiplexer.doRead()
+    assert served == [live]
+    multiplexer.modify(gone[1].sock.fileno(), WRITE)  # as its owner may, which does not know that it waits
+    while gone[-1].sock.fileno() >= 0:
+        before = len(served)
+        (call,) = reactor.getDelayedCalls()
+        call.cancel()
+        multiplexer._close_some()
+        assert len(served) == before + 2
+        multiplexer.doRead()
+        assert len(served) == before + 2
+    assert served == [live, *gone, *gone]
+    assert all(handler.events == [READ | GONE] * 2 for handler in gone)
+    assert len(multiplexer._hung_up) == 0
+
+
+def test_few_hang_ups_are_served_at_once(reactor, multiplexer, handlers):
+    """Some sockets that hang up together wait for nothing, unless others wait already."""
+    gone = [handlers() for _ in range(8)]
+    for handler in gone:
+        handler.react = handler.close
+        handler.peer.close()
+    multiplexer.doRead()
+    assert {len(handler.events) for handler in gone} == {1}
+    one, two = handlers(), handlers()
+    multiplexer.close_soon(list)
+    for handler in (one, two):
+        handler.react = handler.close
+        handler.peer.close()
+    multiplexer.doRead()
+    assert one.events == two.events == []
+    reactor.turn()
+    assert len(one.events) == len(two.events) == 1
+
+
+def test_hang_up_that_waits_and_is_removed(reactor, multiplexer, handlers):
+    """A socket whose owner removes it while its hang-up waits gets no call, and nor does the next one of its number."""
+    gone = [handlers() for _ in range(9)]
+    for handler in gone:
+        handler.peer.close()
+        handler.react = handler.close
+    multiplexer.doRead()
+    gone[0].close()
+    next_one = handlers()
+    assert multiplexer._hung_up == {handler.sock.fileno() for handler in gone[1:]}
+    reactor.turn(2)
+    assert gone[0].events == next_one.events == []
+    assert [len(handler.events) for handler in gone[1:]] == [1] * 8
+    next_one.peer.send(b"one")
+    reactor.turn()
+    assert next_one.events == [READ]
+
+
+def test_failure_of_a_hang_up_that_waits(reactor, multiplexer, handlers, logged):
+    """An exception in a socket whose hang-up waited is contained as any other."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    gone = [handlers() for _ in range(9)]
+    for handler in gone:
+        handler.peer.close()
+        handler.react = handler.close
+    gone[3].react = fail
+    gone[3].failed = lambda failure: (gone[3].failures.append(failure), gone[3].close())
+    reactor.turn(2)
+    assert {len(handler.events) for handler in gone} == {1}
+    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+    assert len(gone[3].failures) == 1
+
+
+def test_reactor_gives_up_with_hang_ups_that_wait(reactor, multiplexer, handlers):
+    """When the reactor stops, sockets whose hang-up waits are lost like all others."""
+    gone = [handlers() for _ in range(9)]
+    for handler in gone:
+        handler.peer.close()
+    multiplexer.doRead()
+    multiplexer.connectionLost(Failure(main.CONNECTION_LOST))
+    assert {len(handler.reasons) for handler in gone} == {1}
+    reactor.turn()
+    assert {len(handler.events) for handler in gone} == {0}
 
 
 # --- buffers ------------------------------------------------------------------------------------
