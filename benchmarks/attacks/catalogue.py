@@ -90,7 +90,7 @@ def idle(me: Attacker) -> None:
 def mass_close(me: Attacker) -> None:
     """Connect 2,000 clients, and close all of them at the same time, each with last words; begin again."""
     while me.running():
-        held = []
+        held: list[socket.socket] = []
         while me.running() and len(held) < 2_000:
             held.append(me.connect(b"SUB last-words"))
         me.ready()

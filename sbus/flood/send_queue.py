@@ -299,6 +299,12 @@ class SendQueue:
                 packets.append((type(packet) is Reply, bytes(packet)))
         return {"packets": packets, "receipts": receipts, "lost": self.lost, "conflated": self.conflated}
 
+    def congest(self) -> None:
+        """Have what is pending go through flood control, as if the socket were full; `settle` must follow."""
+        if self._backlog is None:
+            self._congest()
+            self._is_arranged = True
+
     # --- in ----------------------------------------------------------------------------------
 
     def write(self, packet: bytes) -> None:
@@ -402,19 +408,34 @@ class SendQueue:
     def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
-        A run is halved until there is room for all of a part, or for none: in most cases there is one such place.
+        In most cases there is one place behind which no message has room. Else the rest is halved, until there is room
+        for all of a part, or for none.
         """
         packets, size = digest.packets, digest.size
         if not self._lacks_room(len(packets), size):
             backlog.push(packets)
             self._count(len(packets), size)
-        elif len(packets) == 1 or self._is_full(digest):
-            self._lose(len(packets), size, self._lacks_room(1, digest.shortest()) or LossReason.QUEUE_FULL)
+            return
+        if not self._is_full(digest):
+            kept, kept_size, end = 0, 0, len(packets)
+            while end - kept > 1:
+                middle = (kept + end) // 2
+                middle_size = kept_size + total_size(packets[kept:middle])
+                if self._lacks_room(middle, middle_size):
+                    end = middle
+                else:
+                    kept, kept_size = middle, middle_size
+            if kept:
+                backlog.push(packets[:kept])
+                self._count(kept, kept_size)
+                packets, size = packets[kept:], size - kept_size
+        why = self._lacks_room(1, digest.shortest())
+        if why or len(packets) == 1:
+            self._lose(len(packets), size, why or LossReason.QUEUE_FULL)
         else:
             half = len(packets) // 2
-            first = Digest(packets[:half])
-            self._keep_what_fits(backlog, first)
-            self._keep_what_fits(backlog, Digest(packets[half:], size - first.size))
+            self._keep_what_fits(backlog, Digest(packets[:half]))
+            self._keep_what_fits(backlog, Digest(packets[half:]))
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         close: CloseReason | None = None
@@ -700,8 +721,7 @@ class SendQueue:
                 self._sent(gone)
         elif left:
             self.pending = left + self.pending
-            self._congest()
-            self._is_arranged = True
+            self.congest()
         elif not self.pending:
             self._reply_pending = False
         if self.watch is not None and sent:

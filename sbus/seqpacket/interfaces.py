@@ -67,6 +67,10 @@ class IPacketTransport(Interface):
     may_grow: Callable[[int], bool] | None = Attribute(
         "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
     )
+    on_writable: Callable[[bool], bool] | None = Attribute(
+        "Called when the socket takes packets again, with whether no other socket is ready; it may call `send_on`, and "
+        "returns whether it has. If not, the transport waits for the call. None to have it called at once."
+    )
     on_vain_read: Callable[[int], None] | None = Attribute(
         "Called with the number of reads that have completed no packet, if it is not None; on a stream socket also "
         "before each read, with 0. It may pause."
@@ -83,6 +87,12 @@ class IPacketTransport(Interface):
 
     def flush() -> None:
         """Send now what the socket takes of the queue."""
+
+    def flush_later() -> None:
+        """Send the queue once the socket takes packets, in place of a `flush` now."""
+
+    def send_on(exclusive: bool) -> None:
+        """Send what waited until the socket takes packets again: one batch, or more if no other socket is ready."""
 
     def try_send(packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets now, past the queue, which must be empty.

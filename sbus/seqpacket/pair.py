@@ -117,6 +117,7 @@ class PairedTransport(Endings):
         "may_grow",
         "on_kept",
         "on_vain_read",
+        "on_writable",
         "peer",
         "protocol",
         "queue",
@@ -138,6 +139,7 @@ class PairedTransport(Endings):
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
         self.on_vain_read: Callable[[int], None] | None = None
+        self.on_writable: Callable[[bool], bool] | None = None
         self.held: Callable[[], int] = _nothing
         self.held_limit = 0
         self.take_lone: Callable[[list[bytes]], bool] | None = None
@@ -330,6 +332,14 @@ class PairedTransport(Endings):
                 self._close_soon(Failure(main.CONNECTION_DONE))
             else:
                 self._end_writing(Event.SHUT_DOWN)
+
+    def flush_later(self) -> None:
+        """Send the queue soon; see `IPacketTransport`."""
+        self._call_soon(self.flush)
+
+    def send_on(self, exclusive: bool) -> None:
+        """Send what waited; see `IPacketTransport`. Nobody is asked first: one process is at both ends."""
+        self.flush()
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the queue, which must be empty; see `IPacketTransport`."""

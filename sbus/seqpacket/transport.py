@@ -213,6 +213,7 @@ class PacketTransport(Endings):
         "may_grow",
         "on_kept",
         "on_vain_read",
+        "on_writable",
         "protocol",
         "queue",
         "read_limit",
@@ -246,6 +247,7 @@ class PacketTransport(Endings):
         # Writing
         self._send_buffer = send_buffer
         self.may_grow: Callable[[int], bool] | None = None
+        self.on_writable: Callable[[bool], bool] | None = None
         self._send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
@@ -286,10 +288,10 @@ class PacketTransport(Endings):
         if events & WRITE:
             if events & GONE and self._is_writable():
                 self._lose_writing()  # no send could succeed, and to take from the queue first could mean to sort it
-            else:
-                if self._send_buffer is not None:
-                    self._send_buffer.grow(self.may_grow)
-                self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)
+            elif self.on_writable is None:
+                self.send_on(exclusive)
+            elif not self.on_writable(exclusive):
+                self._watch_writing(False)
         if self.read_side is _READ_OPEN:
             if events & (READ | HANGUP):
                 self._read(exclusive)
@@ -512,6 +514,19 @@ class PacketTransport(Endings):
                 self._watch_writing(True)  # go on in the next turn
                 return
         self._queue_sent()
+
+    def flush_later(self) -> None:
+        """Send the queue once the socket takes packets; see `IPacketTransport`."""
+        if self._is_writable():
+            self._watch_writing(True)
+        else:
+            self.queue.discard_all()
+
+    def send_on(self, exclusive: bool) -> None:
+        """Send what waited for the socket to take packets again; see `IPacketTransport`."""
+        if self._send_buffer is not None and self.life is not Life.CLOSED:
+            self._send_buffer.grow(self.may_grow)
+        self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)
 
     def _queue_sent(self) -> None:
         """Go on after all that was queued was sent: let the producer produce, or end as `loseConnection` wanted."""

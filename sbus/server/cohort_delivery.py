@@ -25,7 +25,7 @@ from sbus.routing.runs import total_size
 from sbus.server.cohort_plans import Plan, Plans
 from sbus.server.cohorts import Cohort
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
-from sbus.server.late import CATCH_UP_WORK, Late, catch_ups, is_own_user
+from sbus.server.late import CATCH_UP_WORK, MANY, Late, catch_ups, is_own_user
 from sbus.server.prices import SHARED
 
 __all__ = ["CohortDelivery"]
@@ -107,10 +107,10 @@ class CohortDelivery:
             if (members := self._overdue(cohort, len(packets), size, is_own_user(publisher, cohort.user)))
         ]
         overdue.sort(key=lambda each: each[0].size, reverse=True)  # else the first ones would be served in each run
-        work, left = 0, catch_ups(plan.members)
+        work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
         for cohort, members in overdue:
             for receiver in list(itertools.islice(cohort.members, min(members, left))):
-                price = self._late.serve(receiver, are_many=True)
+                price = self._late.serve(receiver, are_many=True, sends=are_few or is_own_user(publisher, cohort.user))
                 work += price
                 left -= 1 + price // CATCH_UP_WORK
                 if left <= 0:

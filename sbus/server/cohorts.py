@@ -19,8 +19,8 @@ A run is for all members of a cohort or for none. If a route contains only some 
 
 * All that waits undecided for a member is in its cohort, unless the cohort is *closed*. The member leaves the cohort
   before anything else looks at its queue, and takes a copy of what waits with it.
-* A member is late, and its socket was full when it was last tried. All members have the same user; either all of them
-  can block publishers or none can, and either all keep only the newest message of each key or none does.
+* A member is late; nearly always, its socket is full. All members have the same user; either all of them can block
+  publishers or none can, and either all keep only the newest message of each key or none does.
 * A user has at most `MOST_COHORTS`. A cohort that would have to be split beyond that is closed: nothing is added to it
   any more, and new messages for its members wait in their own queues, behind what waits in the cohort.
 
@@ -57,6 +57,7 @@ class Cohort:
     :ivar variety: the share of the messages decided about last that was left when only the newest of each key was kept.
     :ivar due: a position, never behind the end: members with an older one want a turn, which takes them there.
     :ivar packets: the messages that wait for any member.
+    :ivar run: the run that was added last, if all of it is still there and it waits for all members.
     :ivar start: the position of the first of them.
     :ivar size: their bytes.
     """
@@ -70,6 +71,7 @@ class Cohort:
         "members",
         "packets",
         "replaces",
+        "run",
         "size",
         "start",
         "user",
@@ -85,6 +87,7 @@ class Cohort:
         self.variety = 1.0
         self.due = start
         self.packets: list[bytes] = []
+        self.run: list[bytes] | None = None
         self.start = start
         self.size = 0
         self._digest: Digest | None = None
@@ -121,6 +124,7 @@ class Cohort:
 
         :returns: the messages in between. Members with the same old position get the same object.
         """
+        self.run = None
         position = self.members[receiver]
         self.members[receiver] = self.due
         self.members.move_to_end(receiver)
@@ -180,9 +184,42 @@ class Cohorts:
             cohort = Cohort(receiver.user, can_block, replaces)
             cohorts[cohort] = None
         cohort.due = cohort.members[receiver] = cohort.end  # both: a member that is due is moved behind it
+        cohort.run = None
         self.of[receiver] = cohort
         self.on_changed()
         return True
+
+    def join_with(
+        self, receiver: Receiver, packets: list[bytes], size: int, *, can_block: bool, replaces: bool
+    ) -> Cohort | None:
+        """Put a receiver into a cohort, for which a run is the first that waits.
+
+        :param packets: the run; the cohort has it already, or is new.
+        :param size: its bytes.
+        :param can_block: as for `Cohort`.
+        :param replaces: as for `Cohort`.
+        :returns: the cohort; None if none suits it, and there may be no more.
+        """
+        cohorts = self._by_user.setdefault(receiver.user, {})
+        for cohort in reversed(cohorts):
+            if (
+                cohort.run is packets
+                and not cohort.is_closed
+                and cohort.can_block is can_block
+                and cohort.replaces is replaces
+            ):
+                break
+        else:
+            if len(cohorts) >= MOST_COHORTS:
+                return None
+            cohort = Cohort(receiver.user, can_block, replaces)
+            cohorts[cohort] = None
+            self.add(cohort, packets, size)
+        position = cohort.members[receiver] = cohort.end - len(packets)
+        cohort.due = max(cohort.due, position)  # a member that is due is moved behind this one
+        self.of[receiver] = cohort
+        self.on_changed()
+        return cohort
 
     def leave(self, receiver: Receiver) -> None:
         """Take a receiver out of its cohort, if it is in one."""
@@ -203,6 +240,7 @@ class Cohorts:
         if 2 * gone > len(cohort.packets):
             size = total_size(cohort.packets[:gone])
             del cohort.packets[:gone]
+            cohort.run = None
             cohort.start += gone
             cohort.size -= size
             self._count(cohort, -size)
@@ -212,6 +250,7 @@ class Cohorts:
 
         :param size: their bytes.
         """
+        cohort.run = packets
         cohort.packets += packets
         cohort.size += size
         self._count(cohort, size)

@@ -67,12 +67,14 @@ from sbus.server.prices import (
     REFUSED,
     REPLACED,
     SENDING,
+    UNSHARED,
 )
 from sbus.server.turns import TURN_BUDGET, Turns
 from sbus.server.unrouted import is_unrouted
 
 __all__ = ["Delivery"]
 
+_CLOSE = Verdict.CLOSE
 _REPLACE = Verdict.REPLACE
 
 
@@ -229,7 +231,8 @@ class Delivery:
                         if user is not None:
                             self._wait(user, waiting, packets, publisher)
                         user, waiting, size = receiver.user, 0, total_size(packets)
-                        most, left = self._late.room(is_own_user(publisher, user))
+                        is_beyond = self._catch_ups_left is not None and self._catch_ups_left <= 0
+                        most, left = self._late.room(is_own_user(publisher, user), is_beyond)
                     waits = len(queue.pending) + count
                     if size <= left and waits <= most:
                         queue.pending += packets
@@ -439,15 +442,19 @@ class Delivery:
                 queue.copies.work_left = TURN_BUDGET
                 return False
         may_block = queue.can_block and self._may_block(receiver, publisher)
-        beyond = catch_ups_left <= 0
+        beyond, are_many = catch_ups_left <= 0, copies >= MANY
         size, is_own = total_size(packets), is_own_user(publisher, receiver.user)
+        if are_many and not may_block and self._late.join_with(receiver, queue, packets, size):
+            self.postponed += not is_own
+            return True
         if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
             self.postponed += not is_own
             return True
         if queue.is_late:
             spent = queue.copies.work_left
-            work = self._late.catch_up(receiver, queue)  # an observer may publish meanwhile: another run
+            work = self._late.catch_up(receiver, queue, sends=not beyond and (is_own or not are_many))
             spent -= queue.copies.work_left  # what the queue has charged by itself
+            # An observer may have published meanwhile, which is another run.
             self._catch_ups_left = catch_ups_left - 1 - (work + spent) // CATCH_UP_WORK
             self.work += work
         return False
@@ -461,11 +468,12 @@ class Delivery:
                 now.append(receiver)
         return now
 
-    def _decide(self, receiver: Receiver, queue: SendQueue) -> int:
+    def _decide(self, receiver: Receiver, queue: SendQueue, sends: bool) -> int:
         """Send what a receiver's socket takes, and let flood control decide about the rest.
 
         The publishers are not known any more, and none of them can be blocked.
 
+        :param sends: if not, the socket counts as full, unless its receiver is to be disconnected then.
         :returns: the price.
         """
         kept, sent = queue.messages, 0
@@ -474,21 +482,25 @@ class Delivery:
             digest = queue.digest = queue.digest or Digest(queue.pending)
             price = len(digest.newest()) * REPLACED
         else:
-            price = waiting // DECIDED
+            price = waiting // (UNSHARED if queue.digest is None else DECIDED)
         transport = receiver.transport
         try:
             if transport is None:
                 receiver.flush()
                 return FULL_SOCKET
+            # The transport may have found the backlog empty meanwhile, and not wait for the socket any more.
+            is_unwatched = not queue.is_congested or len(queue) == len(queue.pending)
             if not queue.is_congested:
-                transport.flush()
-                sent = waiting - len(queue.pending)
+                if sends or queue.settings.soft.always is _CLOSE:
+                    transport.flush()
+                    sent = waiting - len(queue.pending)
+                    is_unwatched = False
+                elif queue.pending:
+                    queue.congest()
             if queue.pending:
-                # The transport may have found the backlog empty meanwhile, and not wait for the socket any more.
-                is_unwatched = len(queue) == len(queue.pending)
                 self._settle(receiver, queue, transport, None)
                 if is_unwatched:
-                    transport.flush()
+                    (transport.flush if sends else transport.flush_later)()
         except Exception:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES

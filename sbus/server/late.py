@@ -19,9 +19,9 @@ soon as it has read its queue.
 While no other user's client sends anything, a spent balance is topped up on the spot, and only congested receivers of
 a run with `MANY` receivers are late.
 
-Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`). A receiver joins one when its socket was
-found full and it is one of many. In a turn, flood control decides about a member as about any late receiver; if its
-socket is still full, it stays in its cohort.
+Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`). A receiver joins one when a run for many
+has to wait for it, or when its socket was found full and it is one of many. In a turn, flood control decides about a
+member as about any late receiver; if its socket is full, or more waits for it, it stays in its cohort.
 
 Lateness also bounds the flush of a message with very many receivers: `FLUSHED_AT_ONCE` of them are flushed at once, and
 the others are late.
@@ -30,7 +30,7 @@ the others are late.
 
 * The undecided messages are the last in the receiver's queue, and later ones go behind them. So the order is the one
   without lateness, for each receiver and over all publishers.
-* A message is never lost because it was late.
+* A message is never lost because it was late, while there is room for undecided ones or its receivers are few.
 * A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
 * `Late.catch_up` comes before anything that looks at the queue: a reply, a change of the client's strategies or order,
   the end of the connection. So a fence counts what was published before it.
@@ -38,6 +38,8 @@ the others are late.
   memory. Beyond that the publisher pays for deciding, for some of these receivers in each run, so this is no long piece
   of work either. A publisher of the receiver's own user has half of that, so what others publish finds room behind any
   flood of that user. Cohorts have limits of their own (`sbus.server.cohort_delivery`).
+* A publisher of another user never pays for sending what was late for `MANY`, which costs ten times a decision: their
+  sockets count as full. Readers that drained their sockets again and again took nine tenths of everybody's throughput.
 * What waits is charged to the receiver's user, who never lacks memory for anything else because of it.
 
 Rejected: one list of undecided messages for each user, also for receivers that get different messages. Replies,
@@ -84,13 +86,15 @@ MOST_PACKETS = 2_048
 MOST_BYTES = 16 << 20
 """Bytes that wait undecided for all receivers together, and as many for all cohorts; a packet counts for each of its
 receivers, or cohorts."""
-_MEMORY_PART = 16
+_MEMORY_PART = 32
 """The part (one over it) of one user's limit of memory that they may be, if that is less."""
 OWN_PART = 2
 """The part (one over it) of these limits that publishers of the receiver's own user may take."""
-_BEYOND = 8
-"""Publishers of other users go beyond the limits, up to this factor; a publisher of the receivers' own user, while too
-many of them are at their limits at the same time. So it never takes all room: the others would pay for its flood."""
+_BEYOND = 16
+"""A run goes beyond these limits, up to this factor, once it has paid for as many decisions as one run may."""
+_OTHERS = 2
+"""Publishers of other users pay for decisions from this part (one over it) of that on: a flood of the receivers' own
+user leaves them room."""
 _CATCH_UPS = 16
 """Late receivers about which one run decides because too much waits for them."""
 _RECEIVERS_PER_CATCH_UP = 32
@@ -172,8 +176,8 @@ class Late:
     """The late receivers of one bus.
 
     :param turns: the turns of the users.
-    :param decide: sends what a receiver's socket takes, and lets flood control decide about the rest; returns the
-        price.
+    :param decide: sends what a receiver's socket takes, if that is wanted (see `serve`), and lets flood control decide
+        about the rest; returns the price.
     :param user_memory: bytes of memory that one user may hold.
     :ivar most_bytes: `MOST_BYTES`, or less if memory is short.
     :ivar bytes: bytes that wait undecided for all receivers that are in no cohort; a packet counts for each of them.
@@ -182,7 +186,7 @@ class Late:
 
     __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes", "cohorts", "most_bytes")
 
-    def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue], int], user_memory: int) -> None:
+    def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue, bool], int], user_memory: int) -> None:
         self._turns = turns
         self._decide = decide
         self.most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
@@ -195,10 +199,10 @@ class Late:
         """Return the messages that may wait undecided for one receiver, and the bytes that may still come for all.
 
         :param is_own: the publisher and the receiver are of one user.
-        :param beyond: go beyond the limits, `_BEYOND` times, as publishers of other users always may.
+        :param beyond: the run has paid for enough decisions.
         """
         times = _BEYOND if beyond or not is_own else 1
-        parts = OWN_PART if is_own else 1
+        parts = 1 if beyond else OWN_PART if is_own else _OTHERS
         return times * MOST_PACKETS // parts, times * self.most_bytes // parts - self.bytes
 
     def add(self, user: UserShare, size: int) -> None:
@@ -238,6 +242,22 @@ class Late:
         queue.is_clear, queue.is_late = False, True
         return True
 
+    def join_with(self, receiver: Receiver, queue: SendQueue, packets: list[bytes], size: int) -> bool:
+        """Put a receiver, for which a run is the first that waits, into a cohort; return whether there is one."""
+        if queue.is_late or queue.is_deaf or queue.pending:
+            return False
+        replaces = queue.settings.soft.always is Verdict.REPLACE
+        can_block = queue.can_block
+        cohort = self.cohorts.join_with(receiver, packets, size, can_block=can_block, replaces=replaces)
+        if cohort is None:
+            return False
+        line = self._line(receiver.user)
+        if not queue.is_congested:
+            line.want_turn(receiver)
+        self.set_timer()
+        queue.is_clear, queue.is_late = False, True
+        return True
+
     def call(self, cohort: Cohort) -> None:
         """Have the members of a cohort want turns: much waits for them."""
         cohort.want_turns()
@@ -264,9 +284,10 @@ class Late:
         elif cohort is not None or receiver in line.congested:
             line.want_turn(receiver)
 
-    def catch_up(self, receiver: Receiver, queue: SendQueue) -> int:
+    def catch_up(self, receiver: Receiver, queue: SendQueue, sends: bool = True) -> int:
         """Decide about all that waits for a late receiver, which is not late any more.
 
+        :param sends: as for `serve`.
         :returns: the price.
         """
         cohort = self.cohorts.of.get(receiver)
@@ -276,19 +297,20 @@ class Late:
             packets = cohort.packets_for(receiver)
             self._end(receiver, queue)
             queue.pending = packets + queue.pending
-        return self._decide(receiver, queue)
+        return self._decide(receiver, queue, sends)
 
-    def serve(self, receiver: Receiver, are_many: bool) -> int:
+    def serve(self, receiver: Receiver, are_many: bool, sends: bool = True) -> int:
         """Decide about what is due for a late receiver: for a member of a cohort, the messages up to `Cohort.due`.
 
         :param are_many: it is one of many, so if its socket is full, it joins a cohort.
+        :param sends: send what the socket takes; else count it as full.
         :returns: the price.
         """
         queue = receiver.queue
         assert queue is not None, "a receiver without a queue is never late"
         lost, cohort = queue.lost, self.cohorts.of.get(receiver)
         if cohort is None or cohort.is_closed or queue.pending or cohort.members[receiver] >= cohort.due:
-            work = self.catch_up(receiver, queue)
+            work = self.catch_up(receiver, queue, sends)
             if are_many and (queue.is_congested or queue.lost > lost):
                 self.join(receiver, queue, cohort)
             return work
@@ -298,12 +320,18 @@ class Late:
             queue.pending, queue.digest = digest.packets, digest
         else:  # a list of its own, as it goes to the transport
             queue.pending = digest.packets.copy()
-        work = self._decide(receiver, queue)
+        work = self._decide(receiver, queue, sends)
         if cohort.replaces:
             cohort.variety = len(digest.newest()) / len(digest)
         is_full = queue.is_congested or queue.lost > lost
-        if (not is_full or queue.pending or queue.is_deaf) and self.cohorts.of.get(receiver) is cohort:
-            self.set_apart(receiver, queue)
+        if self.cohorts.of.get(receiver) is cohort:
+            if queue.pending or queue.is_deaf:
+                self.set_apart(receiver, queue)
+            elif not is_full:
+                if cohort.members[receiver] == cohort.end:
+                    self._end(receiver, queue)
+                else:
+                    self._lines[receiver.user].want_turn(receiver)
         return work
 
     def forget(self, receiver: Receiver, queue: SendQueue) -> None:

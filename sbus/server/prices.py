@@ -23,6 +23,7 @@ __all__ = [
     "SENDING",
     "SHARED",
     "SUBSCRIPTION",
+    "UNSHARED",
     "VAIN_READ",
     "subscription_work",
 ]
@@ -44,6 +45,8 @@ KEPT = 32
 one unit."""
 DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
+UNSHARED = 48
+"""As `DECIDED`, for messages that wait for this receiver alone."""
 REPLACED = 3
 """The price of each key of the messages that are put in their places for a receiver of the newest ones only."""
 REFUSED = 12

@@ -78,6 +78,7 @@ from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
+from sbus.server.draining import Draining
 from sbus.server.interfaces import Client, Receiver
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.listeners import MAIN, Listener
@@ -146,6 +147,7 @@ class BusProtocol:
         "_buffer",
         "_delivery",
         "_drain_timer",
+        "_draining",
         "_fast_path",
         "_has_echo",
         "_has_turn",
@@ -220,6 +222,7 @@ class BusProtocol:
         self.peer = transport.credentials
         self.user = self._registry.connect_user(self.peer, self.listener)
         self.queue = self._registry.new_queue(self, self, self.user)
+        self._draining = Draining(self._registry.turns, self.queue.copies, transport)
         self.settings = self.queue.settings
         transport.queue = self.queue
         transport.may_grow = self._may_grow
@@ -295,6 +298,7 @@ class BusProtocol:
         if self._drain_timer is not None:
             self._drain_timer.cancel()
         self.transport = None
+        self._draining.stop()
         if self._is_waiting:
             self._registry.turns.forget(self.user, self)
         self._delivery.catch_up(self)  # what waits for it is lost

@@ -26,8 +26,8 @@ Invariants:
 * A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
   is larger than a turn makes a turn long, but it does not make long turns more frequent.
 * A user without connections is known until its debt is paid (`Turns.pay_off`): to reconnect is no way out of it.
-* Each waiting client of a user gets a turn in which it can do something. One that went on when others had already
-  spent the new budget comes first in the next turn.
+* Each waiting client of a user gets a turn in which it can do something. One that went on a moment after its turn, when
+  others had already spent the new budget, comes first in the next turn.
 * A balance is topped up only when it is spent, and the rest of it does not expire.
 
 Nothing runs here until a balance is spent. Turns cost the server a comparison and a subtraction for each batch, and
@@ -241,8 +241,8 @@ class Turns:
                 continue  # still in debt
             for _ in range(line.resumed()):
                 line.pop().take_turn()
-                if not line:
-                    break  # also if the last ones were forgotten meanwhile
+                if not line or balance.work_left <= 0:
+                    break  # the last ones may have been forgotten meanwhile; those that are left stay in their order
             if not line and self._waiting.get(balance) is line:
                 del self._waiting[balance]
         if self._waiting:

@@ -72,6 +72,7 @@ class FakePacketTransport(Endings):
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
         self.on_vain_read: Callable[[int], None] | None = None
+        self.on_writable: Callable[[bool], bool] | None = None
         self.protocol: IProtocol | None = None
         self.written: list[bytes] = []
         self.is_losing = False
@@ -119,7 +120,13 @@ class FakePacketTransport(Endings):
         The socket then takes as many again.
         """
         self.capacity = None if packets is None else (self.capacity or 0) + packets
-        self.flush()
+        self._writable()
+
+    def _writable(self) -> None:
+        if self.on_writable is None:
+            self.send_on(True)
+        else:
+            self.on_writable(True)
 
     def breakDown(self) -> None:
         """End the peer's reading.
@@ -178,6 +185,14 @@ class FakePacketTransport(Endings):
                 self._close_soon(Failure(main.CONNECTION_DONE))
             else:
                 self._end_writing(Event.SHUT_DOWN)
+
+    def flush_later(self) -> None:
+        """Send the queue soon, if the socket takes packets then; see `IPacketTransport`."""
+        self._call_soon(self._writable)
+
+    def send_on(self, exclusive: bool) -> None:
+        """Send what waited until the socket takes packets again; see `IPacketTransport`."""
+        self.flush()
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the empty queue, and return how many the socket took."""

@@ -541,6 +541,61 @@ def test_sockets_that_take_packets_again_take_turns(world):
     assert len(received(peers[0])) > BATCH
 
 
+def congested(world, transport_class=PacketTransport) -> tuple[Recorder, socket.socket]:
+    """Return a protocol whose socket is full, with packets in the queue behind it, and its peer."""
+    recorder = Recorder()
+    peer = world.connect(recorder, transport_class=transport_class)
+    flood_controlled(recorder.transport, QUEUE)
+    recorder.transport.queue.pending += numbered(2_000)
+    recorder.transport.flush()
+    return recorder, peer
+
+
+def test_a_protocol_decides_when_to_send_on(world):
+    """A protocol that is asked and sends nothing has the socket left alone, until it sends on, or flushes later."""
+    recorder, peer = congested(world, CountingTransport)
+    transport, asked = recorder.transport, []
+    transport.on_writable = lambda exclusive: bool(asked.append(exclusive))
+    first = received(peer)
+    world.settle()
+    assert asked == [True]
+    assert received(peer) == []
+    calls = transport.calls
+    world.settle()
+    assert transport.calls == calls
+    transport.send_on(False)
+    second = received(peer)
+    assert len(second) == BATCH
+    world.settle()
+    assert asked == [True, True]
+    transport.flush_later()
+    world.settle()
+    assert asked == [True, True, True]
+    transport.on_writable = lambda exclusive: transport.send_on(exclusive) is None
+    transport.flush_later()
+    got = first + second
+    while len(transport.queue):
+        world.turn()
+        got += received(peer)
+    assert got + received(peer) == numbered(2_000)
+
+
+def test_flushing_later_for_a_peer_that_reads_no_more(world):
+    """What was to be sent later to a peer that has left is dropped as by a flush."""
+    recorder, peer = congested(world)
+    recorder.transport.on_writable = lambda exclusive: False
+    peer.shutdown(socket.SHUT_RD)
+    recorder.transport.flush()
+    flood_controlled(recorder.transport, QUEUE)
+    recorder.transport.queue.pending += numbered(3)
+    recorder.transport.flush_later()
+    assert len(recorder.transport.queue) == 0
+    recorder.transport.abortConnection()
+    world.settle()
+    recorder.transport.send_on(True)
+    assert len(recorder.lost) == 1
+
+
 def test_full_socket_is_not_polled(world):
     """Nothing is sent while a socket is full; sending goes on by itself when the peer reads."""
     recorder = Recorder()

@@ -445,7 +445,8 @@ def test_each_message_is_got_or_lost_and_told_and_nothing_is_left(
     with ExitStack() as patches:
         for (module, name, _), value in zip(SIZES, sizes, strict=True):
             patches.enter_context(mock.patch.object(module, name, value))
-        patches.enter_context(mock.patch.object(delivery, "MANY", sizes[0]))
+        for module in (delivery, cohort_delivery):
+            patches.enter_context(mock.patch.object(module, "MANY", sizes[0]))
         limits = Limits(block_timeout=1e9, queue_messages=queue_messages, total_queue_bytes=total)
         model = Model(limits, across_users, has_observer)
         model.has_room = queue_messages > 1_000 and total > 1 << 20

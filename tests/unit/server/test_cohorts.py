@@ -30,6 +30,7 @@ def _few_are_many(monkeypatch):
     """Have single receivers form cohorts."""
     monkeypatch.setattr(late, "MANY", 1)
     monkeypatch.setattr(delivery, "MANY", 1)
+    monkeypatch.setattr(cohort_delivery, "MANY", 1)
 
 
 def stalled(bus: Bus, publisher: Peer, *choices: bytes, count: int = 2, uid: int = 2) -> list[Peer]:
@@ -92,7 +93,7 @@ def test_a_receiver_that_joins_in_the_middle_of_a_run_gets_the_run(monkeypatch):
     """An observer publishes while a run is delivered, and a receiver of that run joins a cohort: the order stays."""
     echoing = Echoing()
     bus = Bus(observers=[echoing])
-    publisher = bus.connect(uid=1)
+    publisher = bus.connect(uid=2)  # which pays for sending, too
     first, second = bus.connect(uid=2), bus.connect(uid=2)
     for reader in (first, second):
         reader.send(b"SUB k")
@@ -107,10 +108,10 @@ def test_a_receiver_that_joins_in_the_middle_of_a_run_gets_the_run(monkeypatch):
     echoing.client = first.protocol
     echoing.publish = lambda: bus.registry.publish(b"note", b"inner")
     room, calls = late.Late.room, itertools.count()
-    join = mock.Mock(side_effect=cohorts.Cohorts.join)
-    monkeypatch.setattr(cohorts.Cohorts, "join", lambda *args: join(*args))
+    join = mock.Mock(side_effect=cohorts.Cohorts.join_with)
+    monkeypatch.setattr(cohorts.Cohorts, "join_with", lambda *args, **choices: join(*args, **choices))
     # The run has to be decided about for the first one, and then what the observer publishes for the second one.
-    monkeypatch.setattr(late.Late, "room", lambda *args: (0, 0) if next(calls) < 3 else room(*args))
+    monkeypatch.setattr(late.Late, "room", lambda *args: (0, 0) if next(calls) < 2 else room(*args))
     publisher.transport.deliver(b"MSG k\0two")
     assert [call.args[1] for call in join.mock_calls] == [second.protocol]
     publisher.send(b"MSG note\0outer")

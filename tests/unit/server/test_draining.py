@@ -1,0 +1,150 @@
+"""Draining: what waits for full sockets goes out in the turns of its receivers' user."""
+
+from __future__ import annotations
+
+from sbus.server import delivery
+from sbus.server.late import MANY
+from sbus.server.turns import TURN_BUDGET
+from tests.support.buses import Peer
+from tests.unit.server.test_bounded_work import Turned
+from tests.unit.server.test_late import spend
+
+
+def full(bus: Turned, count: int = 1) -> tuple[Peer, list[Peer]]:
+    """Return a publisher, and receivers of another user with full sockets, a message in each queue, and a balance."""
+    publisher = bus.connect(uid=1)
+    readers = [bus.connect(uid=2) for _ in range(count)]
+    for reader in readers:
+        reader.send(b"SUB k")
+        reader.stall()
+    readers[0].protocol.user.copies.work_left = TURN_BUDGET
+    publisher.send(b"MSG k\0")
+    assert all(reader.protocol.queue.messages for reader in readers)
+    return publisher, readers
+
+
+def test_draining_is_work_of_the_receivers_user():
+    """The time that it takes to send what waited is deducted from the balance of copies."""
+    bus = Turned()
+    _, (reader,) = full(bus)
+    copies = reader.protocol.user.copies
+    copies.work_left = before = 100
+    send_on = reader.transport.send_on
+
+    def slowly(exclusive: bool) -> None:
+        bus.cpu += 70_000
+        send_on(exclusive)
+
+    reader.transport.send_on = slowly
+    reader.drain()
+    assert reader.take() == [b"MSG k\0"]
+    assert copies.work_left == before - 70
+
+
+def test_readers_of_a_user_without_balance_wait_for_turns():
+    """Sockets that have room again are filled as far as the budget goes, in the order in which they got it."""
+    bus = Turned()
+    _, readers = full(bus, 5)
+    spend(readers[0])
+    for reader in readers:
+        send_on = reader.transport.send_on
+
+        def slowly(exclusive: bool, send_on=send_on) -> None:
+            bus.cpu += 300_000
+            send_on(exclusive)
+
+        reader.transport.send_on = slowly
+        reader.drain()
+        reader.drain()  # it may have more room meanwhile
+    assert not any(reader.take() for reader in readers)
+    served = []
+    while bus.turn():
+        served.append([bool(reader.take()) for reader in readers].count(True))
+        assert served[-1] <= 2
+    served.append(sum(bool(reader.take()) for reader in readers))
+    assert sum(served) == 5
+
+
+def test_a_turn_ends_when_its_budget_is_spent():
+    """Those whose turn did not come stay where they are, and nobody takes a turn in vain."""
+    bus = Turned()
+    _, readers = full(bus, 3)
+    spend(readers[0])
+    for reader in readers:
+        send_on = reader.transport.send_on
+
+        def slowly(exclusive: bool, send_on=send_on) -> None:
+            bus.cpu += 10 * TURN_BUDGET * 1_000
+            send_on(exclusive)
+
+        reader.transport.send_on = slowly
+        reader.drain()
+    bus.turn()
+    assert [bool(reader.take()) for reader in readers] == [True, False, False]
+    line = bus.registry.turns._waiting[readers[0].protocol.user.copies]
+    assert list(line.others) == [reader.protocol._draining for reader in readers[1:]]
+
+
+def test_a_reader_that_leaves_waits_for_no_turn():
+    """A connection that is lost while it waits is forgotten."""
+    bus = Turned()
+    _, (reader,) = full(bus)
+    spend(reader)
+    reader.drain()
+    line = bus.registry.turns._waiting[reader.protocol.user.copies]
+    draining = reader.protocol._draining
+    assert draining in line.others
+    reader.transport.abortConnection()
+    bus.settle()
+    assert draining not in line.others
+    assert reader.transport.on_writable is None
+    while bus.turn():
+        pass
+
+
+def test_a_stranger_pays_for_no_sending_to_many(monkeypatch):
+    """Beyond what may wait, a publisher of another user pays for decisions alone; the receivers' turns send."""
+    monkeypatch.setattr("sbus.server.cohort_delivery._MOST_SHARED", 20)
+    bus = Turned()
+    publisher, readers = full(bus, MANY)
+    for reader in readers:
+        reader.transport.capacity = None  # there is room by now
+    for number in range(40):
+        spend(readers[0])
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(b"MSG k\0%d" % number)
+    kept = [reader.protocol.queue.messages for reader in readers]
+    assert max(kept) > 10
+    assert not any(reader.take() for reader in readers)
+    while bus.turn():
+        pass
+    bus.clock.advance(1)
+    while bus.turn():
+        pass
+    for reader in readers:
+        reader.drain()
+    while bus.turn():
+        pass
+    expected = [b"MSG k\0", *(b"MSG k\0%d" % number for number in range(40))]
+    assert all(reader.take() == expected for reader in readers)
+
+
+def test_many_late_receivers_with_room_form_a_cohort(monkeypatch):
+    """A run that has to wait for many receivers waits once for all of them, whether or not their sockets are full."""
+    bus = Turned()
+    publisher = bus.connect(uid=1)
+    readers = [bus.connect(uid=2) for _ in range(MANY)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    spend(readers[0])
+    publisher.transport.deliver(b"MSG k\0one")
+    found = bus.registry.delivery._late.cohorts
+    assert len(set(found.of.values())) == 1
+    assert len(found.of) == MANY
+    monkeypatch.setattr(delivery.Delivery, "_postpone", None)
+    publisher.transport.deliver(b"MSG k\0two")
+    monkeypatch.undo()
+    while bus.turn():
+        pass
+    assert all(reader.take() == [b"MSG k\0one", b"MSG k\0two"] for reader in readers)
+    assert not found.of
