@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import accumulate
+
 from sbus.routing.runs import newest, shortest, total_size
 
 __all__ = ["Digest"]
+
+_STEP = 64
+"""Messages between two places up to which the bytes are known."""
 
 
 class Digest:
@@ -16,13 +23,14 @@ class Digest:
     :ivar size: their bytes.
     """
 
-    __slots__ = ("_newest", "_shortest", "packets", "size")
+    __slots__ = ("_newest", "_shortest", "_sizes", "packets", "size")
 
     def __init__(self, packets: list[bytes], size: int | None = None) -> None:
         self.packets = packets
         self.size = total_size(packets) if size is None else size
         self._newest: list[bytes] | None = None
         self._shortest = 0
+        self._sizes: list[int] = []  # the bytes of the first 0, 1, 2, ... steps
 
     def __len__(self) -> int:
         return len(self.packets)
@@ -32,6 +40,28 @@ class Digest:
         if self._newest is None:
             self._newest = newest(self.packets)
         return self._newest
+
+    def prefix(self, fits: Callable[[int, int], bool]) -> tuple[int, int]:
+        """Return the largest number of messages, from the first one on, that fit, but not all; and their bytes.
+
+        :param fits: returns whether this number of messages, which have this number of bytes, fit. Fewer fit, too.
+        """
+        packets, sizes = self.packets, self._sizes
+        last = len(packets) - 1
+        if not sizes:
+            steps = (total_size(packets[at : at + _STEP]) for at in range(0, last - last % _STEP, _STEP))
+            sizes = self._sizes = list(accumulate(steps, initial=0))
+        step = bisect_left(range(1, len(sizes)), True, key=lambda n: not fits(n * _STEP, sizes[n]))
+        found, size = step * _STEP, sizes[step]
+        end = min(found + _STEP, last + 1)
+        while end - found > 1:
+            middle = (found + end) // 2
+            more = total_size(packets[found:middle])
+            if fits(middle, size + more):
+                found, size = middle, size + more
+            else:
+                end = middle
+        return found, size
 
     def shortest(self) -> int:
         """Return the size of the shortest packet, in bytes."""

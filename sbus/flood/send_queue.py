@@ -416,25 +416,20 @@ class SendQueue:
             backlog.push(packets)
             self._count(len(packets), size)
             return
+        kept = 0
         if not self._is_full(digest):
-            kept, kept_size, end = 0, 0, len(packets)
-            while end - kept > 1:
-                middle = (kept + end) // 2
-                middle_size = kept_size + total_size(packets[kept:middle])
-                if self._lacks_room(middle, middle_size):
-                    end = middle
-                else:
-                    kept, kept_size = middle, middle_size
+            kept, kept_size = digest.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
             if kept:
                 backlog.push(packets[:kept])
                 self._count(kept, kept_size)
-                packets, size = packets[kept:], size - kept_size
+                size -= kept_size
+        left = len(packets) - kept
         why = self._lacks_room(1, digest.shortest())
-        if why or len(packets) == 1:
-            self._lose(len(packets), size, why or LossReason.QUEUE_FULL)
+        if why or left == 1:
+            self._lose(left, size, why or LossReason.QUEUE_FULL)
         else:
-            half = len(packets) // 2
-            self._keep_what_fits(backlog, Digest(packets[:half]))
+            half = kept + left // 2
+            self._keep_what_fits(backlog, Digest(packets[kept:half]))
             self._keep_what_fits(backlog, Digest(packets[half:]))
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:

@@ -1,0 +1,38 @@
+"""The digest of a list of messages."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sbus.flood.digest import Digest
+
+
+@given(
+    sizes=st.integers(1, 9).flatmap(lambda most: st.lists(st.integers(1, most), min_size=1, max_size=200)),
+    limits=st.lists(st.tuples(st.integers(0, 205), st.integers(0, 1_000)), min_size=1, max_size=3),
+)
+@example(sizes=[1] * 64, limits=[(64, 64), (63, 64)])
+@example(sizes=[1] * 65, limits=[(64, 64), (65, 63)])
+@example(sizes=[1] * 129, limits=[(128, 200), (64, 64)])
+def test_the_prefix_that_fits(sizes: list[int], limits: list[tuple[int, int]]) -> None:
+    """Asked again with other limits, a digest finds the longest beginning within them that is not everything."""
+    digest = Digest([bytes(size) for size in sizes])
+    sums = [0, *accumulate(sizes)]
+    for most, most_bytes in limits:
+        expected = max(n for n in range(len(sizes)) if n <= most and sums[n] <= most_bytes)
+        found = digest.prefix(lambda n, size, most=most, most_bytes=most_bytes: n <= most and size <= most_bytes)
+        assert found == (expected, sums[expected])
+
+
+@pytest.mark.parametrize("count", [1, 64, 1_000])
+def test_a_look_costs_few_questions(count: int) -> None:
+    """Where the place is found by halving, the questions are few, and the bytes are not counted again."""
+    digest = Digest([b"x"] * count)
+    asked: list[int] = []
+    for _ in range(2):
+        digest.prefix(lambda n, size: bool(asked.append(n)) or n <= count // 2)
+    assert len(asked) <= 2 * 12
