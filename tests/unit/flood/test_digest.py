@@ -24,8 +24,11 @@ def test_the_prefix_that_fits(sizes: list[int], limits: list[tuple[int, int]]) -
     sums = [0, *accumulate(sizes)]
     for most, most_bytes in limits:
         expected = max(n for n in range(len(sizes)) if n <= most and sums[n] <= most_bytes)
-        found = digest.prefix(lambda n, size, most=most, most_bytes=most_bytes: n <= most and size <= most_bytes)
-        assert found == (expected, sums[expected])
+
+        def fits(n: int, size: int, most: int = most, most_bytes: int = most_bytes) -> bool:
+            return n <= most and size <= most_bytes
+
+        assert digest.prefix(fits) == (expected, sums[expected])
 
 
 @pytest.mark.parametrize("count", [1, 64, 1_000])
@@ -33,6 +36,11 @@ def test_a_look_costs_few_questions(count: int) -> None:
     """Where the place is found by halving, the questions are few, and the bytes are not counted again."""
     digest = Digest([b"x"] * count)
     asked: list[int] = []
+
+    def fits(n: int, size: int) -> bool:
+        asked.append(n)
+        return n <= count // 2
+
     for _ in range(2):
-        digest.prefix(lambda n, size: bool(asked.append(n)) or n <= count // 2)
+        digest.prefix(fits)
     assert len(asked) <= 2 * 12

@@ -555,7 +555,12 @@ def test_a_protocol_decides_when_to_send_on(world):
     """A protocol that is asked and sends nothing has the socket left alone, until it sends on, or flushes later."""
     recorder, peer = congested(world, CountingTransport)
     transport, asked = recorder.transport, []
-    transport.on_writable = lambda exclusive: bool(asked.append(exclusive))
+
+    def refuse(exclusive: bool) -> bool:
+        asked.append(exclusive)
+        return False
+
+    transport.on_writable = refuse
     first = received(peer)
     world.settle()
     assert asked == [True]

@@ -23,19 +23,24 @@ def full(bus: Turned, count: int = 1) -> tuple[Peer, list[Peer]]:
     return publisher, readers
 
 
+def slow_down(bus: Turned, reader: Peer, work: int) -> None:
+    """Have it take some time, in units of work, to send what waits for a reader."""
+    send_on = reader.transport.send_on
+
+    def slowly(exclusive: bool) -> None:
+        bus.cpu += work * 1_000
+        send_on(exclusive)
+
+    setattr(reader.transport, "send_on", slowly)  # noqa: B010
+
+
 def test_draining_is_work_of_the_receivers_user():
     """The time that it takes to send what waited is deducted from the balance of copies."""
     bus = Turned()
     _, (reader,) = full(bus)
     copies = reader.protocol.user.copies
     copies.work_left = before = 100
-    send_on = reader.transport.send_on
-
-    def slowly(exclusive: bool) -> None:
-        bus.cpu += 70_000
-        send_on(exclusive)
-
-    reader.transport.send_on = slowly
+    slow_down(bus, reader, 70)
     reader.drain()
     assert reader.take() == [b"MSG k\0"]
     assert copies.work_left == before - 70
@@ -47,13 +52,7 @@ def test_readers_of_a_user_without_balance_wait_for_turns():
     _, readers = full(bus, 5)
     spend(readers[0])
     for reader in readers:
-        send_on = reader.transport.send_on
-
-        def slowly(exclusive: bool, send_on=send_on) -> None:
-            bus.cpu += 300_000
-            send_on(exclusive)
-
-        reader.transport.send_on = slowly
+        slow_down(bus, reader, 300)
         reader.drain()
         reader.drain()  # it may have more room meanwhile
     assert not any(reader.take() for reader in readers)
@@ -71,13 +70,7 @@ def test_a_turn_ends_when_its_budget_is_spent():
     _, readers = full(bus, 3)
     spend(readers[0])
     for reader in readers:
-        send_on = reader.transport.send_on
-
-        def slowly(exclusive: bool, send_on=send_on) -> None:
-            bus.cpu += 10 * TURN_BUDGET * 1_000
-            send_on(exclusive)
-
-        reader.transport.send_on = slowly
+        slow_down(bus, reader, 10 * TURN_BUDGET)
         reader.drain()
     bus.turn()
     assert [bool(reader.take()) for reader in readers] == [True, False, False]
