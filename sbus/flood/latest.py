@@ -11,6 +11,8 @@ charges that memory to the receiver's user, and the reading, which is 20 ms for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sbus.flood.orders import FifoBacklog
 
 __all__ = ["KeyIndex"]
@@ -39,16 +41,15 @@ class KeyIndex:
         self._sweep_at = _SWEPT_FROM
         self.memory = self.read = 0
 
-    def find(self, packet: bytes) -> int | None:
-        """Return the place of the waiting message that has the key of this one; None if there is none."""
-        backlog = self._backlog
+    def replace(self, packets: list[bytes], may_grow: Callable[[int], bool]) -> tuple[list[bytes], int]:
+        """Put messages in the places of the waiting ones of their keys.
+
+        :param may_grow: asked about each message that is longer than the waiting one, with the difference in bytes.
+        :returns: the messages of keys that do not wait, and those that may not grow; and the bytes by which the backlog
+            has shrunk, the growth aside.
+        """
         self._update()
-        key = packet[: packet.find(b"\0") + 1]
-        place = self._places.get(key)
-        if place is None or place < backlog.start:
-            return None
-        waiting = backlog[place]  # a strategy that drops the next message moves the replies before it
-        return place if type(waiting) is bytes and waiting.startswith(key) else None
+        return self._backlog.replace(packets, self._places, may_grow)
 
     def _update(self) -> None:
         """Read what was added to the backlog since the last time."""

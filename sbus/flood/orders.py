@@ -27,7 +27,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
@@ -150,8 +150,31 @@ class FifoBacklog:
     def __getitem__(self, place: int) -> Any:
         return self._packets[place - self._base]
 
-    def __setitem__(self, place: int, packet: bytes) -> None:
-        self._packets[place - self._base] = packet
+    def replace(
+        self, packets: list[bytes], places: Mapping[bytes, int], may_grow: Callable[[int], bool]
+    ) -> tuple[list[bytes], int]:
+        """Put messages in the places of others; see `sbus.flood.latest.KeyIndex.replace`.
+
+        :param places: where a message of each key may stand.
+        """
+        stored, base, start = self._packets, self._base, self.start
+        left, shrunk = [], 0
+        for packet in packets:
+            key = packet[: packet.find(b"\0") + 1]
+            place = places.get(key, -1)
+            if place >= start:
+                waiting = stored[place - base]  # a strategy that drops the next message moves the replies before it
+                if type(waiting) is bytes and waiting.startswith(key):
+                    more = len(packet) - len(waiting)
+                    if more <= 0:
+                        shrunk -= more
+                    elif not may_grow(more):
+                        left.append(packet)
+                        continue
+                    stored[place - base] = packet
+                    continue
+            left.append(packet)
+        return left, shrunk
 
     def mark(self, receipt: Receipt) -> None:
         """Add a receipt behind all packets."""

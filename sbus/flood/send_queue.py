@@ -347,11 +347,14 @@ class SendQueue:
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK if blocks else None
-            if soft is Verdict.REPLACE and fits:
-                count = len(packets)
-                packets = digest.newest()
-                self.conflated += count - len(packets)
-                self._conflated += count - len(packets)
+            if soft is Verdict.REPLACE and (fits or (hard is Verdict.DROP and self._is_full(digest))):
+                if fits:
+                    self._count_conflated(len(packets) - len(digest.newest()))
+                    packets = digest.newest()
+                packets = self._replace(packets)
+                if packets:
+                    self._keep_what_fits(backlog, Digest(packets))
+                return self._outcome(None, None)
             if soft is Verdict.DROP:
                 self._lose(len(packets), size, LossReason.DISCARD)
                 return self._outcome(None, None)
@@ -449,7 +452,7 @@ class SendQueue:
                             lost = lost_size = 0
                         self._keep_reply(self._backlog, packet)
                     continue
-                if replaces and self._replace(packet):
+                if replaces and not self._replace([packet]):
                     continue
                 drop, end, wait = _GONE if self._backlog is None else self._judge(packet, may_block)
                 if drop is None:
@@ -478,29 +481,34 @@ class SendQueue:
                 self._lose(lost, lost_size, why)
         return self._outcome(close, block)
 
-    def _replace(self, packet: bytes) -> bool:
-        """Put a message in the place of the waiting one of its key; return whether there was one, and room."""
+    def _replace(self, packets: list[bytes]) -> list[bytes]:
+        """Put messages in the places of the waiting ones of their keys; return those without, or with no room to grow."""
         backlog = self._backlog
         if not isinstance(backlog, FifoBacklog) or not self.settings.order.arrival:
-            return False
+            return packets
         keys = self._keys
         if keys is None:
             keys = self._keys = KeyIndex(backlog)
         before, read = keys.memory, keys.read
-        place = keys.find(packet)
+        left, shrunk = keys.replace(packets, self._grow)
         self.copies.work_left -= (keys.read - read) // _INDEXED
         if keys.memory != before:
             self._charge(keys.memory - before)
-        if place is None:
+        if shrunk:
+            self._count(0, -shrunk)
+        self._count_conflated(len(packets) - len(left))
+        return left
+
+    def _grow(self, size: int) -> bool:
+        """Count bytes that a waiting message grows by, if there is room for them."""
+        if self._lacks_bytes(size):
             return False
-        more = len(packet) - len(backlog[place])
-        if more > 0 and self._lacks_bytes(more):
-            return False
-        backlog[place] = packet
-        self._count(0, more)
-        self.conflated += 1
-        self._conflated += 1
+        self._count(0, size)
         return True
+
+    def _count_conflated(self, messages: int) -> None:
+        self.conflated += messages
+        self._conflated += messages
 
     def _outcome(self, close: CloseReason | None, block: Until | None) -> Outcome | None:
         """Sum up the messages that came together; relax if nothing is left."""

@@ -24,6 +24,8 @@ __all__ = ["Plan", "Plans"]
 
 _MOST_PLANNED = 65_536
 """Receivers in all plans together, beyond which all plans are forgotten."""
+_KEPT_PLAN = 16
+"""A plan counts as this many planned receivers more, so that the plans of small routes take 2 MB at most."""
 _PLAN = 4
 """The price of making a plan, before its receivers, in units of work (`sbus.server.turns`)."""
 _PLANNED_AT_ONCE = 16
@@ -71,11 +73,11 @@ class Plans:
         if known is not None:
             return known[1]
         plan = self._by_receivers.get(receivers) or self._make(receivers)
-        self._planned += len(receivers)
+        self._planned += _KEPT_PLAN + len(receivers)
         self.effort += 1 + len(receivers) // _PLANNED_AT_ONCE
         if self._planned > _MOST_PLANNED:
             self._forget_all()
-            self._planned = len(receivers)
+            self._planned = _KEPT_PLAN + len(receivers)
         self._by_route[id(receivers)] = receivers, plan
         self._by_receivers[receivers] = plan
         return plan

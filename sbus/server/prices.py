@@ -47,7 +47,7 @@ DECIDED = 128
 """Messages for a receiver with a full socket that flood control decides about for one unit of work."""
 UNSHARED = 48
 """As `DECIDED`, for messages that wait for this receiver alone."""
-REPLACED = 3
+REPLACED = 1
 """The price of each key of the messages that are put in their places for a receiver of the newest ones only."""
 REFUSED = 12
 """The price of finding out that a socket is full."""
