@@ -482,7 +482,10 @@ class SendQueue:
         return self._outcome(close, block)
 
     def _replace(self, packets: list[bytes]) -> list[bytes]:
-        """Put messages in the places of the waiting ones of their keys; return those that have none, or no room to grow."""
+        """Put messages in the places of the waiting ones of their keys.
+
+        :returns: those whose keys do not wait, and those that have no room to grow.
+        """
         backlog = self._backlog
         if not isinstance(backlog, FifoBacklog) or not self.settings.order.arrival:
             return packets
