@@ -38,7 +38,8 @@ class IPacketReceiver(Interface):
     def packetsReceived(packets: list[bytes]) -> int:
         """Handle packets in order of arrival.
 
-        An empty packet stands for one that was too long.
+        An empty packet stands for one that was too long. Where bundles were agreed on, those behind many messages
+        are bundles still (`IPacketTransport.start_bundling`).
 
         :returns: the number of packets handled. If it is less than all, the protocol has paused the transport, which
             keeps the others and delivers them again when the protocol resumes it.

@@ -27,11 +27,10 @@ The pacer's rules, and the measurements that chose them (``docs/performance.rst`
   down to about a tenth.
 * **Contention is remembered** for `CONTENTION_TTL` reads: the sockets of a busy pair are idle for most of the passes
   in which the publisher is read, so the present pass alone does not show that they are there.
-* **Bundles are read 16 at a time**, as each holds many packets, and once in a pass; fewer, if the last ones held very
-  many: 16 of the largest were 300,000 messages, and 30 ms before the first one was handled. After a read that found a
-  single packet, and no bundle, the next turn begins with one packet, as for a peer without bundles. With 16 instead of
-  8, and with accounts kept for batches instead of packets, 1 to 1 went from 8.0 to 10.1 million messages a second, 1
-  to 8 from 30 to 35 and 1 to 64 from 18 to 47.
+* **Bundles are read 16 at a time**, as each holds many packets, and once in a pass. After a read that found a single
+  packet, and no bundle, the next turn begins with one packet, as for a peer without bundles. With 16 instead of 8, and
+  with accounts kept for batches instead of packets, 1 to 1 went from 8.0 to 10.1 million messages a second, 1 to 8 from
+  30 to 35 and 1 to 64 from 18 to 47.
 
 * **Accepting has a share of each pass** (`AcceptPacer`). Two processes that connect and leave as fast as they can took
   98 % of the throughput of everybody else when a port accepted 64 connections in each pass. Its share is now a quarter
@@ -61,7 +60,6 @@ __all__ = [
     "MAX_BUFFER",
     "READS_PER_PASS",
     "SHORTEST_ACCEPT",
-    "UNBUNDLED_PER_READ",
     "AcceptPacer",
     "ReadPacer",
     "batch_size",
@@ -73,8 +71,6 @@ CONTENTION_TTL = 64
 """Reads for which contention is remembered after the last pass in which another socket had packets to be read."""
 BUNDLES_PER_READ = 16
 """Packets in one read from a peer that sends bundles, at most."""
-UNBUNDLED_PER_READ = 16_384
-"""Messages in the bundles of one read, about: it takes 2 ms to take them out."""
 MAX_BUFFER = 32 << 20
 """Bytes in the buffers of one batch, which all sockets with the same packet size share."""
 
@@ -102,10 +98,9 @@ class ReadPacer:
     `first_limit` begins a pass; `next_limit` follows each read that found packets.
     """
 
-    __slots__ = ("_bundles", "_contention_ttl", "_last_read_full", "_packets_left", "_reads_left")
+    __slots__ = ("_contention_ttl", "_last_read_full", "_packets_left", "_reads_left")
 
     def __init__(self) -> None:
-        self._bundles = BUNDLES_PER_READ
         self._contention_ttl = 0
         self._last_read_full = True
         self._packets_left = 0
@@ -128,7 +123,7 @@ class ReadPacer:
             return 1
         if bundled:
             self._reads_left = 1
-            return self._bundles
+            return BUNDLES_PER_READ
         self._reads_left = READS_PER_PASS if exclusive else 1
         self._packets_left = limit = read_limit if self._contention_ttl else BATCH
         return limit
@@ -145,13 +140,6 @@ class ReadPacer:
         self._reads_left -= 1
         self._packets_left -= received
         return self._packets_left if self._reads_left and self._packets_left > 0 else 0
-
-    def note_unbundled(self, messages: int) -> None:
-        """Note how many messages the bundles of a read have held; the next one asks for as many bundles as suit."""
-        if messages > UNBUNDLED_PER_READ:
-            self._bundles = max(1, self._bundles * UNBUNDLED_PER_READ // messages)
-        elif self._bundles < BUNDLES_PER_READ:
-            self._bundles = min(BUNDLES_PER_READ, 2 * self._bundles)
 
 
 class AcceptPacer:

@@ -76,7 +76,9 @@ from zope.interface import implementer
 from sbus.flood.fifo import FifoQueue
 from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache, pack, unbundle
+from sbus.protocol.controls import BUNDLE_OFF
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.routing.runs import total_size
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.framing import FrameReader
@@ -105,6 +107,10 @@ _BUNDLES_PER_SEND = 8
 """Bundles sent with one system call at most."""
 _PACKETS_PER_BUNDLING = 2048
 """Packets taken from the queue at a time to be bundled."""
+_UNBUNDLED_AT_ONCE = 128 << 10
+"""Bytes of bundles that are taken apart together, whatever they hold."""
+_ENOUGH_UNBUNDLED = 4_096
+"""Messages after which no more bundles are taken apart: 16 of the largest hold 300,000, which takes 30 ms."""
 _DISCARDED_AT_ONCE = 256
 """Packets of a peer that is being disconnected that are discarded at a time."""
 _MEMORY_RETRY = 0.05
@@ -362,9 +368,7 @@ class PacketTransport(Endings):
             if ended:
                 self.move(Event.END_OF_FILE)
             if packets:
-                if self._bundle_limit and not self.keeps_bundles:
-                    packets = unbundle(packets)
-                    pacer.note_unbundled(len(packets))
+                packets = self._taken_apart(packets)
                 taken = self._receiver.packetsReceived(packets)
                 if taken < len(packets):
                     self._keep(packets, taken)
@@ -379,6 +383,19 @@ class PacketTransport(Endings):
             limit = pacer.next_limit(len(packets))
             if self.read_side is not _READ_OPEN or self._bundle_limit:
                 return
+
+    def _taken_apart(self, packets: list[bytes]) -> list[bytes]:
+        """Take bundles out of a list of packets; beyond some messages, leave them as they are."""
+        if not self._bundle_limit or self.keeps_bundles:
+            return packets
+        if total_size(packets) <= _UNBUNDLED_AT_ONCE:
+            return unbundle(packets)
+        parts: list[bytes] = []
+        for at, packet in enumerate(packets, 1):
+            parts += unbundle([packet])
+            if len(parts) >= _ENOUGH_UNBUNDLED or BUNDLE_OFF in packet:
+                return parts + packets[at:]  # behind the peer's wish for no more bundles they may not be taken apart
+        return parts
 
     def _read_later(self) -> None:
         """Read again when the kernel may have memory: the packets wait in the socket."""
@@ -409,9 +426,7 @@ class PacketTransport(Endings):
                 packets, ended = self._reader.read(self._sock)
             except OSError as e:
                 packets, ended = [], e.errno not in _NO_MEMORY  # without memory: the hang-up is reported again
-            kept += packets
-            if self._bundle_limit and not self.keeps_bundles:
-                kept = unbundle(kept)
+            kept += self._taken_apart(packets)
             if ended:
                 self.move(Event.END_OF_FILE)
             if not packets:

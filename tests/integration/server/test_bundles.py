@@ -177,6 +177,15 @@ def test_bundles_are_formed_and_keep_to_the_limit(shared):
     assert packets < 200
 
 
+def test_bundles_of_very_many_messages(shared):
+    """Bundles that hold too many messages to be taken apart together are handled in their order."""
+    publisher, reader = bundling(shared), bundling(shared, b"x")
+    sent = numbered(b"x", 20_000)
+    for first in range(0, len(sent), 5_000):
+        publisher.send(bundle(*sent[first : first + 5_000]))
+    assert messages(reader, len(sent)) == sent
+
+
 def test_replies_stop_inside_a_bundle(shared):
     """A client that asks 1,000 times in one bundle and reads gets 1,000 replies, which do not pile up."""
     a = bundling(shared)

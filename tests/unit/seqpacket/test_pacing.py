@@ -15,7 +15,6 @@ from sbus.seqpacket.pacing import (
     MAX_BUFFER,
     READS_PER_PASS,
     SHORTEST_ACCEPT,
-    UNBUNDLED_PER_READ,
     AcceptPacer,
     ReadPacer,
     batch_size,
@@ -91,24 +90,6 @@ def test_bundles() -> None:
     assert first(pacer, bundled=True, contended=True) == BUNDLES_PER_READ
     assert pacer.next_limit(BUNDLES_PER_READ) == 0
     assert first(pacer, read_limit=6) == 6
-
-
-@pytest.mark.parametrize("held", [1, 64, 6_000, 50_000])
-def test_fewer_bundles_if_they_are_large(held: int) -> None:
-    """The bundles of a read are about as many as hold the messages of one; small ones are read 16 at a time again."""
-    pacer = ReadPacer()
-    read = []
-    for _ in range(10):
-        read.append(first(pacer, bundled=True))
-        pacer.next_limit(read[-1] * held)
-        pacer.note_unbundled(read[-1] * held)
-    assert read[0] == BUNDLES_PER_READ
-    wanted = max(1, min(BUNDLES_PER_READ, UNBUNDLED_PER_READ // held))
-    assert all(wanted // 2 <= each <= 2 * wanted for each in read[1:])
-    for _ in range(5):
-        first(pacer, bundled=True)
-        pacer.note_unbundled(1)
-    assert first(pacer, bundled=True) == BUNDLES_PER_READ
 
 
 @pytest.mark.parametrize(("max_packet", "packets"), [(1, BATCH), (MAX_BUFFER // BATCH, BATCH), (MAX_BUFFER + 1, 1)])

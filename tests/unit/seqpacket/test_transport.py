@@ -811,6 +811,35 @@ def test_many_bundles_are_no_congestion(world, size, together):
         assert (receiver.lost, receiver.reasons, queue.is_congested) == (0, [], False)
 
 
+def test_bundles_of_many_messages_are_not_all_taken_apart(world):
+    """Of a read, as many bundles are taken apart as hold some thousands of messages, in their order."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder)
+    recorder.transport.ensure_max_packet(100_000)
+    recorder.transport.start_bundling(1 << 20)
+    packets = [b"%06d" % i for i in range(20_000)]
+    bundles, counts = pack(packets, 48_000, BATCH)
+    for bundle in bundles:
+        peer.send(bundle)
+    world.settle()
+    assert counts[0] > 4_096
+    assert len(recorder.packets) == counts[0] + len(bundles) - 1
+    assert unbundle(recorder.packets) == packets
+
+
+def test_large_bundles_behind_the_end_of_bundles_stay(world):
+    """What follows a ``bundle/off`` is not taken apart, however it is read."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder)
+    recorder.transport.ensure_max_packet(100_000)
+    recorder.transport.start_bundling(1 << 20)
+    first, second = (pack(packets, 100_000, 1)[0] for packets in ([b"CMSG bundle/off", b"x"], [bytes(90_000), b"y"]))
+    for bundle in (*first, *second, *second):
+        peer.send(bundle)
+    world.settle()
+    assert recorder.packets == [b"CMSG bundle/off", b"x", *second, *second]
+
+
 def test_full_socket_where_bundles_are_sent(world):
     """Flood control gets what a full socket leaves of many bundles: nothing is lost, doubled or out of order."""
     recorder = Recorder()
