@@ -65,8 +65,8 @@ SAMPLED_PART = 8
 """The kernel is asked while send buffers could hold more than this part (one over it) of a limit."""
 
 _PATTERN = 490
-_SEGMENT = 192  # 314 if no other pattern has it
-_WILDCARD_SEGMENT = 350
+_SEGMENT = 150  # 390 if no other pattern has it, and 10 if all have it
+_WILDCARD_SEGMENT = 410  # 60 if others have it, and 1,000 if none has
 _SECRET = 600
 
 _SLACK = 16
