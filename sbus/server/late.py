@@ -34,10 +34,11 @@ the others are late.
 * A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
 * `Late.catch_up` comes before anything that looks at the queue: a reply, a change of the client's strategies or order,
   the end of the connection. So a fence counts what was published before it.
-* At most `MOST_PACKETS` messages wait undecided for one receiver, and `MOST_BYTES` for all, less on a bus with little
-  memory. Beyond that the publisher pays for deciding, for some of these receivers in each run, so this is no long piece
-  of work either. A publisher of the receiver's own user has half of that, so what others publish finds room behind any
-  flood of that user. Cohorts have limits of their own (`sbus.server.cohort_delivery`).
+* The room for undecided messages is bounded, in messages for each receiver and in bytes for all (`Late.room`). Where it
+  is taken, each run decides about some receivers at its publisher's expense, and the others wait beyond the room
+  meanwhile: so no run is a long piece of work. For publishers of the receiver's own user the room is small, so what
+  others publish finds room behind any flood of that user. Cohorts have limits of their own
+  (`sbus.server.cohort_delivery`).
 * A publisher of another user never pays for sending what was late for `MANY`, which costs ten times a decision: their
   sockets count as full. Readers that drained their sockets again and again took nine tenths of everybody's throughput.
 * What waits is charged to the receiver's user, who never lacks memory for anything else because of it.
@@ -82,19 +83,18 @@ WORTH_DECIDING = 512
 LONGEST_WAIT = 0.02
 """Seconds after which a congested receiver wants a turn, however little waits for it."""
 MOST_PACKETS = 2_048
-"""Messages that wait undecided for one receiver."""
+"""Messages that wait undecided for one receiver; the unit of the limits below."""
 MOST_BYTES = 16 << 20
 """Bytes that wait undecided for all receivers together, and as many for all cohorts; a packet counts for each of its
-receivers, or cohorts."""
+receivers, or cohorts. The unit of the limits below, too."""
 _MEMORY_PART = 32
 """The part (one over it) of one user's limit of memory that they may be, if that is less."""
 OWN_PART = 2
-"""The part (one over it) of these limits that publishers of the receiver's own user may take."""
+"""Publishers of the receiver's own user have this part (one over it) of the room."""
+_OTHERS = 8
+"""Publishers of other users have this many times the room: a flood of the receivers' own user leaves them enough."""
 _BEYOND = 16
-"""A run goes beyond these limits, up to this factor, once it has paid for as many decisions as one run may."""
-_OTHERS = 2
-"""Publishers of other users pay for decisions from this part (one over it) of that on: a flood of the receivers' own
-user leaves them room."""
+"""Once a run has paid for as many decisions as one run may, it has this many times the room, whoever publishes."""
 _CATCH_UPS = 16
 """Late receivers about which one run decides because too much waits for them."""
 _RECEIVERS_PER_CATCH_UP = 32
@@ -201,9 +201,9 @@ class Late:
         :param is_own: the publisher and the receiver are of one user.
         :param beyond: the run has paid for enough decisions.
         """
-        times = _BEYOND if beyond or not is_own else 1
-        parts = 1 if beyond else OWN_PART if is_own else _OTHERS
-        return times * MOST_PACKETS // parts, times * self.most_bytes // parts - self.bytes
+        times = _BEYOND if beyond else 1 if is_own else _OTHERS
+        part = OWN_PART if is_own and not beyond else 1
+        return times * MOST_PACKETS // part, times * self.most_bytes // part - self.bytes
 
     def add(self, user: UserShare, size: int) -> None:
         """Count bytes that were put behind those of late receivers of one user, within `room`."""

@@ -124,6 +124,7 @@ def test_a_blocking_receiver_is_not_late_for_those_it_may_block():
 def test_too_much_is_decided_at_the_publishers_expense(monkeypatch):
     """What waits for one receiver is bounded; the publisher that exceeds the bound pays, and nothing is lost."""
     monkeypatch.setattr(late, "MOST_PACKETS", 10)
+    monkeypatch.setattr(late, "_OTHERS", 1)
     monkeypatch.setattr(late, "_BEYOND", 2)
     _, publisher, reader = crowded()
     publisher.send(*[b"MSG k\0%d" % n for n in range(9)])
@@ -201,6 +202,7 @@ def test_a_turn_ends_when_its_time_is_over(monkeypatch):
 def test_the_flood_of_a_user_leaves_room_for_what_others_publish(monkeypatch):
     """Publishers of a late receiver's user pay for deciding when half of the room is taken, and others later."""
     monkeypatch.setattr(late, "MOST_PACKETS", 20)
+    monkeypatch.setattr(late, "_OTHERS", 2)
     monkeypatch.setattr(late, "_BEYOND", 4)
     bus, publisher, reader = congested()
     own = bus.connect(uid=2)
@@ -263,6 +265,7 @@ def test_an_observer_may_publish_while_a_publisher_pays(monkeypatch):
 
     notes: list = []
     monkeypatch.setattr(late, "MOST_PACKETS", 10)
+    monkeypatch.setattr(late, "_OTHERS", 1)
     monkeypatch.setattr(late, "_BEYOND", 2)
     bus, publisher, reader = crowded(observers=[Noting()])
     publisher.send(*[b"MSG k\0%d" % n for n in range(9)])
