@@ -398,6 +398,7 @@ def users_tests(directory: Path, *arguments: str | Path) -> str:
     examples = directory / "examples"
     shutil.copytree(EXAMPLES, examples, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTHONSAFEPATH", None)  # a test of Spark jobs before this one may have set it
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
