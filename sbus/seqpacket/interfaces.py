@@ -92,7 +92,10 @@ class IPacketTransport(Interface):
         """Send the queue once the socket takes packets, in place of a `flush` now."""
 
     def send_on(exclusive: bool) -> None:
-        """Send what waited until the socket takes packets again: one batch, or more if no other socket is ready."""
+        """Send what waited until the socket takes packets again: one batch, or more if no other socket is ready.
+
+        It raises nothing: an exception, as of a plugged-in order, ends this connection.
+        """
 
     def try_send(packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets now, past the queue, which must be empty.

@@ -524,6 +524,9 @@ class PacketTransport(Endings):
 
     def send_on(self, exclusive: bool) -> None:
         """Send what waited for the socket to take packets again; see `IPacketTransport`."""
+        self._guarded(self._send_on, exclusive)
+
+    def _send_on(self, exclusive: bool) -> None:
         if self._send_buffer is not None and self.life is not Life.CLOSED:
             self._send_buffer.grow(self.may_grow)
         self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)

@@ -192,7 +192,10 @@ class FakePacketTransport(Endings):
 
     def send_on(self, exclusive: bool) -> None:
         """Send what waited until the socket takes packets again; see `IPacketTransport`."""
-        self.flush()
+        try:
+            self.flush()
+        except Exception:
+            self._abort(Failure())
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the empty queue, and return how many the socket took."""
