@@ -208,6 +208,7 @@ class PacketTransport(Endings):
         "_send_bundle_limit",
         "_sock",
         "_undelivered",
+        "before_read",
         "credentials",
         "keeps_bundles",
         "may_grow",
@@ -243,6 +244,7 @@ class PacketTransport(Endings):
         self._undelivered: list[bytes] | None = None
         self._read_retry: IDelayedCall | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
+        self.before_read: Callable[[], None] | None = None
         self.on_vain_read: Callable[[int], None] | None = None
         # Writing
         self._send_buffer = send_buffer

@@ -71,6 +71,7 @@ class FakePacketTransport(Endings):
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
+        self.before_read: Callable[[], None] | None = None
         self.on_vain_read: Callable[[int], None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
         self.protocol: IProtocol | None = None
