@@ -329,6 +329,33 @@ def test_messages_behind_a_snapshot_can_be_late():
     assert not reader.protocol.queue.is_late
 
 
+def test_a_receiver_that_can_block_again_leaves_its_cohort(monkeypatch):
+    """Behind a snapshot no receiver can block; when it is over, one that chose to leaves the others' cohort."""
+    for module in (late, delivery, cohort_delivery):
+        monkeypatch.setattr(module, "MANY", 1)
+    bus, publisher, reader = crowded(last_values=(LastValueRule(b"kept/"),))
+    publisher.send(b"MSG kept/1\0value")
+    reader.stall()
+    reader.send(b"CMSG blocking/soft/block", b"CMSG last\0kept/")
+    publisher.send(b"MSG k\0after")
+    found = bus.registry.delivery._late
+    cohort = found.cohorts.of[reader.protocol]
+    assert not cohort.can_block
+    reader.protocol.user.copies.work_left = 1
+    spend(reader, -1)
+    reader.drain()
+    queue = reader.protocol.queue
+    assert queue.can_block
+    assert queue.is_late
+    assert (found.cohorts.of, found.cohorts.bytes) == ({}, 0)
+    assert queue.late_bytes == len(b"MSG k\0after")
+    assert list(found._lines[reader.protocol.user].receivers) == [reader.protocol]
+    while bus.turn():
+        pass
+    assert [packet for packet in reader.take() if packet.startswith(b"MSG ")] == [b"MSG kept/1\0value", b"MSG k\0after"]
+    assert not found._lines
+
+
 def test_what_is_late_behind_a_snapshot_is_kept():
     """A receiver that discards while its socket is full keeps all that comes behind a snapshot, late or not."""
     bus, publisher, reader = crowded(last_values=(LastValueRule(b"kept/"),))
