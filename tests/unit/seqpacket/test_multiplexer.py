@@ -496,6 +496,20 @@ def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
     assert len(multiplexer._hung_up) == 0
 
 
+def test_a_pass_that_puts_hang_ups_off_is_followed_by_another(reactor, multiplexer, handlers):
+    """Where hang-ups fill a pass but for one socket, the sockets behind them are served in the same turn."""
+    first, *gone, last = (handlers() for _ in range(102))
+    for handler in (first, last):
+        handler.react = partial(handler.sock.recv, 100)
+    first.peer.send(b"before")
+    for handler in gone:
+        handler.react = handler.close
+        handler.peer.close()
+    last.peer.send(b"behind")
+    multiplexer.doRead()
+    assert [len(handler.events) for handler in (first, gone[0], last)] == [1, 0, 1]
+
+
 def test_few_hang_ups_are_served_at_once(reactor, multiplexer, handlers):
     """Some sockets that hang up together wait for nothing, unless others wait already."""
     gone = [handlers() for _ in range(8)]
@@ -559,6 +573,7 @@ def test_reactor_gives_up_with_hang_ups_that_wait(reactor, multiplexer, handlers
     multiplexer.doRead()
     multiplexer.connectionLost(Failure(main.CONNECTION_LOST))
     assert {len(handler.reasons) for handler in gone} == {1}
+    assert not multiplexer._hung_up
     reactor.turn()
     assert {len(handler.events) for handler in gone} == {0}
 

@@ -155,6 +155,28 @@ def test_a_stranger_pays_for_no_sending_to_many(monkeypatch):
     assert all(reader.take() == expected for reader in readers)
 
 
+@pytest.mark.parametrize("uid", [1, 2])
+@pytest.mark.parametrize("count", [MANY - 1, MANY])
+def test_who_pays_for_sending_to_a_cohort(monkeypatch, uid, count):
+    """Beyond what may wait for a cohort, a publisher sends to few members, or to those of its own user."""
+    monkeypatch.setattr("sbus.server.cohort_delivery._MOST_SHARED", 20)
+    monkeypatch.setattr(delivery, "MANY", 1)  # a few form a cohort, too
+    bus = Turned()
+    publisher = bus.connect(uid=uid)
+    readers = [bus.connect(uid=2) for _ in range(count)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    expected = [b"MSG k\0%d" % number for number in range(40)]
+    for packet in expected:
+        spend(readers[0])
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(packet)
+    assert any(reader.transport.written for reader in readers) is (uid == 2 or count < MANY)
+    while bus.turn():
+        pass
+    assert all(reader.take() == expected for reader in readers)
+
+
 def test_many_late_receivers_with_room_form_a_cohort(monkeypatch):
     """A run that has to wait for many receivers waits once for all of them, whether or not their sockets are full."""
     bus = Turned()
@@ -195,6 +217,15 @@ def test_a_run_without_room_forms_no_cohort(monkeypatch, uid, room):
         assert (len(found.of) == MANY) is waits
         assert bool(found._by_user) is waits
     assert found.bytes == len(small)
+    others = [bus.connect(uid=2) for _ in range(MANY)]
+    for reader in others:
+        reader.send(b"SUB j")
+    room_left = len(large) - 1 - len(small)
+    for size, cohorts in ((room_left + 1, 1), (room_left, 2)):
+        spend(readers[0])
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(b"MSG j\0".ljust(size, b"x"))
+        assert len(set(found.of.values())) == cohorts
     while bus.turn():
         pass
     assert all(reader.take() == [large, small] for reader in readers)
