@@ -461,11 +461,12 @@ def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, monke
 
 def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
     """A socket that becomes ready behind many hang-ups is served in the same turn, and before them."""
-    now, served = [0.0], list[Handler]()
+    now, served, passes = [0.0], list[Handler](), list[int]()
     monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
 
     def serve(handler: Handler) -> None:
         served.append(handler)
+        passes.append(multiplexer.pass_number)
         now[0] += 1 / 256
         if handler is live:
             live.sock.recv(100)
@@ -492,6 +493,7 @@ def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
         multiplexer.doRead()
         assert len(served) == before + 2
     assert served == [live, *gone, *gone]
+    assert set(passes[1:]) == {1}  # each reads as much as in a later pass
     assert all(handler.events == [READ | GONE] * 2 for handler in gone)
     assert len(multiplexer._hung_up) == 0
 

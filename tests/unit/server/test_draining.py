@@ -251,3 +251,39 @@ def test_a_member_with_a_full_socket_waits_for_one_turn(monkeypatch):
     line.take_turn()
     assert not line.receivers
     assert cohort.members[member] == cohort.due < cohort.end
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_member_with_room_is_late_as_long_as_something_waits(more):
+    """A member whose socket has taken what was due leaves its cohort, or wants another turn for the rest."""
+    bus = Turned()
+    publisher = bus.connect(uid=1)
+    readers = [bus.connect(uid=2) for _ in range(MANY)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    spend(readers[0])
+    publisher.transport.deliver(b"MSG k\0one")
+    found, member = bus.registry.delivery._late, readers[1].protocol
+    found.cohorts.of[member].want_turns()
+    if more:
+        publisher.transport.deliver(b"MSG k\0two")
+    line = found._lines[member.user]
+    line.receivers.clear()
+    found.serve(member, are_many=True)
+    assert readers[1].take() == [b"MSG k\0one"]
+    assert (member in found.cohorts.of, member.queue.is_late) == (more, more)
+    assert list(line.receivers) == ([member] if more else [])
+
+
+def test_a_reader_that_waits_keeps_its_place():
+    """A reader that waits for a turn is not sent to before it, whatever its user has left by then."""
+    bus = Turned()
+    _, (reader,) = full(bus)
+    copies = reader.protocol.user.copies
+    spend(reader, 0)
+    reader.drain()
+    copies.work_left = 100
+    reader.drain()
+    assert reader.take() == []
+    assert not bus.turn()
+    assert reader.take() == [b"MSG k\0"]
