@@ -97,6 +97,10 @@ class CloseReason(enum.Enum):
     PEER_CLOSED = "the client closed the connection"
     PEER_RESET = "the connection broke"
     NOT_ALLOWED = "the client's user is not allowed on this bus"
+    SECOND_LINK = (
+        "this bus has a link to another one, or a bridge: there can be one; "
+        "stop one of the two (sbus clients lists them)"
+    )
     TOO_MANY_CLIENTS = "the bus, or the socket of this client, has reached its limit of clients"
     TOO_MANY_USER_CLIENTS = "its user has as many clients as one user may have (--user-clients)"
     TOO_MANY_USER_CONNECTS = "its user connects more often than one user may (--user-accepts)"

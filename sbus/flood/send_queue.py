@@ -427,7 +427,7 @@ class SendQueue:
                 self._count(kept, kept_size)
                 size -= kept_size
         left = len(packets) - kept
-        why = self._lacks_room(1, digest.shortest())
+        why = self._lacks_room(1, digest.shortest() if left > 1 else size)
         if why or left == 1:
             self._lose(left, size, why or LossReason.QUEUE_FULL)
         else:

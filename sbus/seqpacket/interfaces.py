@@ -72,9 +72,13 @@ class IPacketTransport(Interface):
         "Called when the socket takes packets again, with whether no other socket is ready; it may call `send_on`, and "
         "returns whether it has. If not, the transport waits for the call. None to have it called at once."
     )
+    before_read: Callable[[], None] | None = Attribute(
+        "Called before each read of a stream socket, which may complete no packet, if it is not None. It may pause the "
+        "transport, which does not read then."
+    )
     on_vain_read: Callable[[int], None] | None = Attribute(
-        "Called with the number of reads that have completed no packet, if it is not None; on a stream socket also "
-        "before each read, with 0. It may pause."
+        "Called with the number of reads of a stream socket that have completed no packet, at least 1, if it is not "
+        "None. It may pause."
     )
     on_kept: Callable[[list[bytes]], None] | None = Attribute(
         "Called with all packets that the transport keeps for the protocol, when the peer has left while it was paused."
@@ -93,7 +97,10 @@ class IPacketTransport(Interface):
         """Send the queue once the socket takes packets, in place of a `flush` now."""
 
     def send_on(exclusive: bool) -> None:
-        """Send what waited until the socket takes packets again: one batch, or more if no other socket is ready."""
+        """Send what waited until the socket takes packets again: one batch, or more if no other socket is ready.
+
+        It raises nothing: an exception, as of a plugged-in order, ends this connection.
+        """
 
     def try_send(packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets now, past the queue, which must be empty.

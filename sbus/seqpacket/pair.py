@@ -111,6 +111,7 @@ class PairedTransport(Endings):
         "_receiver",
         "_size",
         "_waits_for_room",
+        "before_read",
         "credentials",
         "held",
         "held_limit",
@@ -138,6 +139,7 @@ class PairedTransport(Endings):
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
+        self.before_read: Callable[[], None] | None = None
         self.on_vain_read: Callable[[int], None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
         self.held: Callable[[], int] = _nothing

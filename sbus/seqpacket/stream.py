@@ -14,8 +14,8 @@ are the packet transport's.
   connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
   behind the rest of the frame, or not at all.
 * *A read that completes no packet is reported* (`on_vain_read`): a peer that sends single bytes costs a system call for
-  each, and no packet shows it to the protocol. The next read may be such a one, so the protocol can pause the
-  transport before it.
+  each, and no packet shows it to the protocol. The next read may be such a one, so the protocol is asked before it
+  (`before_read`), and can pause the transport.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
 """
 
@@ -59,8 +59,8 @@ class StreamTransport(PacketTransport):
         self._send_batch = self._send_frames
 
     def _read(self, exclusive: bool) -> None:
-        if self.on_vain_read is not None:
-            self.on_vain_read(0)  # before the system call: another client of the user may have spent the balance
+        if self.before_read is not None:
+            self.before_read()
             if self.read_side is not ReadSide.OPEN:
                 return
         super()._read(exclusive)
@@ -140,7 +140,7 @@ class StreamTransport(PacketTransport):
 
     def _close(self, reason: Failure) -> None:
         self._send_batch = _closed  # the method would keep this object alive
-        self.on_vain_read = None
+        self.before_read = self.on_vain_read = None
         super()._close(reason)
 
 

@@ -214,6 +214,7 @@ class PacketTransport(Endings):
         "_send_bundle_limit",
         "_sock",
         "_undelivered",
+        "before_read",
         "credentials",
         "keeps_bundles",
         "may_grow",
@@ -249,6 +250,7 @@ class PacketTransport(Endings):
         self._undelivered: list[bytes] | None = None
         self._read_retry: IDelayedCall | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
+        self.before_read: Callable[[], None] | None = None
         self.on_vain_read: Callable[[int], None] | None = None
         # Writing
         self._send_buffer = send_buffer
@@ -539,6 +541,9 @@ class PacketTransport(Endings):
 
     def send_on(self, exclusive: bool) -> None:
         """Send what waited for the socket to take packets again; see `IPacketTransport`."""
+        self._guarded(self._send_on, exclusive)
+
+    def _send_on(self, exclusive: bool) -> None:
         if self._send_buffer is not None and self.life is not Life.CLOSED:
             self._send_buffer.grow(self.may_grow)
         self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)

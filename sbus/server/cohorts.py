@@ -19,8 +19,9 @@ A run is for all members of a cohort or for none. If a route contains only some 
 
 * All that waits undecided for a member is in its cohort, unless the cohort is *closed*. The member leaves the cohort
   before anything else looks at its queue, and takes a copy of what waits with it.
-* A member is late; nearly always, its socket is full. All members have the same user; either all of them can block
-  publishers or none can, and either all keep only the newest message of each key or none does.
+* A member is late. Its socket was full when it was last tried, or the member wants a turn in which it is tried. All
+  members have the same user; either all of them can block publishers or none can, and either all keep only the newest
+  message of each key or none does.
 * A user has at most `MOST_COHORTS`. A cohort that would have to be split beyond that is closed: nothing is added to it
   any more, and new messages for its members wait in their own queues, behind what waits in the cohort.
 
@@ -190,17 +191,18 @@ class Cohorts:
         return True
 
     def join_with(
-        self, receiver: Receiver, packets: list[bytes], size: int, *, can_block: bool, replaces: bool
+        self, receiver: Receiver, packets: list[bytes], size: int, room: int, *, can_block: bool, replaces: bool
     ) -> Cohort | None:
-        """Put a receiver into a cohort, for which a run is the first that waits.
+        """Put a receiver, for which a run is the first that waits, into a cohort.
 
         :param packets: the run; the cohort has it already, or is new.
         :param size: its bytes.
+        :param room: bytes that may wait in a new cohort.
         :param can_block: as for `Cohort`.
         :param replaces: as for `Cohort`.
         :returns: the cohort; None if none suits it, and there may be no more.
         """
-        cohorts = self._by_user.setdefault(receiver.user, {})
+        cohorts = self._by_user.get(receiver.user, {})
         for cohort in reversed(cohorts):
             if (
                 cohort.run is packets
@@ -210,10 +212,10 @@ class Cohorts:
             ):
                 break
         else:
-            if len(cohorts) >= MOST_COHORTS:
+            if size > room or len(cohorts) >= MOST_COHORTS:
                 return None
             cohort = Cohort(receiver.user, can_block, replaces)
-            cohorts[cohort] = None
+            self._by_user.setdefault(receiver.user, cohorts)[cohort] = None
             self.add(cohort, packets, size)
         position = cohort.members[receiver] = cohort.end - len(packets)
         cohort.due = max(cohort.due, position)  # a member that is due is moved behind this one

@@ -444,7 +444,7 @@ class Delivery:
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond, are_many = catch_ups_left <= 0, copies >= MANY
         size, is_own = total_size(packets), is_own_user(publisher, receiver.user)
-        if are_many and not may_block and self._late.join_with(receiver, queue, packets, size):
+        if are_many and not may_block and self._late.join_with(receiver, queue, packets, size, is_own=is_own):
             self.postponed += not is_own
             return True
         if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):

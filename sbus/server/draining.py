@@ -8,8 +8,8 @@ this is work of that user, as the first copies are (`sbus.server.turns`): it is 
 of what the user's receivers get. Once that is spent, the transport stops looking for room, and the receiver waits for a
 turn of its user.
 
-The time is measured and not estimated, as it depends on bundles, sizes, orders and snapshots. That costs .6 µs for each
-socketful.
+The time is measured and not estimated, as it depends on bundles, sizes, orders and snapshots. That costs 0.6 µs for
+each socketful.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ the others are late.
 
 * The undecided messages are the last in the receiver's queue, and later ones go behind them. So the order is the one
   without lateness, for each receiver and over all publishers.
-* A message is never lost because it was late, while there is room for undecided ones or its receivers are few.
+* A message is lost because it was late only where undecided ones have no room any more, and its receivers are many
+  or the run has paid for as many decisions as one run may.
 * A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
 * `Late.catch_up` comes before anything that looks at the queue: a reply, a change of the client's strategies or order,
   the end of the connection. So a fence counts what was published before it.
@@ -125,7 +126,7 @@ class _Line:
     :param find: returns the next receiver of the line that wants a turn.
     :param decide: decides about that receiver.
     :ivar user: the user.
-    :ivar receivers: those that want a turn and are in no cohort, the oldest first.
+    :ivar receivers: those that want a turn, the oldest first; members of cohorts only if their sockets may have room.
     :ivar congested: those that are in no cohort and will want one later, as their sockets are full.
     """
 
@@ -151,10 +152,10 @@ class _Line:
         self.receivers[receiver] = None
         self.wait()
 
-    def wait(self, is_first: bool = False) -> None:
+    def wait(self) -> None:
         if not self.is_waiting:
             self.is_waiting = True
-            self._turns.wait(self.user.copies, self, is_first)
+            self._turns.wait(self.user.copies, self)
 
     def take_turn(self) -> None:
         """Decide about the messages of some receivers (`sbus.server.turns`)."""
@@ -169,7 +170,7 @@ class _Line:
             decided += 1
         turns.correct(balance, before, began)
         if receiver is not None:
-            self.wait(before <= 0)
+            self.wait()
 
 
 class Late:
@@ -242,13 +243,21 @@ class Late:
         queue.is_clear, queue.is_late = False, True
         return True
 
-    def join_with(self, receiver: Receiver, queue: SendQueue, packets: list[bytes], size: int) -> bool:
-        """Put a receiver, for which a run is the first that waits, into a cohort; return whether there is one."""
+    def join_with(
+        self, receiver: Receiver, queue: SendQueue, packets: list[bytes], size: int, *, is_own: bool = False
+    ) -> bool:
+        """Put a receiver, for which a run is the first that waits, into a cohort; return whether there is one.
+
+        There is no new cohort for a run for which all cohorts together have no room.
+
+        :param is_own: as for `room`.
+        """
         if queue.is_late or queue.is_deaf or queue.pending:
             return False
         replaces = queue.settings.soft.always is Verdict.REPLACE
         can_block = queue.can_block
-        cohort = self.cohorts.join_with(receiver, packets, size, can_block=can_block, replaces=replaces)
+        room = self.most_bytes // (OWN_PART if is_own else 1) - self.cohorts.bytes
+        cohort = self.cohorts.join_with(receiver, packets, size, room, can_block=can_block, replaces=replaces)
         if cohort is None:
             return False
         line = self._line(receiver.user)
@@ -404,4 +413,5 @@ class Late:
     def _serve(self, line: _Line, receiver: Receiver) -> None:
         """Decide about a receiver of a line."""
         are_many = len(line.receivers) >= MANY or bool(self.cohorts.of_user(line.user))
+        line.receivers.pop(receiver, None)  # a member that stays in its cohort has had its turn
         line.user.copies.work_left -= self.serve(receiver, are_many)

@@ -227,6 +227,7 @@ class BusProtocol:
         transport.queue = self.queue
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep
+        transport.before_read = self._check_balance
         transport.on_vain_read = self._pay_vain_reads
         self.user.charge_memory(CLIENT_MEMORY)
         self._buffer = START + transport.partial_limit()
@@ -445,11 +446,16 @@ class BusProtocol:
         self.user.charge_memory(-self._kept)
         self._kept = 0
 
+    def _check_balance(self) -> None:
+        """Wait for a turn, before a read, if other clients of the user have spent the balance."""
+        if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
+            self._wait_for_turn(is_first=True)
+
     def _pay_vain_reads(self, count: int) -> None:
-        """Pay for reads that have completed no packet; wait for a turn if the balance is spent."""
+        """Pay for reads that have completed no packet; wait for a turn if that has spent the balance."""
         self.user.work_left -= VAIN_READ * count
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
-            self._wait_for_turn(is_first=not count)
+            self._wait_for_turn(is_first=False)
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""
@@ -496,6 +502,7 @@ class BusProtocol:
             verb, key, payload = parse(packet)
             if verb == MSG:
                 self._publish(packet, key, payload)
+                work = PACKET  # delivery counts the bytes
             elif verb == SUB:
                 work += subscription_work(key, self._registry.dialect.separator)
                 if not self._write_closed:

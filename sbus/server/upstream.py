@@ -220,9 +220,7 @@ class Upstream:
             self._lost_before = self.lost
         elif client is not self.link:
             if key in (controls.LINK_PATH, controls.LINK_UP):
-                client.close(
-                    CloseReason.NOT_ALLOWED, "this bus has a link to another one, or a bridge: there can be one"
-                )
+                client.close(CloseReason.SECOND_LINK)
                 return True
             return False
         if key == controls.LINK_PATH:

@@ -71,6 +71,7 @@ class FakePacketTransport(Endings):
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None
+        self.before_read: Callable[[], None] | None = None
         self.on_vain_read: Callable[[int], None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
         self.protocol: IProtocol | None = None
@@ -192,7 +193,10 @@ class FakePacketTransport(Endings):
 
     def send_on(self, exclusive: bool) -> None:
         """Send what waited until the socket takes packets again; see `IPacketTransport`."""
-        self.flush()
+        try:
+            self.flush()
+        except Exception:
+            self._abort(Failure())
 
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the empty queue, and return how many the socket took."""

@@ -278,8 +278,8 @@ class Bridge:
     def _bus_replaced(self, reason: Exception) -> None:
         """The connection to the bus was lost, and made again."""
         self._log.warn("the bus was away: {reason}; messages on it may have been missed", reason=reason)
-        if isinstance(reason, ConnectionLost) and reason.reason is CloseReason.NOT_ALLOWED:
-            self._fail(reason)  # another link has the place
+        if isinstance(reason, ConnectionLost) and reason.reason in (CloseReason.SECOND_LINK, CloseReason.NOT_ALLOWED):
+            self._fail(reason)
         if self._incoming is not None:
             self._incoming.bus_lost()
         if self._bus is not None and not self._stopping:

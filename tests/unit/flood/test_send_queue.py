@@ -34,6 +34,7 @@ from sbus.flood.budget import MINIMUM
 from sbus.flood.digest import Digest
 from sbus.flood.orders import PRICE, RANKED, FifoBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
+from sbus.protocol.notices import LossReason
 from tests.support.costs import calls
 
 BATCH = 64
@@ -1702,3 +1703,17 @@ class FloodMachine(RuleBasedStateMachine):
 
 TestFlood = FloodMachine.TestCase
 TestFlood.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_cause_of_the_last_loss(count: int) -> None:
+    """Of messages that come together, one that is too large for the user's memory is not lost to a full queue."""
+    account = MemoryAccount(limit=1 << 20)
+    budget = SharedBudget(memory=account)
+    queue = SendQueue(Connection(), QueueLimits(1_000, 1 << 30), UserShare(budget))
+    queue.pending = [b"x"] * count + [bytes(1 << 20)]
+    queue.congest()
+    outcome = queue.settle(False)
+    assert outcome is not None
+    assert outcome.losses == (Loss(LossReason.SHARE, 1, 1 << 20),)
+    assert queue.messages == count

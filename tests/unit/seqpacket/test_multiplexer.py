@@ -461,11 +461,12 @@ def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, monke
 
 def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
     """A socket that becomes ready behind many hang-ups is served in the same turn, and before them."""
-    now, served = [0.0], list[Handler]()
+    now, served, passes = [0.0], list[Handler](), list[int]()
     monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
 
     def serve(handler: Handler) -> None:
         served.append(handler)
+        passes.append(multiplexer.pass_number)
         now[0] += 1 / 256
         if handler is live:
             live.sock.recv(100)
@@ -492,8 +493,23 @@ def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
         multiplexer.doRead()
         assert len(served) == before + 2
     assert served == [live, *gone, *gone]
+    assert set(passes[1:]) == {1}  # each reads as much as in a later pass
     assert all(handler.events == [READ | GONE] * 2 for handler in gone)
     assert len(multiplexer._hung_up) == 0
+
+
+def test_a_pass_that_puts_hang_ups_off_is_followed_by_another(reactor, multiplexer, handlers):
+    """Where hang-ups fill a pass but for one socket, the sockets behind them are served in the same turn."""
+    first, *gone, last = (handlers() for _ in range(102))
+    for handler in (first, last):
+        handler.react = partial(handler.sock.recv, 100)
+    first.peer.send(b"before")
+    for handler in gone:
+        handler.react = handler.close
+        handler.peer.close()
+    last.peer.send(b"behind")
+    multiplexer.doRead()
+    assert [len(handler.events) for handler in (first, gone[0], last)] == [1, 0, 1]
 
 
 def test_few_hang_ups_are_served_at_once(reactor, multiplexer, handlers):
@@ -559,6 +575,7 @@ def test_reactor_gives_up_with_hang_ups_that_wait(reactor, multiplexer, handlers
     multiplexer.doRead()
     multiplexer.connectionLost(Failure(main.CONNECTION_LOST))
     assert {len(handler.reasons) for handler in gone} == {1}
+    assert not multiplexer._hung_up
     reactor.turn()
     assert {len(handler.events) for handler in gone} == {0}
 

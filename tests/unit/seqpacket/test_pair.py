@@ -67,6 +67,22 @@ def test_packets_cross_soon_in_both_directions():
         pair.ours.write(b"")
 
 
+def test_what_waits_in_a_queue_is_sent_later_or_in_the_callers_time():
+    """A queue that is flushed later, or sent on, arrives by itself; an end that is closed by then sends nothing."""
+    pair = Pair()
+    queue, _ = flood_controlled(pair.ours, SOFT_STRATEGIES[0])
+    for send in (pair.ours.flush_later, lambda: pair.ours.send_on(False)):
+        queue.pending += numbered(3)
+        send()
+        pair.settle()
+        assert pair.other.packets == numbered(3)
+        pair.other.packets.clear()
+    pair.ours.flush_later()
+    pair.ours.abortConnection()
+    pair.settle()
+    assert len(pair.one.lost) == 1
+
+
 def test_no_protocol_runs_inside_another(monkeypatch: pytest.MonkeyPatch):
     """A protocol that answers in the middle of its batch has the answer handled after the batch."""
     pair = Pair()

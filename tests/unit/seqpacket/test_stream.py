@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from twisted.internet import error
@@ -11,6 +12,7 @@ from zope.interface.verify import verifyObject
 
 from sbus.interfaces import IPacketTransport
 from sbus.seqpacket.framing import frame
+from sbus.seqpacket.states import ReadSide
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received
 from tests.support.transports import World, numbered
 
@@ -47,24 +49,27 @@ def test_the_middle_of_a_frame_can_wait(world):
     """In the middle of a frame the protocol can pause the transport before the next read, and not only after it."""
     recorder = Recorder()
     peer = world.connect_stream(recorder)
-    reports = []
+    asked = []
+    vain = recorder.transport.on_vain_read = mock.Mock()
     whole = frame([b"one packet"])
 
-    def pause(count: int) -> None:
-        reports.append(count)
+    def pause() -> None:
+        asked.append(recorder.transport.read_side)
         recorder.transport.pauseProducing()
 
     peer.raw.send(whole[:6])
     world.turn()
-    recorder.transport.on_vain_read = pause
+    vain.assert_called_once_with(1)
+    recorder.transport.before_read = pause
     peer.raw.send(whole[6:])
     world.turn()
-    assert reports == [0]
+    assert asked == [ReadSide.OPEN]
     assert recorder.packets == []
-    recorder.transport.on_vain_read = None
+    recorder.transport.before_read = None
     recorder.transport.resumeProducing()
     world.turn()
     assert recorder.packets == [b"one packet"]
+    vain.assert_called_once_with(1)
 
 
 def test_past_the_queue(world):

@@ -585,6 +585,16 @@ def test_a_protocol_decides_when_to_send_on(world):
     assert got + received(peer) == numbered(2_000)
 
 
+def test_sending_on_raises_nothing(world, monkeypatch):
+    """A queue that fails while a protocol has it sent in its own time costs this connection, and not its caller."""
+    recorder, _ = congested(world)
+    recorder.transport.on_writable = lambda exclusive: False
+    monkeypatch.setattr(recorder.transport.queue, "take", lambda count: 1 // 0)
+    recorder.transport.send_on(False)
+    world.settle()
+    assert [reason.type for reason in recorder.lost] == [ZeroDivisionError]
+
+
 def test_flushing_later_for_a_peer_that_reads_no_more(world):
     """What was to be sent later to a peer that has left is dropped as by a flush."""
     recorder, peer = congested(world)

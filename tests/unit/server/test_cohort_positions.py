@@ -309,6 +309,20 @@ class Model:
                 assert protocol.queue.late_bytes == 0
                 assert not protocol.queue.is_behind
 
+        for client in self.all:
+            self._check_draining(client)
+
+    def _check_draining(self, client: Client) -> None:
+        """Check that a client whose socket takes packets gets what waits, or has it coming in a turn."""
+        protocol, queue = client.peer.protocol, client.peer.protocol.queue
+        draining = protocol._draining
+        line = self.bus.registry.turns._waiting.get(queue.copies)
+        assert draining._is_waiting is (line is not None and draining in line.others)
+        if not client.peer.is_connected:
+            assert not draining._is_waiting
+        elif client.peer.transport.capacity is None and queue.messages and not queue.is_held:
+            assert draining._is_waiting
+
     def check_end(self) -> None:
         """Check that everything has come or is accounted for, and that nothing is left."""
         for client in self.all:
@@ -330,6 +344,7 @@ class Model:
         found = self.late
         assert (found.bytes, found.cohorts.bytes, found.cohorts.of) == (0, 0, {})
         assert (found.cohorts._by_user, found._lines) == ({}, {})
+        assert self.bus.registry.turns._waiting == {}
         budget = self.publishers[0].protocol.user.budget
         assert (budget.bytes, budget.messages, budget.queues, budget.users) == (0, 0, 0, 0)
         for user in {client.peer.protocol.user for client in self.all}:

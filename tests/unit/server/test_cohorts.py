@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -499,3 +500,42 @@ def test_what_waits_for_a_cohort_costs_no_other_user_its_clients():
     assert publisher.is_connected
     assert not any(reader.is_connected for reader in readers)
     assert account.held < account.limit
+
+
+def test_a_member_that_comes_with_a_run_is_due_behind_the_others():
+    """Members have their positions in order, also if one joins while others have yet to come to where they are due."""
+    bus = Bus()
+    first, second = bus.connect(uid=2).protocol, bus.connect(uid=2).protocol
+    found = bus.registry.delivery._late.cohorts
+    join = partial(found.join_with, can_block=False, replaces=False)
+    cohort = join(first, [b"one"], 3, 100)
+    assert cohort is not None
+    cohort.want_turns()
+    assert cohort.due == 1
+    found.add(cohort, [b"two"], 3)
+    last = [b"three"]
+    found.add(cohort, last, 5)
+    assert join(second, last, 5, 0) is cohort
+    assert (cohort.members, cohort.due) == ({first: 0, second: 2}, 2)
+    assert cohort.advance(first).packets == [b"one", b"two"]
+    assert list(cohort.members.items()) == [(second, 2), (first, 2)]
+
+
+@pytest.mark.parametrize(("can_block", "replaces"), [(True, False), (False, True)])
+def test_receivers_of_a_run_that_differ_form_cohorts_of_their_own(can_block, replaces):
+    """A receiver joins a cohort with a run only if it blocks and replaces as the members do, and nothing is closed."""
+    bus = Bus()
+    readers = [bus.connect(uid=2).protocol for _ in range(4)]
+    found = bus.registry.delivery._late.cohorts
+    join, run = partial(found.join_with, can_block=False, replaces=False), [b"one"]
+    changed = mock.Mock()
+    found.on_changed = changed
+    one = join(readers[0], run, 3, 3)
+    two = found.join_with(readers[1], run, 3, 3, can_block=can_block, replaces=replaces)
+    assert one is not None
+    assert one is not two
+    assert join(readers[2], run, 3, 3) is one
+    assert changed.call_count == 3
+    one.is_closed = True
+    assert join(readers[3], run, 3, 2) is None
+    assert join(readers[3], run, 3, 3) not in (one, two, None)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from sbus.server import delivery
+from collections.abc import Callable
+
+import pytest
+
+from sbus.errors import CloseReason
+from sbus.flood import SendQueue
+from sbus.server import delivery, late
 from sbus.server.late import MANY
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Peer
@@ -32,6 +38,18 @@ def slow_down(bus: Turned, reader: Peer, work: int) -> None:
         send_on(exclusive)
 
     setattr(reader.transport, "send_on", slowly)  # noqa: B010
+
+
+def failing_for(broken: SendQueue) -> Callable[[SendQueue, int], list[bytes]]:
+    """Return `SendQueue.take`, which fails for one queue."""
+    take = SendQueue.take
+
+    def taken(queue: SendQueue, count: int) -> list[bytes]:
+        if queue is broken:
+            raise ZeroDivisionError
+        return take(queue, count)
+
+    return taken
 
 
 def test_draining_is_work_of_the_receivers_user():
@@ -95,6 +113,21 @@ def test_a_reader_that_leaves_waits_for_no_turn():
         pass
 
 
+def test_a_queue_that_fails_in_a_turn_stops_nobody(monkeypatch):
+    """Where a plugged-in order fails in a turn, its client is disconnected, and the others have their turns."""
+    bus = Turned()
+    _, readers = full(bus, 3)
+    spend(readers[0])
+    for reader in readers:
+        reader.drain()
+    monkeypatch.setattr(type(readers[0].protocol.queue), "take", failing_for(readers[0].protocol.queue))
+    while bus.turn():
+        pass
+    assert [bool(reader.take()) for reader in readers] == [False, True, True]
+    assert [reader.is_connected for reader in readers] == [False, True, True]
+    assert readers[0].protocol.reason is CloseReason.SERVER_ERROR
+
+
 def test_a_stranger_pays_for_no_sending_to_many(monkeypatch):
     """Beyond what may wait, a publisher of another user pays for decisions alone; the receivers' turns send."""
     monkeypatch.setattr("sbus.server.cohort_delivery._MOST_SHARED", 20)
@@ -122,6 +155,28 @@ def test_a_stranger_pays_for_no_sending_to_many(monkeypatch):
     assert all(reader.take() == expected for reader in readers)
 
 
+@pytest.mark.parametrize("uid", [1, 2])
+@pytest.mark.parametrize("count", [MANY - 1, MANY])
+def test_who_pays_for_sending_to_a_cohort(monkeypatch, uid, count):
+    """Beyond what may wait for a cohort, a publisher sends to few members, or to those of its own user."""
+    monkeypatch.setattr("sbus.server.cohort_delivery._MOST_SHARED", 20)
+    monkeypatch.setattr(delivery, "MANY", 1)  # a few form a cohort, too
+    bus = Turned()
+    publisher = bus.connect(uid=uid)
+    readers = [bus.connect(uid=2) for _ in range(count)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    expected = [b"MSG k\0%d" % number for number in range(40)]
+    for packet in expected:
+        spend(readers[0])
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(packet)
+    assert any(reader.transport.written for reader in readers) is (uid == 2 or count < MANY)
+    while bus.turn():
+        pass
+    assert all(reader.take() == expected for reader in readers)
+
+
 def test_many_late_receivers_with_room_form_a_cohort(monkeypatch):
     """A run that has to wait for many receivers waits once for all of them, whether or not their sockets are full."""
     bus = Turned()
@@ -141,3 +196,95 @@ def test_many_late_receivers_with_room_form_a_cohort(monkeypatch):
         pass
     assert all(reader.take() == [b"MSG k\0one", b"MSG k\0two"] for reader in readers)
     assert not found.of
+
+
+@pytest.mark.parametrize(("uid", "room"), [(1, 1), (2, 2)])
+def test_a_run_without_room_forms_no_cohort(monkeypatch, uid, room):
+    """What waits in new cohorts is bounded, to half of that for the publishers of the receivers' own user."""
+    large, small = b"MSG k\0" + bytes(100), b"MSG k\0s"
+    monkeypatch.setattr(late, "MOST_BYTES", room * len(large) - 1)
+    monkeypatch.setattr(late, "_OTHERS", 1)
+    monkeypatch.setattr(late, "_BEYOND", 1)
+    bus = Turned()
+    publisher = bus.connect(uid=uid)
+    readers = [bus.connect(uid=2) for _ in range(MANY)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    found = bus.registry.delivery._late.cohorts
+    for packet, waits in ((large, False), (small, True)):
+        spend(readers[0])
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(packet)
+        assert (len(found.of) == MANY) is waits
+        assert bool(found._by_user) is waits
+    assert found.bytes == len(small)
+    others = [bus.connect(uid=2) for _ in range(MANY)]
+    for reader in others:
+        reader.send(b"SUB j")
+    room_left = len(large) - 1 - len(small)
+    for size, cohorts in ((room_left + 1, 1), (room_left, 2)):
+        spend(readers[0])
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(b"MSG j\0".ljust(size, b"x"))
+        assert len(set(found.of.values())) == cohorts
+    while bus.turn():
+        pass
+    assert all(reader.take() == [large, small] for reader in readers)
+    assert (found.of, found._by_user, found.bytes) == ({}, {}, 0)
+
+
+def test_a_member_with_a_full_socket_waits_for_one_turn(monkeypatch):
+    """A member that wanted a turn and found its socket full stays in its cohort, and out of the line of turns."""
+    bus = Turned()
+    publisher, readers = full(bus, MANY)
+    for number in range(2):
+        spend(readers[0])
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(b"MSG k\0%d" % number)
+    found = bus.registry.delivery._late
+    (cohort,) = set(found.cohorts.of.values())
+    cohort.want_turns()
+    member = next(iter(cohort.members))
+    line = found._lines[member.user]
+    line.want_turn(member)
+    publisher.transport.deliver(b"MSG k\0more")
+    member.user.copies.work_left = 1
+    line.take_turn()
+    assert not line.receivers
+    assert cohort.members[member] == cohort.due < cohort.end
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_member_with_room_is_late_as_long_as_something_waits(more):
+    """A member whose socket has taken what was due leaves its cohort, or wants another turn for the rest."""
+    bus = Turned()
+    publisher = bus.connect(uid=1)
+    readers = [bus.connect(uid=2) for _ in range(MANY)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    spend(readers[0])
+    publisher.transport.deliver(b"MSG k\0one")
+    found, member = bus.registry.delivery._late, readers[1].protocol
+    found.cohorts.of[member].want_turns()
+    if more:
+        publisher.transport.deliver(b"MSG k\0two")
+    line = found._lines[member.user]
+    line.receivers.clear()
+    found.serve(member, are_many=True)
+    assert readers[1].take() == [b"MSG k\0one"]
+    assert (member in found.cohorts.of, member.queue.is_late) == (more, more)
+    assert list(line.receivers) == ([member] if more else [])
+
+
+def test_a_reader_that_waits_keeps_its_place():
+    """A reader that waits for a turn is not sent to before it, whatever its user has left by then."""
+    bus = Turned()
+    _, (reader,) = full(bus)
+    copies = reader.protocol.user.copies
+    spend(reader, 0)
+    reader.drain()
+    copies.work_left = 100
+    reader.drain()
+    assert reader.take() == []
+    assert not bus.turn()
+    assert reader.take() == [b"MSG k\0"]

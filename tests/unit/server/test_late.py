@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import ExitStack
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
+from sbus.flood import SOFT_STRATEGIES
 from sbus.server import cohort_delivery, cohorts, delivery, late
 from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
-from sbus.server.prices import FULL_SOCKET, POSTPONED
+from sbus.server.prices import FULL_SOCKET, KEPT, POSTPONED, UNSHARED
 from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
@@ -330,6 +332,33 @@ def test_messages_behind_a_snapshot_can_be_late():
     got = [packet for packet in reader.take() if packet.startswith(b"MSG ")]
     assert got == [b"MSG k\0before", b"MSG kept/1\0value", b"MSG k\0after", b"MSG k\0later"]
     assert not reader.protocol.queue.is_late
+
+
+def test_a_receiver_that_can_block_again_leaves_its_cohort(monkeypatch):
+    """Behind a snapshot no receiver can block; when it is over, one that chose to leaves the others' cohort."""
+    for module in (late, delivery, cohort_delivery):
+        monkeypatch.setattr(module, "MANY", 1)
+    bus, publisher, reader = crowded(last_values=(LastValueRule(b"kept/"),))
+    publisher.send(b"MSG kept/1\0value")
+    reader.stall()
+    reader.send(b"CMSG blocking/soft/block", b"CMSG last\0kept/")
+    publisher.send(b"MSG k\0after")
+    found = bus.registry.delivery._late
+    cohort = found.cohorts.of[reader.protocol]
+    assert not cohort.can_block
+    reader.protocol.user.copies.work_left = 1
+    spend(reader, -1)
+    reader.drain()
+    queue = reader.protocol.queue
+    assert queue.can_block
+    assert queue.is_late
+    assert (found.cohorts.of, found.cohorts.bytes) == ({}, 0)
+    assert queue.late_bytes == len(b"MSG k\0after")
+    assert list(found._lines[reader.protocol.user].receivers) == [reader.protocol]
+    while bus.turn():
+        pass
+    assert [packet for packet in reader.take() if packet.startswith(b"MSG ")] == [b"MSG kept/1\0value", b"MSG k\0after"]
+    assert not found._lines
 
 
 def test_what_is_late_behind_a_snapshot_is_kept():
@@ -651,3 +680,120 @@ def _parts(bundle: bytes) -> list[bytes]:
         found.append(bundle[at + 4 : at + 4 + size])
         at += 4 + size
     return found
+
+
+def late_one(*choices: bytes) -> tuple[Turned, late.Late, Peer]:
+    """Return a bus, its late receivers, and one of them, which lost a message before and whose socket has room now."""
+    bus, publisher, reader = crowded()
+    reader.send(*[b"CMSG " + choice for choice in choices], b"CMSG blocking/soft/discard")
+    reader.stall()
+    reader.protocol.user.copies.work_left = TURN_BUDGET
+    publisher.send(b"MSG k\0lost")
+    reader.send(b"CMSG blocking/soft/queue")
+    reader.transport.capacity = None
+    reader.take()
+    spend(reader)
+    publisher.send(b"MSG k\0kept")
+    assert reader.protocol.queue.is_late
+    assert reader.protocol.lost == 1
+    return bus, bus.registry.delivery._late, reader
+
+
+@pytest.mark.parametrize("are_many", [None, False, True])
+@pytest.mark.parametrize("choice", [b"receipts/on", b"receipts/off"])
+def test_what_counts_as_a_full_socket_is_sent_in_a_turn(choice, are_many):
+    """A receiver about which a stranger has decided without sending gets everything in its user's turns."""
+    bus, found, reader = late_one(choice)
+    queue = reader.protocol.queue
+    if are_many is None:
+        found.catch_up(reader.protocol, queue, sends=False)
+    else:
+        found.serve(reader.protocol, are_many, sends=False)
+    assert (queue.messages, queue.is_late, reader.transport.written) == (1, are_many is True, [])
+    while bus.turn():
+        pass
+    got = reader.take()
+    assert got[-1] == b"MSG k\0kept"
+    assert len(got) == (2 if choice == b"receipts/on" else 1)
+
+
+def test_nobody_is_disconnected_for_a_socket_with_room():
+    """A receiver that wants to be disconnected when its socket is full is tried, whoever decides."""
+    _, found, reader = late_one()
+    reader.protocol.queue.configure(replace(reader.protocol.settings, soft=SOFT_STRATEGIES[3]))
+    found.catch_up(reader.protocol, reader.protocol.queue, sends=False)
+    assert reader.take() == [b"MSG k\0kept"]
+    assert reader.is_connected
+
+
+def test_who_joins_a_cohort_with_a_run():
+    """A receiver with a run under way, or one that takes nothing, joins none; one with a full socket wants no turn."""
+    bus, _, reader = crowded()
+    found, queue = bus.registry.delivery._late, reader.protocol.queue
+    run = [b"MSG k\0"]
+    queue.pending = [b"MSG k\0before"]
+    assert not found.join_with(reader.protocol, queue, run, 6)
+    queue.deafen()
+    assert not found.join_with(reader.protocol, queue, run, 6)
+    queue.hear()
+    queue.discard_all()
+    queue.congest()
+    assert found.join_with(reader.protocol, queue, run, 6)
+    assert not found._lines[reader.protocol.user].receivers
+    assert found._has_timer
+
+
+def test_a_run_that_has_paid_sends_nothing(monkeypatch):
+    """Once a run has paid for as many decisions as one run may, its publisher's other receivers get theirs in turns."""
+    monkeypatch.setattr(late, "MOST_PACKETS", 10)
+    monkeypatch.setattr(late, "_BEYOND", 1)
+    monkeypatch.setattr(late, "_CATCH_UPS", 1)
+    bus, publisher, reader = crowded()
+    readers = [reader, *(bus.connect(uid=2) for _ in range(2))]
+    for other in readers[1:]:
+        other.send(b"SUB k")
+    own = bus.connect(uid=2)
+    expected = [b"MSG k\0%d" % number for number in range(15)]
+    for peer, first in ((publisher, 0), (own, 5), (own, 10)):
+        spend(reader)
+        peer.protocol.user.work_left = TURN_BUDGET
+        peer.transport.deliver(*expected[first : first + 5])
+    got = [each.take() for each in readers]
+    assert list(map(len, got)) == [10, 15, 0]
+    assert readers[2].protocol.queue.messages == 15
+    while bus.turn():
+        pass
+    assert [before + each.take() for before, each in zip(got, readers, strict=True)] == [expected] * 3
+
+
+def test_a_stranger_sends_nothing_to_many(monkeypatch):
+    """Where too much waits for many late receivers by themselves, a stranger's run decides, and their turns send."""
+    monkeypatch.setattr(late, "MOST_PACKETS", 5)
+    monkeypatch.setattr(late, "_OTHERS", 1)
+    monkeypatch.setattr(late, "_BEYOND", 1)
+    monkeypatch.setattr(late.Late, "join_with", lambda *args, **choices: False)
+    bus, publisher, reader = crowded()
+    readers = [reader, *(bus.connect(uid=2) for _ in range(late.MANY - 1))]
+    for other in readers[1:]:
+        other.send(b"SUB k")
+    expected = [b"MSG k\0%d" % number for number in range(8)]
+    for first in (0, 4):
+        spend(reader)
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.transport.deliver(*expected[first : first + 4])
+    assert 8 in [each.protocol.queue.messages for each in readers]
+    assert not any(each.transport.written for each in readers)
+    while bus.turn():
+        pass
+    assert all(each.take() == expected for each in readers)
+
+
+def test_the_price_of_what_waits_for_one_receiver():
+    """Flood control decides about messages that wait for one receiver alone; that costs more than a shared list."""
+    _, publisher, reader = congested()
+    queue = reader.protocol.queue
+    before = queue.messages
+    publisher.send(*[b"MSG k\0"] * 96)
+    assert (queue.messages, len(queue.pending)) == (before, 96)
+    found = reader.protocol._registry.delivery._late
+    assert found.catch_up(reader.protocol, queue) == FULL_SOCKET + 96 // UNSHARED + 96 // KEPT
