@@ -72,8 +72,8 @@ class IPacketTransport(Interface):
         "returns whether it has. If not, the transport waits for the call. None to have it called at once."
     )
     on_vain_read: Callable[[int], None] | None = Attribute(
-        "Called with the number of reads that have completed no packet, if it is not None; on a stream socket also "
-        "before each read, with 0. It may pause."
+        "Called with the number of reads that have completed no packet, if it is not None; on a stream socket, and "
+        "from a peer that sends bundles, also before each read, with 0. It may pause."
     )
     on_kept: Callable[[list[bytes]], None] | None = Attribute(
         "Called with all packets that the transport keeps for the protocol, when the peer has left while it was paused."

@@ -346,6 +346,12 @@ class PacketTransport(Endings):
 
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""
+        if self._bundle_limit and self.on_vain_read is not None:
+            self.on_vain_read(
+                0
+            )  # to take bundles apart is work, and other clients of the user may be read in this pass
+            if self.read_side is not _READ_OPEN:
+                return
         multiplexer, pacer = self._multiplexer, self._pacer
         limit = pacer.first_limit(
             self.read_limit, exclusive, multiplexer.contended, multiplexer.pass_number, self._bundle_limit > 0

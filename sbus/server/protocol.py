@@ -449,7 +449,7 @@ class BusProtocol:
         """Pay for reads that have completed no packet; wait for a turn if the balance is spent."""
         self.user.work_left -= VAIN_READ * count
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
-            self._wait_for_turn(is_first=not count)
+            self._wait_for_turn(is_first=not count and (self._has_turn or not self.settings.bundles))
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""
