@@ -673,6 +673,18 @@ class SendQueue:
 
     # --- out ---------------------------------------------------------------------------------
 
+    def put_in_order(self, most: int) -> bool:
+        """Put some of the messages that wait into the receiver's order; `take` does so with all that are left.
+
+        :param most: the number of messages at most.
+        :returns: whether `take` has nothing left to put in order.
+        """
+        backlog = self._backlog
+        if backlog is None or (self._is_arranged and not backlog.unranked):
+            return True
+        backlog = self._ordered(backlog, 0, most)
+        return self._rankable(backlog, 0) <= 0
+
     def take(self, count: int) -> list[bytes]:
         """Take the next packets to send, at most `count`; call `ack` before anything else."""
         backlog = self._backlog
@@ -879,10 +891,11 @@ class SendQueue:
         self._user.add_queue()
         return backlog
 
-    def _ordered(self, backlog: Backlog, count: int) -> Backlog:
+    def _ordered(self, backlog: Backlog, count: int, most: int | None = None) -> Backlog:
         """Put the backlog into the order that its receiver has chosen; the receiver's user pays.
 
         :param count: the number of packets that are to be sent.
+        :param most: the number of messages that get ranks, at most; None for all that can.
         """
         if not self._is_arranged:
             self._is_arranged = True
@@ -890,14 +903,20 @@ class SendQueue:
             self._forget_keys()
             backlog = self._backlog = self._new_backlog(iter(backlog))
         if backlog.unranked:
-            user, account = self._user, self._user.budget.memory
-            room = min(user.memory_limit - user.memory, account.limit - account.held) // RANKED
-            ranked = min(backlog.unranked, max(room, count - backlog.ranked))
+            ranked = self._rankable(backlog, count)
+            if most is not None:
+                ranked = min(ranked, most)
             if ranked > 0:
                 self.copies.work_left -= ranked
                 backlog.rank(ranked)
         self._charge_ranks(backlog)
         return backlog
+
+    def _rankable(self, backlog: Backlog, count: int) -> int:
+        """Return how many messages can get ranks: there is memory for them, or they are among `count` to be sent."""
+        user, account = self._user, self._user.budget.memory
+        room = min(user.memory_limit - user.memory, account.limit - account.held) // RANKED
+        return min(backlog.unranked, max(room, count - backlog.ranked))
 
     def _charge_ranks(self, backlog: Backlog) -> None:
         """Charge the memory of the ranks of the messages in the backlog."""

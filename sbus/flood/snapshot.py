@@ -77,6 +77,10 @@ class Snapshot:
         """See `IPacketQueue`."""
         self._live.write(packet)
 
+    def put_in_order(self, most: int) -> bool:
+        """Put some messages into the receiver's order; see `SendQueue.put_in_order`."""
+        return self._front.put_in_order(most) and (self._packets is not None or self._live.put_in_order(most))
+
     def take(self, count: int) -> list[bytes]:
         """See `IPacketQueue`."""
         taken = self._front.take(count) if len(self._front) else []
@@ -171,4 +175,5 @@ class Snapshot:
         if not self._is_over:
             self._is_over = True
             self._live.release(self._front)
+            self._front.owner = self._owner  # else this object and the queue would wait for the garbage collector
             self._on_over()

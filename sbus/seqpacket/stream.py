@@ -59,7 +59,7 @@ class StreamTransport(PacketTransport):
         self._send_batch = self._send_frames
 
     def _read(self, exclusive: bool) -> None:
-        if self.before_read is not None:
+        if self.before_read is not None and not self._bundle_limit:
             self.before_read()
             if self.read_side is not ReadSide.OPEN:
                 return

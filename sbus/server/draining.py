@@ -10,18 +10,27 @@ turn of its user.
 
 The time is measured and not estimated, as it depends on bundles, sizes, orders and snapshots. That costs 0.6 µs for
 each socketful.
+
+Before anything is sent, what waits is put into the order that the receiver has chosen. That takes 1 µs for each message
+with a rank, of which 65,536 can wait: so it is done in pieces, of which the user has as many in a turn as its balance
+pays for, and nothing is sent until it is done.
 """
 
 from __future__ import annotations
 
+from sbus.flood import SendQueue
+from sbus.flood.snapshot import Snapshot
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.turns import Balance, Turns
 
-__all__ = ["Draining"]
+__all__ = ["ARRANGED_AT_ONCE", "Draining"]
+
+ARRANGED_AT_ONCE = 2_048
+"""Messages that are put in order at a time: about 2 ms."""
 
 
 class Draining:
-    """Sends what waits for one receiver, when its socket has room again.
+    """Sends what waits for one receiver, in its order, when its socket has room again.
 
     :param turns: the turns of the users.
     :param balance: that of what the receiver's user gets.
@@ -40,7 +49,8 @@ class Draining:
     def take_turn(self) -> None:
         """Send what waits: the user has work left again (`sbus.server.turns`)."""
         self._is_waiting = False
-        self._send(False)
+        if not self._send(False):
+            self._wait()
 
     def stop(self) -> None:
         """Wait for no turn any more: the connection is lost."""
@@ -51,15 +61,28 @@ class Draining:
 
     def _writable(self, exclusive: bool) -> bool:
         if not self._is_waiting:
-            if self._balance.work_left > 0:
-                self._send(exclusive)
+            if self._balance.work_left > 0 and self._send(exclusive):
                 return True
-            self._is_waiting = True
-            self._turns.wait(self._balance, self)
+            self._wait()
         return False
 
-    def _send(self, exclusive: bool) -> None:
+    def _wait(self) -> None:
+        self._is_waiting = True
+        self._turns.wait(self._balance, self)
+
+    def _send(self, exclusive: bool) -> bool:
+        """Send what waits; return False if it is not in order yet, and the balance is spent."""
         turns, balance = self._turns, self._balance
         before, began = balance.work_left, turns.cpu()
-        self._transport.send_on(exclusive)
+        is_arranged = self._put_in_order()
+        while not is_arranged and balance.work_left > 0:
+            is_arranged = self._put_in_order()
+            turns.correct(balance, before, began)
+        if is_arranged:
+            self._transport.send_on(exclusive)
         turns.correct(balance, before, began)
+        return is_arranged
+
+    def _put_in_order(self) -> bool:
+        queue = self._transport.queue
+        return not isinstance(queue, SendQueue | Snapshot) or queue.put_in_order(ARRANGED_AT_ONCE)

@@ -449,7 +449,7 @@ class BusProtocol:
     def _check_balance(self) -> None:
         """Wait for a turn, before a read, if other clients of the user have spent the balance."""
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
-            self._wait_for_turn(is_first=True)
+            self._wait_for_turn(is_first=self._has_turn or not self.settings.bundles)
 
     def _pay_vain_reads(self, count: int) -> None:
         """Pay for reads that have completed no packet; wait for a turn if that has spent the balance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -457,6 +458,37 @@ def test_send_now(world):
     assert transport.connected
     transport.abortConnection()
     assert transport.try_send([b"too late"]) == 0
+
+
+def test_a_protocol_is_asked_before_bundles_are_read(world):
+    """A protocol that pauses then has them left in the socket: to take bundles apart is work."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport, asked = recorder.transport, []
+
+    def pause() -> None:
+        asked.append(None)
+        transport.pauseProducing()
+
+    transport.before_read = pause
+    peer.send(b"alone")
+    world.settle()
+    assert recorder.packets == [b"alone"]
+    transport.start_bundling(1000)
+    (packet,), _ = pack([b"one", b"two"], 1000, BATCH)
+    peer.send(packet)
+    world.settle()
+    assert asked == [None]
+    assert has_unread(transport)
+    transport.before_read = None
+    transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == [b"alone", b"one", b"two"]
+
+
+def has_unread(transport: PacketTransport) -> bool:
+    """Return whether a packet waits in the socket to be read."""
+    return bool(select.select([transport.getHandle()], [], [], 0)[0])
 
 
 def test_try_send_where_bundles_are_sent(world):

@@ -359,6 +359,29 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     assert not client.protocol.is_paused
 
 
+def test_bundles_are_read_in_the_turns_of_their_user():
+    """A client of bundles that has had no turn waits behind the others; one that could do nothing in it comes first."""
+    bus = Turned()
+    others, client = [bus.connect() for _ in range(2)], bus.connect()
+    client.send(b"CMSG bundle/on")
+    user = client.protocol.user
+    user.work_left = 0
+    for other in others:
+        assert other.transport.on_vain_read is not None
+        other.transport.on_vain_read(1)
+    before_read = client.transport.before_read
+    assert before_read is not None
+    before_read()
+    assert client.protocol.is_paused
+    line = bus.registry.turns._waiting[user]
+    assert list(line.others) == [other.protocol for other in (*others, client)]
+    user.work_left = -CONTENDED_BUDGET // 2
+    line.others.clear()
+    client.protocol.take_turn()
+    before_read()
+    assert list(line.first) == [client.protocol]
+
+
 def test_a_stream_client_that_could_not_read_comes_first():
     """A client that finds the balance spent before it has read anything goes on before those that have spent it."""
     bus = Turned()

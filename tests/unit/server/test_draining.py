@@ -8,7 +8,8 @@ import pytest
 
 from sbus.errors import CloseReason
 from sbus.flood import SendQueue
-from sbus.server import delivery, late
+from sbus.flood.orders import PriorityBacklog
+from sbus.server import delivery, draining, late
 from sbus.server.late import MANY
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Peer
@@ -94,6 +95,39 @@ def test_a_turn_ends_when_its_budget_is_spent():
     assert [bool(reader.take()) for reader in readers] == [True, False, False]
     line = bus.registry.turns._waiting[readers[0].protocol.user.copies]
     assert list(line.others) == [reader.protocol._draining for reader in readers[1:]]
+
+
+def test_messages_are_put_in_order_in_turns(monkeypatch):
+    """A long queue gets its order piece by piece, whatever the receiver chooses meanwhile; then all of it is sent."""
+    monkeypatch.setattr(draining, "ARRANGED_AT_ONCE", 100)
+    bus = Turned()
+    publisher, (reader,) = full(bus)
+    reader.send(b"CMSG order/random", b"CMSG order/stack", b"CMSG order/random")
+    for number in range(1_000):
+        publisher.protocol.user.work_left = TURN_BUDGET
+        publisher.send(b"MSG k\0%d" % number)
+    pieces = []
+    rank = PriorityBacklog.rank
+
+    def measured(backlog: PriorityBacklog, most: int) -> None:
+        pieces.append(most)
+        bus.cpu += most * 1_000
+        rank(backlog, most)
+
+    monkeypatch.setattr(PriorityBacklog, "rank", measured)
+    reader.protocol.user.copies.work_left = 150
+    reader.drain()
+    assert pieces == [100, 100]
+    assert reader.take() == []
+    done = 2
+    while bus.turn():
+        assert len(pieces) - done <= 1 + TURN_BUDGET // 100
+        assert not reader.take() or len(pieces) >= 11
+        done = len(pieces)
+    reader.drain()
+    assert sum(pieces) == 1_001
+    assert max(pieces) == 100
+    assert not reader.protocol.queue.messages
 
 
 def test_a_reader_that_leaves_waits_for_no_turn():
