@@ -464,7 +464,7 @@ def test_a_protocol_is_asked_before_bundles_are_read(world):
     """A protocol that pauses then has them left in the socket: to take bundles apart is work."""
     recorder = Recorder()
     peer = world.connect(recorder)
-    transport, asked = recorder.transport, []
+    transport, asked = recorder.transport, list[None]()
 
     def pause() -> None:
         asked.append(None)
