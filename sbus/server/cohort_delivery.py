@@ -6,7 +6,7 @@ A publisher pays nothing for a run that waits for another user's cohort, and one
 whatever the number of members. It pays for the decisions that come before:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
-  their cohort.
+  their cohort. If there are many, the publisher waits meanwhile, and pays for some of them in each of its turns.
 * From half of the room on, flood control decides about some members in each run. All of them have had their turn when
   the room is full, unless that would take more than `catch_ups` in one run: no run is a long piece of work. The turns
   of the members' user make room, too.
@@ -39,6 +39,8 @@ _LEAST_REPLACED = 2_048
 _OWN_PART = 4
 """The part (one over it) of this room that publishers of the members' own user may take: less than half, from which on
 others pay for decisions. With half, one message of a stranger could pay for a decision about thousands of theirs."""
+_MOST_ANSWERS = 16
+"""Publishers for which a cohort knows whether its members may block them."""
 
 
 class CohortDelivery:
@@ -58,20 +60,24 @@ class CohortDelivery:
 
     def prepare(
         self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None
-    ) -> tuple[Plan, int]:
+    ) -> tuple[Plan | None, int]:
         """Decide about members of cohorts that cannot wait for a run.
 
-        :returns: which of the receivers can, and the price, for the publisher.
+        :returns: which of the receivers can, and the price, for the publisher. The plan is None if there is more to
+            decide than one step may take: then the publisher goes on when it has paid for this one.
         """
         if not self._cohorts.of:
-            return Plan(receivers, (), 0, {}), 0
+            return Plan(receivers, (), 0), 0
         work = self._serve_overdue(self._plans.find(receivers), packets, publisher)
+        left = catch_ups(len(receivers))
         plan = self._plans.find(receivers)
-        while blocking := [
-            cohort for cohort in plan.cohorts if cohort.can_block and self._may_block(plan, cohort, publisher)
-        ]:
+        while blocking := [each for each in plan.cohorts if each.can_block and self._may_block(each, publisher)]:
             for receiver in [receiver for cohort in blocking for receiver in cohort.members]:
-                work += self._late.serve(receiver, are_many=False)
+                if left <= 0:
+                    return None, work
+                price = self._late.serve(receiver, are_many=False)
+                work += price
+                left -= 1 + price // CATCH_UP_WORK
             plan = self._plans.find(receivers)
         work += self._plans.effort
         self._plans.effort = 0
@@ -134,13 +140,17 @@ class CohortDelivery:
         wanted = max(messages / most, size / most_bytes)
         return len(cohort.members) if wanted >= left else math.ceil(len(cohort.members) * wanted / left)
 
-    def _may_block(self, plan: Plan, cohort: Cohort, publisher: Publisher | None) -> bool:
+    def _may_block(self, cohort: Cohort, publisher: Publisher | None) -> bool:
         """Return whether a member of a cohort may block a publisher."""
         if publisher is None:
             return False
-        known = plan.blockable.get((publisher, cohort))
-        if known is None:
-            may_block, peer = self._credentials.mayBlock, publisher.peer
-            known = any(may_block(receiver.peer, peer) for receiver in cohort.members)
-            plan.blockable[publisher, cohort] = known
-        return known
+        may_block, answers = self._credentials.mayBlock, cohort.blockable
+        if cohort.unasked:
+            for each, answer in answers.items():
+                answers[each] = answer or any(may_block(receiver.peer, each.peer) for receiver in cohort.unasked)
+            cohort.unasked.clear()
+        if publisher not in answers:
+            if len(answers) >= _MOST_ANSWERS:
+                answers.clear()
+            answers[publisher] = any(may_block(receiver.peer, publisher.peer) for receiver in cohort.members)
+        return answers[publisher]

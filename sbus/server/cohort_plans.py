@@ -18,7 +18,7 @@ import itertools
 from typing import NamedTuple
 
 from sbus.server.cohorts import Cohort, Cohorts
-from sbus.server.interfaces import Publisher, Receiver
+from sbus.server.interfaces import Receiver
 
 __all__ = ["Plan", "Plans"]
 
@@ -40,13 +40,11 @@ class Plan(NamedTuple):
     :ivar others: the receivers that are in no cohort, or in one that is closed.
     :ivar cohorts: the cohorts that get the messages.
     :ivar members: the number of members of these cohorts.
-    :ivar blockable: whether a member of a cohort may block a publisher, where this was asked.
     """
 
     others: tuple[Receiver, ...]
     cohorts: tuple[Cohort, ...]
     members: int
-    blockable: dict[tuple[Publisher, Cohort], bool]
 
 
 class Plans:
@@ -105,7 +103,7 @@ class Plans:
             else:
                 cohorts.append(cohort)
         self.effort += _PLAN + len(receivers) // _PLANNED_AT_ONCE
-        return Plan(tuple(others), tuple(cohorts), len(receivers) - len(others), {})
+        return Plan(tuple(others), tuple(cohorts), len(receivers) - len(others))
 
     def _forget_all(self) -> None:
         if self._by_route:

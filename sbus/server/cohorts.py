@@ -38,7 +38,7 @@ from operator import itemgetter
 from sbus.flood.budget import UserShare
 from sbus.flood.digest import Digest
 from sbus.routing.runs import total_size
-from sbus.server.interfaces import Receiver
+from sbus.server.interfaces import Publisher, Receiver
 
 __all__ = ["MOST_COHORTS", "Cohort", "Cohorts"]
 
@@ -54,6 +54,8 @@ class Cohort:
     :param replaces: whether the members keep only the newest message of each key.
     :param start: the position of the first message.
     :ivar members: the receivers, with the position of the first message that waits for each; the oldest position first.
+    :ivar blockable: whether a member may block a publisher, where this was asked; kept by the delivery.
+    :ivar unasked: the members that have joined since.
     :ivar is_closed: whether nothing is added any more.
     :ivar variety: the share of the messages decided about last that was left when only the newest of each key was kept.
     :ivar due: a position, never behind the end: members with an older one want a turn, which takes them there.
@@ -66,6 +68,7 @@ class Cohort:
     __slots__ = (
         "_digest",
         "_digested",
+        "blockable",
         "can_block",
         "due",
         "is_closed",
@@ -75,6 +78,7 @@ class Cohort:
         "run",
         "size",
         "start",
+        "unasked",
         "user",
         "variety",
     )
@@ -85,6 +89,8 @@ class Cohort:
         self.replaces = replaces
         self.members: OrderedDict[Receiver, int] = OrderedDict()  # a dict looks for its first key past all that went
         self.is_closed = False
+        self.blockable: dict[Publisher, bool] = {}
+        self.unasked: list[Receiver] = []
         self.variety = 1.0
         self.due = start
         self.packets: list[bytes] = []
@@ -98,6 +104,14 @@ class Cohort:
     def end(self) -> int:
         """The position behind the last message."""
         return self.start + len(self.packets)
+
+    def note_joined(self, receiver: Receiver) -> None:
+        """Note that what is known in `blockable` has to be asked again of a new member."""
+        if self.blockable:
+            self.unasked.append(receiver)
+            if len(self.unasked) > len(self.members):
+                self.blockable.clear()
+                self.unasked.clear()
 
     def oldest(self) -> int:
         """Return the oldest position of a member."""
@@ -186,6 +200,7 @@ class Cohorts:
             cohorts[cohort] = None
         cohort.due = cohort.members[receiver] = cohort.end  # both: a member that is due is moved behind it
         cohort.run = None
+        cohort.note_joined(receiver)
         self.of[receiver] = cohort
         self.on_changed()
         return True
@@ -219,6 +234,7 @@ class Cohorts:
             self.add(cohort, packets, size)
         position = cohort.members[receiver] = cohort.end - len(packets)
         cohort.due = max(cohort.due, position)  # a member that is due is moved behind this one
+        cohort.note_joined(receiver)
         self.of[receiver] = cohort
         self.on_changed()
         return cohort

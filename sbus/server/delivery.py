@@ -169,7 +169,7 @@ class Delivery:
         :param at_once: these packets are all that is to be sent now, so receivers with an empty queue may get them
             past it.
         :returns: the number of packets, from the front, that were dealt with. It is less than all if a receiver has
-            blocked the publisher.
+            blocked the publisher, or if there is more to decide before than one step may take: call again then.
         """
         if self.touched and publisher is not self._publisher:
             self.flush()
@@ -177,6 +177,9 @@ class Delivery:
         if self._blocking or self._cohorts:
             plan, work = self._cohort_delivery.prepare(packets, receivers, publisher)
             self.work += work
+            if plan is None:
+                self.served = 0
+                return 0
             if self._blocking and len(packets) > 1 and not self._has_room(packets, plan.others, publisher):
                 # Somewhere in the middle a receiver may block the publisher: find out where.
                 half = len(packets) // 2

@@ -524,7 +524,8 @@ class BusProtocol:
         registry.check_publish(self, key, payload)
         if not self.settings.echo and self in receivers:
             receivers = tuple(receiver for receiver in receivers if receiver is not self)
-        registry.deliver([packet], receivers, self)
+        while not registry.deliver([packet], receivers, self):
+            pass
         self.user.work_left -= self._delivery.work
         self._delivery.work = 0
 

@@ -24,6 +24,7 @@ from sbus.server.prices import SENDING, SHARED
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
+from tests.unit.server.test_bounded_work import Turned
 
 
 @pytest.fixture(autouse=True)
@@ -539,3 +540,52 @@ def test_receivers_of_a_run_that_differ_form_cohorts_of_their_own(can_block, rep
     one.is_closed = True
     assert join(readers[3], run, 3, 2) is None
     assert join(readers[3], run, 3, 3) not in (one, two, None)
+
+
+def test_a_publisher_waits_for_what_many_that_may_block_it_have_to_be_decided_about(monkeypatch):
+    """Members that may block a publisher are decided about before its message, in its turns; nothing is lost."""
+    monkeypatch.setattr(late, "_CATCH_UPS", 1)
+    bus = Turned()
+    stranger, own = bus.connect(uid=1), bus.connect(uid=2)
+    readers = stalled(bus, stranger, b"blocking/soft/queue", b"blocking/hard/block", count=20)
+    stranger.protocol.user.work_left = TURN_BUDGET
+    stranger.send(b"MSG k\0one")
+    cohort_of = bus.registry.delivery._late.cohorts.of
+    assert len(cohort_of) == 20
+    own.protocol.user.work_left = 1
+    own.send(b"MSG k\0two")
+    assert own.protocol.is_paused
+    assert 0 < len(cohort_of) < 20
+    while bus.turn():
+        pass
+    assert not own.protocol.is_paused
+    for reader in readers:
+        reader.transport.capacity = None
+        reader.drain()
+    while bus.turn():
+        pass
+    assert all(reader.take() == [b"MSG k\0first", b"MSG k\0one", b"MSG k\0two"] for reader in readers)
+
+
+def test_what_may_block_whom_is_asked_once_for_each_member():
+    """The policy is asked about each member and publisher once, also about those that join later."""
+    bus = Bus()
+    stranger, own = bus.connect(uid=1), bus.connect(uid=2)
+    readers = stalled(bus, stranger, b"blocking/hard/block", count=3)
+    delivery_ = bus.registry.delivery
+    (cohort,) = set(delivery_._late.cohorts.of.values())
+    asked = mock.Mock(side_effect=delivery_._credentials.mayBlock)
+    policy = mock.Mock(mayBlock=asked)
+    found = cohort_delivery.CohortDelivery(delivery_._late, policy)
+    for _ in range(2):
+        assert not found._may_block(cohort, stranger.protocol)
+        assert found._may_block(cohort, own.protocol)
+        assert not found._may_block(cohort, None)
+    assert asked.call_count == 3 + 1
+    cohort.note_joined(own.protocol)
+    asked.side_effect = lambda receiver, publisher: True
+    assert found._may_block(cohort, stranger.protocol)
+    assert asked.call_count == 3 + 1 + 1
+    for _ in range(len(readers) + 1):
+        cohort.note_joined(own.protocol)
+    assert (cohort.blockable, cohort.unasked) == ({}, [])
