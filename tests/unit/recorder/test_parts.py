@@ -671,7 +671,7 @@ def test_unconfirmed_messages_are_the_newest(counts: list[int], limit: int) -> N
     kept = found[3:-1]
     assert kept == [str(number) for number in range(came - len(kept), came)]
     assert recorder.recording._dropped_unconfirmed == came - len(kept)
-    assert kept or came == 0 or limit < 600
+    assert kept or came == 0 or limit < 1_000  # a batch can take a little more than 600 bytes of memory
 
 
 def test_memory_is_bounded(record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch) -> None:
