@@ -325,7 +325,7 @@ class Late:
             return work
         digest = cohort.advance(receiver)
         self.cohorts.trim(cohort)
-        if queue.is_congested:
+        if queue.is_congested or not (sends or queue.settings.soft.always is Verdict.CLOSE):
             queue.pending, queue.digest = digest.packets, digest
         else:  # a list of its own, as it goes to the transport
             queue.pending = digest.packets.copy()
