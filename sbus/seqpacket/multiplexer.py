@@ -72,6 +72,9 @@ _CLOSING_SLICE = 0.005
 _HANG_UPS_AT_ONCE = 8
 """Sockets that hung up that are served in one pass; if there are more, all of them wait for a slice of closing."""
 
+_ONLY_READ: Final = frozenset((READ,))
+"""What happens to sockets nearly always."""
+
 _Calls = list[tuple[Callable[..., object], tuple[object, ...]]]
 
 
@@ -261,7 +264,10 @@ class Multiplexer:
             return
         try:
             ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
-            while len(ready) > 1 and self._put_off_hang_ups(self._epoll, ready) and not ready:
+            while len(ready) > 1:
+                kinds = {events for _, events in ready}
+                if kinds == _ONLY_READ or not self._put_off_hang_ups(self._epoll, ready) or ready:
+                    break
                 ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
         except OSError as e:
             self._log.critical("The sockets cannot be waited for any more, and are lost: {why}", why=str(e))
@@ -271,7 +277,10 @@ class Multiplexer:
         if not ready:
             return
         exclusive = len(ready) == 1
-        self.contended = not exclusive and len([events for _, events in ready if events & READ]) > 1
+        if exclusive:
+            self.contended = False
+        else:
+            self.contended = kinds == _ONLY_READ or len([events for _, events in ready if events & READ]) > 1
         self._dispatching = True
         try:
             for fd, events in ready:

@@ -374,7 +374,8 @@ class PacketTransport(Endings):
             if ended:
                 self.move(Event.END_OF_FILE)
             if packets:
-                packets = self._taken_apart(packets)
+                if self._bundle_limit:
+                    packets = self._taken_apart(packets)
                 taken = self._receiver.packetsReceived(packets)
                 if taken < len(packets):
                     self._keep(packets, taken)
