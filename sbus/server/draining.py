@@ -11,6 +11,9 @@ turn of its user.
 The time is measured and not estimated, as it depends on bundles, sizes, orders and snapshots. That costs 0.6 µs for
 each socketful.
 
+While others wait to be read, one batch is sent at a time. If no other user has sent anything for a while, as much is
+sent as the socket takes: with batches, eight publishers to one subscriber cost 1.1 times the CPU time.
+
 Before anything is sent, what waits is put into the order that the receiver has chosen. That takes 1 µs for each message
 with a rank, of which 65,536 can wait: so it is done in pieces, of which the user has as many in a turn as its balance
 pays for, and nothing is sent until it is done.
@@ -49,7 +52,7 @@ class Draining:
     def take_turn(self) -> None:
         """Send what waits: the user has work left again (`sbus.server.turns`)."""
         self._is_waiting = False
-        if not self._send(False):
+        if not self._send(not self._turns.crowd):
             self._wait()
 
     def stop(self) -> None:
@@ -61,7 +64,7 @@ class Draining:
 
     def _writable(self, exclusive: bool) -> bool:
         if not self._is_waiting:
-            if self._balance.work_left > 0 and self._send(exclusive):
+            if self._balance.work_left > 0 and self._send(exclusive or not self._turns.crowd):
                 return True
             self._wait()
         return False

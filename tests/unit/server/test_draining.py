@@ -322,3 +322,17 @@ def test_a_reader_that_waits_keeps_its_place():
     assert reader.take() == []
     assert not bus.turn()
     assert reader.take() == [b"MSG k\0"]
+
+
+def test_one_batch_at_a_time_while_others_send():
+    """Where another user sends too, a socket gets one batch at a time; else all that it takes."""
+    bus = Turned()
+    _, (reader,) = full(bus)
+    asked: list[bool] = []
+    setattr(reader.transport, "send_on", asked.append)  # noqa: B010
+    on_writable = reader.transport.on_writable
+    assert on_writable is not None
+    for crowd, exclusive in ((1, False), (1, True), (0, False), (0, True)):
+        bus.registry.turns.crowd = crowd
+        on_writable(exclusive)
+    assert asked == [False, True, True, True]
