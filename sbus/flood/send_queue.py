@@ -301,9 +301,8 @@ class SendQueue:
 
     def congest(self) -> None:
         """Have what is pending go through flood control, as if the socket were full; `settle` must follow."""
-        if self._backlog is None:
-            self._congest()
-            self._is_arranged = True
+        self._congest()
+        self._is_arranged = True
 
     # --- in ----------------------------------------------------------------------------------
 

@@ -234,6 +234,31 @@ def test_the_newest_of_a_key_under_other_orders():
     assert queue.queue.conflated == 1
 
 
+def test_the_newest_of_a_key_before_the_backlog_is_in_order_of_arrival():
+    """A receiver that has just chosen order of arrival again has nothing replaced until its next packet is taken."""
+    one, two, three = b"MSG k\0001", b"MSG k\0002", b"MSG k\0003"
+    queue = Connection(soft="latest", order="stack")
+    queue.publish(one)
+    queue.flush()
+    queue.set_order(ORDER["queue"])
+    queue.publish(two)
+    assert queue.queue.conflated == 0
+    assert queue.flush(1) == [one]
+    queue.publish(three)
+    assert queue.flush(10) == [three]
+    assert queue.queue.conflated == 1
+
+
+def test_a_queue_without_room_for_the_newest_of_other_keys():
+    """In a full queue, messages of waiting keys are replaced as far as they may grow, and the others are dropped."""
+    queue = Connection(soft="latest", messages=2, size=30)
+    queue.publish(b"MSG j\00", b"MSG k\00")
+    queue.flush()
+    queue.publish(b"MSG j\0" + bytes(100), b"MSG k\0001", b"MSG l\0")
+    assert queue.flush(10) == [b"MSG j\00", b"MSG k\0001"]
+    assert queue.queue.lost == 2
+
+
 def test_a_digest_counts_for_its_own_list_only():
     """If the socket took a part of a list whose digest is known, flood control decides about what is left."""
     queue = Connection(soft="latest")
