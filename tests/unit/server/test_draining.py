@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,16 @@ def full(bus: Turned, count: int = 1) -> tuple[Peer, list[Peer]]:
     return publisher, readers
 
 
+def subscribed(bus: Turned, uid: int = 1, count: int = MANY) -> tuple[Peer, list[Peer]]:
+    """Return a publisher, and receivers of user 2 with room in their sockets, and no balance while others wait."""
+    publisher = bus.connect(uid=uid)
+    readers = [bus.connect(uid=2) for _ in range(count)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    spend(readers[0])
+    return publisher, readers
+
+
 def slow_down(bus: Turned, reader: Peer, work: int) -> None:
     """Have it take some time, in units of work, to send what waits for a reader."""
     send_on = reader.transport.send_on
@@ -41,16 +52,16 @@ def slow_down(bus: Turned, reader: Peer, work: int) -> None:
     setattr(reader.transport, "send_on", slowly)  # noqa: B010
 
 
-def failing_for(broken: SendQueue) -> Callable[[SendQueue, int], list[bytes]]:
-    """Return `SendQueue.take`, which fails for one queue."""
-    take = SendQueue.take
+def failing_for(broken: SendQueue, step: str) -> Callable[..., Any]:
+    """Return a method of `SendQueue` that fails for one queue."""
+    method = getattr(SendQueue, step)
 
-    def taken(queue: SendQueue, count: int) -> list[bytes]:
+    def called(queue: SendQueue, *args: Any) -> Any:
         if queue is broken:
             raise ZeroDivisionError
-        return take(queue, count)
+        return method(queue, *args)
 
-    return taken
+    return called
 
 
 def test_draining_is_work_of_the_receivers_user():
@@ -147,14 +158,17 @@ def test_a_reader_that_leaves_waits_for_no_turn():
         pass
 
 
-def test_a_queue_that_fails_in_a_turn_stops_nobody(monkeypatch):
+@pytest.mark.parametrize("step", ["take", "_ordered"])
+def test_a_queue_that_fails_in_a_turn_stops_nobody(monkeypatch, step):
     """Where a plugged-in order fails in a turn, its client is disconnected, and the others have their turns."""
     bus = Turned()
     _, readers = full(bus, 3)
+    for reader in readers:
+        reader.send(b"CMSG order/random")
     spend(readers[0])
     for reader in readers:
         reader.drain()
-    monkeypatch.setattr(type(readers[0].protocol.queue), "take", failing_for(readers[0].protocol.queue))
+    monkeypatch.setattr(SendQueue, step, failing_for(readers[0].protocol.queue, step))
     while bus.turn():
         pass
     assert [bool(reader.take()) for reader in readers] == [False, True, True]
@@ -196,10 +210,7 @@ def test_who_pays_for_sending_to_a_cohort(monkeypatch, uid, count):
     monkeypatch.setattr("sbus.server.cohort_delivery._MOST_SHARED", 20)
     monkeypatch.setattr(delivery, "MANY", 1)  # a few form a cohort, too
     bus = Turned()
-    publisher = bus.connect(uid=uid)
-    readers = [bus.connect(uid=2) for _ in range(count)]
-    for reader in readers:
-        reader.send(b"SUB k")
+    publisher, readers = subscribed(bus, uid, count)
     expected = [b"MSG k\0%d" % number for number in range(40)]
     for packet in expected:
         spend(readers[0])
@@ -214,11 +225,7 @@ def test_who_pays_for_sending_to_a_cohort(monkeypatch, uid, count):
 def test_many_late_receivers_with_room_form_a_cohort(monkeypatch):
     """A run that has to wait for many receivers waits once for all of them, whether or not their sockets are full."""
     bus = Turned()
-    publisher = bus.connect(uid=1)
-    readers = [bus.connect(uid=2) for _ in range(MANY)]
-    for reader in readers:
-        reader.send(b"SUB k")
-    spend(readers[0])
+    publisher, readers = subscribed(bus)
     publisher.transport.deliver(b"MSG k\0one")
     found = bus.registry.delivery._late.cohorts
     assert len(set(found.of.values())) == 1
@@ -240,10 +247,7 @@ def test_a_run_without_room_forms_no_cohort(monkeypatch, uid, room):
     monkeypatch.setattr(late, "_OTHERS", 1)
     monkeypatch.setattr(late, "_BEYOND", 1)
     bus = Turned()
-    publisher = bus.connect(uid=uid)
-    readers = [bus.connect(uid=2) for _ in range(MANY)]
-    for reader in readers:
-        reader.send(b"SUB k")
+    publisher, readers = subscribed(bus, uid)
     found = bus.registry.delivery._late.cohorts
     for packet, waits in ((large, False), (small, True)):
         spend(readers[0])
@@ -292,11 +296,7 @@ def test_a_member_with_a_full_socket_waits_for_one_turn(monkeypatch):
 def test_a_member_with_room_is_late_as_long_as_something_waits(more):
     """A member whose socket has taken what was due leaves its cohort, or wants another turn for the rest."""
     bus = Turned()
-    publisher = bus.connect(uid=1)
-    readers = [bus.connect(uid=2) for _ in range(MANY)]
-    for reader in readers:
-        reader.send(b"SUB k")
-    spend(readers[0])
+    publisher, readers = subscribed(bus)
     publisher.transport.deliver(b"MSG k\0one")
     found, member = bus.registry.delivery._late, readers[1].protocol
     found.cohorts.of[member].want_turns()
