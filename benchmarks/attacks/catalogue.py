@@ -424,6 +424,13 @@ _MODES: dict[str, tuple[bytes, ...]] = {
     "latest": (b"blocking/soft/latest",),
     "receipts": (b"receipts/on", b"blocking/soft/discard"),
 }
+_EAGER: dict[str, tuple[str, tuple[bytes, ...]]] = {
+    "block": ("block-discard", (b"blocking/soft/block",)),
+    "full-block": ("queue-block", (b"blocking/hard/block",)),
+    "discard": ("discard", (b"blocking/soft/discard",)),
+    "latest": ("latest", (b"blocking/soft/latest",)),
+    "bundles": ("with bundles", (b"bundle/on",)),
+}
 
 
 def _silent(number: int, *choices: bytes) -> Part:
@@ -456,7 +463,11 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack("idle", "15,000 idle clients", (idle,))
     yield Attack("descriptors", "all 1,024 descriptors of the server", (descriptors,), server_files=1_024)
     yield Attack("mass-close", "2,000 clients that leave at the same time", (mass_close,))
-    yield Attack("drains", "800 readers that let their sockets get full, then drain them", (_drains, flood))
+    yield Attack("drains", "800 readers that let their sockets get full, then drain them", (_draining(800), flood))
+    for name, (mode, choices) in _EAGER.items():
+        yield Attack(
+            f"eager-{name}", f"1,000 readers that read all the time, {mode}", (_draining(1_000, *choices), flood)
+        )
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
     yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
@@ -490,15 +501,19 @@ def _subscribers(me: Attacker) -> None:
     me.hold(1_000, b"SUB k")
 
 
-def _drains(me: Attacker) -> None:
-    """800 readers of everything, which one after the other read all that their full sockets hold."""
-    held = [me.connect(_EVERYTHING) for _ in range(800)]
-    me.ready()
-    while me.running():
-        for sock in held:
-            with contextlib.suppress(BlockingIOError):
-                while receive_now(sock):
-                    me.count()
+def _draining(number: int, *choices: bytes) -> Part:
+    """Connect readers of everything, which one after the other read all that their sockets hold."""
+
+    def readers(me: Attacker) -> None:
+        held = [me.connect(*(b"CMSG " + choice for choice in choices), _EVERYTHING) for _ in range(number)]
+        me.ready()
+        while me.running():
+            for sock in held:
+                with contextlib.suppress(BlockingIOError):
+                    while receive_now(sock):
+                        me.count()
+
+    return readers
 
 
 def _with_all(attacks: list[Attack]) -> dict[str, Attack]:

@@ -28,17 +28,17 @@ class Digest:
     def __init__(self, packets: list[bytes], size: int | None = None) -> None:
         self.packets = packets
         self.size = total_size(packets) if size is None else size
-        self._newest: list[bytes] | None = None
+        self._newest: Digest | None = None
         self._shortest = 0
         self._sizes: list[int] = []  # the bytes of the first 0, 1, 2, ... steps
 
     def __len__(self) -> int:
         return len(self.packets)
 
-    def newest(self) -> list[bytes]:
-        """Return the newest message of each key, in order; the caller must not change it."""
+    def newest(self) -> Digest:
+        """Return the digest of the newest message of each key, in order."""
         if self._newest is None:
-            self._newest = newest(self.packets)
+            self._newest = Digest(newest(self.packets))
         return self._newest
 
     def prefix(self, fits: Callable[[int, int], bool]) -> tuple[int, int]:

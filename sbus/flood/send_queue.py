@@ -349,10 +349,13 @@ class SendQueue:
             if soft is Verdict.REPLACE and (fits or (hard is Verdict.DROP and self._is_full(digest))):
                 if fits:
                     self._count_conflated(len(packets) - len(digest.newest()))
-                    packets = digest.newest()
-                packets = self._replace(packets)
-                if packets:
-                    self._keep_what_fits(backlog, Digest(packets))
+                    digest = digest.newest()
+                if self.messages:
+                    left = self._replace(digest.packets)
+                    if not left:
+                        return self._outcome(None, None)
+                    digest = Digest(left)
+                self._keep_what_fits(backlog, digest)
                 return self._outcome(None, None)
             if soft is Verdict.DROP:
                 self._lose(len(packets), size, LossReason.DISCARD)
@@ -375,16 +378,18 @@ class SendQueue:
         self._reply_pending = False
         return outcome
 
-    def has_room(self, messages: int, size: int, copies: int) -> bool:
+    def has_room(self, messages: int, size: int, copies: int, may_block: bool = True) -> bool:
         """Return whether the queue surely keeps these messages and blocks no publisher.
 
         :param messages: the number of messages.
         :param size: their bytes.
         :param copies: the bytes of their copies for all receivers, which count toward the limit of all queues.
+        :param may_block: as for `enqueue`.
         """
         limits, budget = self._limits, self._user.budget
+        soft = self.settings.soft.always
         return (
-            self.settings.soft.always in (Verdict.KEEP, Verdict.REPLACE)
+            (soft in (Verdict.KEEP, Verdict.REPLACE) or (soft is Verdict.BLOCK and not may_block))
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.unreserved

@@ -32,7 +32,7 @@ __all__ = ["CohortDelivery"]
 
 _WORTH_DECIDING = 2_048
 """Messages for a cohort with which its members want turns."""
-_MOST_SHARED = 8_192
+_MOST_SHARED = 32_768
 """Messages that wait undecided for one cohort."""
 _LEAST_REPLACED = 2_048
 """The same for receivers that keep only the newest message of each key, if each message has a key of its own."""

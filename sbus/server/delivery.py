@@ -63,7 +63,6 @@ from sbus.server.prices import (
     COPIES,
     DECIDED,
     FULL_SOCKET,
-    KEPT,
     REFUSED,
     REPLACED,
     SENDING,
@@ -479,13 +478,14 @@ class Delivery:
         :param sends: if not, the socket counts as full, unless its receiver is to be disconnected then.
         :returns: the price.
         """
-        kept, sent = queue.messages, 0
-        waiting = len(queue.pending)
+        sent, waiting = 0, len(queue.pending)
         if waiting and queue.settings.soft.always is _REPLACE:
             digest = queue.digest = queue.digest or Digest(queue.pending)
-            price = len(digest.newest()) * REPLACED
+            price = len(digest.newest()) * REPLACED if queue.messages else 0
+        elif queue.digest is None:
+            price = waiting // UNSHARED
         else:
-            price = waiting // (UNSHARED if queue.digest is None else DECIDED)
+            price = 0 if queue.settings.order.arrival else waiting // DECIDED
         transport = receiver.transport
         try:
             if transport is None:
@@ -498,17 +498,20 @@ class Delivery:
                     transport.flush()
                     sent = waiting - len(queue.pending)
                     is_unwatched = False
+                    left, size = len(queue.pending), total_size(queue.pending)
+                    if left and not queue.is_congested and queue.has_room(left, size, size, may_block=False):
+                        queue.congest()  # the socket takes more, in the turns of draining
                 elif queue.pending:
                     queue.congest()
             if queue.pending:
                 self._settle(receiver, queue, transport, None)
-                if is_unwatched:
+                if is_unwatched and (sends or queue.is_congested):
                     (transport.flush if sends else transport.flush_later)()
         except Exception:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
         queue.digest = None
-        return FULL_SOCKET + sent // copies + price + max(0, queue.messages - kept) // KEPT
+        return FULL_SOCKET + sent // copies + price
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

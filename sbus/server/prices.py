@@ -12,7 +12,6 @@ __all__ = [
     "COPIES",
     "DECIDED",
     "FULL_SOCKET",
-    "KEPT",
     "LOOK_UP_STEPS",
     "PACKET",
     "POSTPONED",
@@ -40,13 +39,11 @@ SENDING = 1
 """The price of a system call that sends one receiver's copies of a run."""
 FULL_SOCKET = 3
 """The price of deciding about a run of messages for a receiver with a full socket."""
-KEPT = 32
-"""Messages that are put into a backlog for one unit of work; into one with another order than that of arrival, each is
-one unit."""
 DECIDED = 128
-"""Messages for a receiver with a full socket that flood control decides about for one unit of work."""
+"""Messages of a list of several receivers that are put into a backlog for one unit of work, under another order than
+that of arrival. In the order of arrival such a list is not copied."""
 UNSHARED = 48
-"""As `DECIDED`, for messages that wait for this receiver alone."""
+"""Messages that wait for one receiver alone and that flood control decides about, for one unit of work."""
 REPLACED = 1
 """The price of each key of the messages that are put in their places for a receiver of the newest ones only."""
 REFUSED = 12

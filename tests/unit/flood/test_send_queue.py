@@ -992,17 +992,18 @@ def test_offers_cost_no_more_after_replies():
 
 @pytest.mark.parametrize("soft", ["queue", "block"])
 def test_what_is_kept_costs_by_the_batch(soft):
-    """To keep many messages for a slow receiver takes as many calls as to keep two."""
-    few, many = Connection(soft=soft), Connection(soft=soft)
-    for connection in (few, many):
+    """To keep many messages for a slow receiver takes as many calls as to keep a few."""
+    few, some, many, most = (Connection(soft=soft) for _ in range(4))
+    for connection in (few, some, many, most):
         connection.stall(A)
-    assert calls(few.queue.enqueue, [B] * 2, True) == calls(many.queue.enqueue, [B] * 200, True)
+    assert calls(few.queue.enqueue, [B] * 2, True) == calls(some.queue.enqueue, [B] * 60, True)
+    assert calls(many.queue.enqueue, [B] * 200, True) == calls(most.queue.enqueue, [B] * 900, True)
 
 
 def test_what_is_sent_costs_by_the_batch():
     """To send a whole batch of messages that have waited takes as many calls as to send two of them."""
     few, many = Connection(), Connection()
-    few.stall(*[A] * 20)
+    few.stall(*[A] * 200)
     many.stall(*[A] * 200)
     assert calls(few.flush, 2) == calls(many.flush, BATCH - 1)
 

@@ -12,12 +12,12 @@ from sbus.server.observers import Observer
 from sbus.server.prices import (
     COPIED_KIB,
     COPIES,
-    KEPT,
     LOOK_UP_STEPS,
     PACKET,
     REORDERED,
     REPLY,
     SUBSCRIPTION,
+    UNSHARED,
     VAIN_READ,
     subscription_work,
 )
@@ -409,7 +409,7 @@ def test_a_message_that_is_ranked_is_work(order):
     publisher.send(*[b"MSG k\0"] * 1_000)
     assert reader.protocol.queue.is_late
     bus.registry.delivery.catch_up(reader.protocol)
-    assert 1_000 // KEPT <= -copies.work_left < 1_000 // KEPT + 40
+    assert 1_000 // UNSHARED <= -copies.work_left < 1_000 // UNSHARED + 40
     copies.work_left = 1
     reader.drain()
     assert len(reader.take()) == 1_001

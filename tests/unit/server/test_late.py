@@ -19,7 +19,7 @@ from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
-from sbus.server.prices import FULL_SOCKET, KEPT, POSTPONED, UNSHARED
+from sbus.server.prices import FULL_SOCKET, POSTPONED, UNSHARED
 from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
@@ -796,4 +796,4 @@ def test_the_price_of_what_waits_for_one_receiver():
     publisher.send(*[b"MSG k\0"] * 96)
     assert (queue.messages, len(queue.pending)) == (before, 96)
     found = reader.protocol._registry.delivery._late
-    assert found.catch_up(reader.protocol, queue) == FULL_SOCKET + 96 // UNSHARED + 96 // KEPT
+    assert found.catch_up(reader.protocol, queue) == FULL_SOCKET + 96 // UNSHARED

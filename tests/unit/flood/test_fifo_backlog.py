@@ -1,0 +1,124 @@
+"""The backlog in order of arrival, beside a plain list."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sbus.flood import orders
+from sbus.flood.latest import KeyIndex
+from sbus.flood.orders import FifoBacklog, Reply
+from sbus.flood.receipts import Receipt
+from sbus.protocol.notices import LossReason
+from tests.support.examples import examples
+
+LONG = 3
+KEYS = (b"MSG a\0", b"MSG b\0", b"MSG c\0")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_lists():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orders, "_LONG", LONG)
+        yield
+
+
+class Arrivals(RuleBasedStateMachine):
+    """Packets, replies and receipts that come and go, with lists that two backlogs have in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.backlogs = FifoBacklog(iter(())), FifoBacklog(iter(()))
+        self.index = KeyIndex(self.backlogs[0])
+        self.models: tuple[list, list] = [], []
+        self.pushed: list[tuple[list, list]] = []
+        self.number = 0
+
+    def packet(self, key=b"MSG a\0"):
+        self.number += 1
+        return key + b"%d" % self.number
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=2 * LONG), both=st.booleans())
+    def push(self, keys, both):
+        packets = [self.packet(key) for key in keys]
+        self.pushed.append((packets, packets.copy()))
+        for backlog, model in list(zip(self.backlogs, self.models, strict=True))[: 1 + both]:
+            backlog.push(packets)
+            model += packets
+
+    @rule()
+    def reply(self):
+        reply = Reply(self.packet())
+        self.backlogs[0].push([reply])
+        self.models[0].append(reply)
+
+    @rule()
+    def receipt(self):
+        receipt = Receipt(1, 1, LossReason.DISCARD)
+        self.backlogs[0].mark(receipt)
+        self.models[0].append(receipt)
+
+    @rule(which=st.sampled_from((0, 1)), count=st.integers(1, 12), sent=st.integers(0, 12))
+    def send(self, which, count, sent):
+        backlog, model = self.backlogs[which], self.models[which]
+        marks = [at for at, packet in enumerate(model[:count]) if type(packet) is Receipt]
+        assert [at for at, _ in backlog.marks_within(count)] == marks
+        taken = backlog.take(count)
+        assert taken == model[:count]
+        sent = min(sent, len(taken))
+        backlog.ack(sent)
+        del model[:sent]
+
+    @rule(which=st.sampled_from((0, 1)))
+    def pop(self, which):
+        model = self.models[which]
+        messages = [packet for packet in model if type(packet) is bytes]
+        assert self.backlogs[which].pop_message() == (messages[0] if messages else None)
+        if messages:
+            model.remove(messages[0])
+
+    @rule()
+    def collect(self):
+        model = self.models[0]
+        assert self.backlogs[0].remove_marks() == [packet for packet in model if type(packet) is Receipt]
+        model[:] = [packet for packet in model if type(packet) is not Receipt]
+        self.index = KeyIndex(self.backlogs[0])
+
+    @precondition(lambda self: not any(type(packet) is not bytes for packet in self.models[0]))
+    @rule(key=st.sampled_from(KEYS))
+    def replace(self, key):
+        model, packet = self.models[0], self.packet(key)
+        places = [at for at, waiting in enumerate(model) if waiting.startswith(key)]
+        left, _ = self.index.replace([packet], lambda size: True)
+        assert left == ([] if places else [packet])
+        if places:
+            model[places[-1]] = packet
+
+    @invariant()
+    def holds(self):
+        for backlog, model in zip(self.backlogs, self.models, strict=True):
+            assert len(backlog) == len(model)
+            assert backlog.end - backlog.start == len(model)
+
+    @invariant()
+    def leaves_the_lists(self):
+        assert all(packets == before for packets, before in self.pushed)
+
+    def teardown(self):
+        for backlog, model in zip(self.backlogs, self.models, strict=True):
+            assert list(backlog) == model
+
+
+TestArrivals = Arrivals.TestCase
+TestArrivals.settings = settings(stateful_step_count=30, max_examples=examples(400))
+
+
+def test_a_long_list_is_not_copied_before_it_is_needed():
+    """Thousands of backlogs can have one list in common: to add it takes no copy."""
+    backlog, packets = FifoBacklog(iter(())), [b"MSG a\0"] * (LONG + 1)
+    backlog.push(packets)
+    assert backlog._lists[0] is packets
+    assert backlog.take(1) == packets[:1]
+    assert not backlog._lists
