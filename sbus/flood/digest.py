@@ -30,7 +30,7 @@ class Digest:
         self.size = total_size(packets) if size is None else size
         self._newest: Digest | None = None
         self._shortest = 0
-        self._sizes: list[int] = []  # the bytes of the first 0, 1, 2, ... steps
+        self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as it was asked
 
     def __len__(self) -> int:
         return len(self.packets)
@@ -48,9 +48,9 @@ class Digest:
         """
         packets, sizes = self.packets, self._sizes
         last = len(packets) - 1
-        if not sizes:
-            steps = (total_size(packets[at : at + _STEP]) for at in range(0, last - last % _STEP, _STEP))
-            sizes = self._sizes = list(accumulate(steps, initial=0))
+        while (known := len(sizes) - 1) < last // _STEP and fits(known * _STEP, sizes[-1]):
+            ends = range(known * _STEP, min(max(2 * known, 1), last // _STEP) * _STEP, _STEP)
+            sizes.extend(accumulate((total_size(packets[at : at + _STEP]) for at in ends), initial=sizes.pop()))
         step = bisect_left(range(1, len(sizes)), True, key=lambda n: not fits(n * _STEP, sizes[n]))
         found, size = step * _STEP, sizes[step]
         end = min(found + _STEP, last + 1)

@@ -346,7 +346,7 @@ class SendQueue:
                 backlog.push(packets)
                 self._count(len(packets), size)
                 return _BLOCK if blocks else None
-            if soft is Verdict.REPLACE and (fits or (hard is Verdict.DROP and self._is_full(digest))):
+            if soft is Verdict.REPLACE and (fits or (hard is Verdict.DROP and self._lacks_any_room(digest))):
                 if fits:
                     self._count_conflated(len(packets) - len(digest.newest()))
                     digest = digest.newest()
@@ -424,14 +424,14 @@ class SendQueue:
             self._count(len(packets), size)
             return
         kept = 0
-        if not self._is_full(digest):
+        if self.messages < self._limits.messages:
             kept, kept_size = digest.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
             if kept:
                 backlog.push(packets[:kept])
                 self._count(kept, kept_size)
                 size -= kept_size
         left = len(packets) - kept
-        why = self._lacks_room(1, digest.shortest() if left > 1 else size)
+        why = self._lacks_any_room(digest) if left > 1 else self._lacks_room(1, size)
         if why or left == 1:
             self._lose(left, size, why or LossReason.QUEUE_FULL)
         else:
@@ -573,9 +573,11 @@ class SendQueue:
             return LossReason.SHARE
         return None if self._user.has_memory(size + price) else LossReason.SHARE
 
-    def _is_full(self, digest: Digest) -> bool:
-        """Return whether there is room for none of these messages."""
-        return self.messages >= self._limits.messages or self._lacks_room(1, digest.shortest()) is not None
+    def _lacks_any_room(self, digest: Digest) -> LossReason | None:
+        """Return the limit that each of these messages would exceed, as the cause of a loss."""
+        if self.messages >= self._limits.messages:
+            return LossReason.QUEUE_FULL  # no need to look at all sizes
+        return self._lacks_room(1, digest.shortest())
 
     def _count(self, messages: int, size: int) -> None:
         user = self._user

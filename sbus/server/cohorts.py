@@ -37,7 +37,6 @@ from operator import itemgetter
 
 from sbus.flood.budget import UserShare
 from sbus.flood.digest import Digest
-from sbus.routing.runs import total_size
 from sbus.server.interfaces import Publisher, Receiver
 
 __all__ = ["MOST_COHORTS", "Cohort", "Cohorts"]
@@ -68,6 +67,7 @@ class Cohort:
     __slots__ = (
         "_digest",
         "_digested",
+        "_sums",
         "blockable",
         "can_block",
         "due",
@@ -99,19 +99,36 @@ class Cohort:
         self.size = 0
         self._digest: Digest | None = None
         self._digested = 0, 0
+        # The bytes before each position that is `start`, `due` or a member's, or has been. To count them again would
+        # touch every message in memory.
+        self._sums = {start: 0}
 
     @property
     def end(self) -> int:
         """The position behind the last message."""
         return self.start + len(self.packets)
 
-    def note_joined(self, receiver: Receiver) -> None:
-        """Note that what is known in `blockable` has to be asked again of a new member."""
-        if self.blockable:
+    def add_member(self, receiver: Receiver, run: int = 0, size: int = 0) -> None:
+        """Add a receiver, for which the last messages wait.
+
+        :param run: how many.
+        :param size: their bytes.
+        """
+        position = self.members[receiver] = self.end - run
+        self._sums[position] = self._sums[self.start] + self.size - size
+        self.due = max(self.due, position)  # a member that is due is moved behind this one
+        if self.blockable:  # what is known there has to be asked of the new member
             self.unasked.append(receiver)
             if len(self.unasked) > len(self.members):
                 self.blockable.clear()
                 self.unasked.clear()
+
+    def copy(self) -> Cohort:
+        """Return a cohort with the same messages and without members."""
+        new = Cohort(self.user, self.can_block, self.replaces, self.start)
+        new.packets, new.size, new._sums = self.packets.copy(), self.size, self._sums.copy()
+        new.due, new.variety = self.due, self.variety
+        return new
 
     def oldest(self) -> int:
         """Return the oldest position of a member."""
@@ -121,14 +138,27 @@ class Cohort:
         """Return the number of messages that wait for the member with the oldest position."""
         return self.end - self.oldest()
 
-    def packets_for(self, receiver: Receiver) -> list[bytes]:
-        """Return the messages that wait for a member, as a list of its own."""
-        return self.packets[self.members[receiver] - self.start :]
+    def packets_for(self, receiver: Receiver) -> tuple[list[bytes], int]:
+        """Return the messages that wait for a member, as a list of its own, and their bytes."""
+        position = self.members[receiver]
+        return self.packets[position - self.start :], self.size - self._sums[position] + self._sums[self.start]
+
+    def cut(self) -> int:
+        """Drop the messages that wait for no member; return their bytes."""
+        oldest, sums = self.oldest(), self._sums
+        size = sums[oldest] - sums[self.start]
+        del self.packets[: oldest - self.start]
+        self.run = None
+        self.start = oldest
+        self.size -= size
+        self._sums = {position: before for position, before in sums.items() if position >= oldest}
+        return size
 
     def want_turns(self) -> None:
         """Have all members want a turn, unless some still do: these are to be offered the list that the others had."""
         if self.oldest() >= self.due:
             self.due = self.end
+            self._sums[self.due] = self._sums[self.start] + self.size
 
     def wants_turn(self) -> bool:
         """Return whether a member wants a turn; the one with the oldest position is the next."""
@@ -145,7 +175,8 @@ class Cohort:
         self.members.move_to_end(receiver)
         digest = self._digest
         if digest is None or self._digested != (position, self.due):
-            digest = self._digest = Digest(self.packets[position - self.start : self.due - self.start])
+            size = self._sums[self.due] - self._sums[position]
+            digest = self._digest = Digest(self.packets[position - self.start : self.due - self.start], size)
             self._digested = position, self.due
         return digest
 
@@ -198,9 +229,8 @@ class Cohorts:
                 return False
             cohort = Cohort(receiver.user, can_block, replaces)
             cohorts[cohort] = None
-        cohort.due = cohort.members[receiver] = cohort.end  # both: a member that is due is moved behind it
+        cohort.add_member(receiver)
         cohort.run = None
-        cohort.note_joined(receiver)
         self.of[receiver] = cohort
         self.on_changed()
         return True
@@ -232,9 +262,7 @@ class Cohorts:
             cohort = Cohort(receiver.user, can_block, replaces)
             self._by_user.setdefault(receiver.user, cohorts)[cohort] = None
             self.add(cohort, packets, size)
-        position = cohort.members[receiver] = cohort.end - len(packets)
-        cohort.due = max(cohort.due, position)  # a member that is due is moved behind this one
-        cohort.note_joined(receiver)
+        cohort.add_member(receiver, len(packets), size)
         self.of[receiver] = cohort
         self.on_changed()
         return cohort
@@ -254,14 +282,8 @@ class Cohorts:
         """Drop the messages that wait for no member, once they are more than half, and a digest that all have had."""
         if cohort.oldest() >= cohort.due:
             cohort.forget_digest()
-        gone = cohort.oldest() - cohort.start
-        if 2 * gone > len(cohort.packets):
-            size = total_size(cohort.packets[:gone])
-            del cohort.packets[:gone]
-            cohort.run = None
-            cohort.start += gone
-            cohort.size -= size
-            self._count(cohort, -size)
+        if 2 * (cohort.oldest() - cohort.start) > len(cohort.packets):
+            self._count(cohort, -cohort.cut())
 
     def add(self, cohort: Cohort, packets: list[bytes], size: int) -> None:
         """Have messages wait for a cohort.
@@ -284,9 +306,7 @@ class Cohorts:
             cohort.is_closed = True
             self._on_closed()
             return cohort
-        new = Cohort(cohort.user, cohort.can_block, cohort.replaces, cohort.start)
-        new.packets, new.size = cohort.packets.copy(), cohort.size
-        new.due, new.variety = cohort.due, cohort.variety
+        new = cohort.copy()
         self._count(new, new.size)
         # Not a look at all members: a few are often parted from thousands.
         new.members.update(sorted(((each, cohort.members.pop(each)) for each in members), key=itemgetter(1)))

@@ -55,7 +55,6 @@ from collections.abc import Callable
 
 from sbus.flood import SendQueue, Verdict
 from sbus.flood.budget import UserShare
-from sbus.routing.runs import total_size
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.interfaces import Publisher, Receiver
 from sbus.server.turns import Turns
@@ -303,7 +302,7 @@ class Late:
         if cohort is None or cohort.members[receiver] == cohort.end:
             self._end(receiver, queue)
         else:
-            packets = cohort.packets_for(receiver)
+            packets, _ = cohort.packets_for(receiver)
             self._end(receiver, queue)
             queue.pending = packets + queue.pending
         return self._decide(receiver, queue, sends)
@@ -351,9 +350,8 @@ class Late:
 
     def set_apart(self, receiver: Receiver, queue: SendQueue) -> None:
         """Take a member out of its cohort; it is late by itself, and wants a turn."""
-        packets = self.cohorts.of[receiver].packets_for(receiver)
+        packets, size = self.cohorts.of[receiver].packets_for(receiver)
         self.cohorts.leave(receiver)
-        size = total_size(packets)
         queue.pending, queue.is_behind = packets + queue.pending, False
         queue.late_bytes += size
         self.add(receiver.user, size)

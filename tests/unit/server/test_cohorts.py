@@ -176,7 +176,7 @@ def test_a_split_costs_what_the_part_has():
     found = bus.registry.delivery._late.cohorts
     (cohort,) = set(found.of.values())
     publisher.send(b"MSG k\0one")
-    cohort.due = cohort.end
+    cohort.want_turns()
     cohort.advance(readers[0].protocol)
     for reader in (readers[0], readers[3]):
         reader.send(b"SUB j")
@@ -472,13 +472,17 @@ def test_each_member_has_what_came_since_its_position(steps, most):
                     cohort.want_turns()
                 elif name == "advance" and cohort.oldest() < cohort.due:
                     member = next(iter(cohort.members))
-                    taken = cohort.advance(member).packets
+                    digest = cohort.advance(member)
+                    taken = digest.packets
+                    assert digest.size == sum(map(len, taken))
                     assert taken == waiting[member][: len(taken)]
                     del waiting[member][: len(taken)]
                     found.trim(cohort)
                 assert list(cohort.members.values()) == sorted(cohort.members.values())
                 assert cohort.start <= cohort.oldest() <= cohort.end
-            assert {member: cohort.packets_for(member) for member, cohort in found.of.items()} == waiting
+            assert {member: cohort.packets_for(member) for member, cohort in found.of.items()} == {
+                member: (packets, sum(map(len, packets))) for member, packets in waiting.items()
+            }
             assert len(found.of_user(user)) <= most
             assert found.bytes == user.memory == sum(cohort.size for cohort in found.of_user(user))
             assert all(cohort.size == sum(map(len, cohort.packets)) for cohort in found.of_user(user))
@@ -582,10 +586,10 @@ def test_what_may_block_whom_is_asked_once_for_each_member():
         assert found._may_block(cohort, own.protocol)
         assert not found._may_block(cohort, None)
     assert asked.call_count == 3 + 1
-    cohort.note_joined(own.protocol)
+    cohort.add_member(own.protocol)
     asked.side_effect = lambda receiver, publisher: True
     assert found._may_block(cohort, stranger.protocol)
     assert asked.call_count == 3 + 1 + 1
-    for _ in range(len(readers) + 1):
-        cohort.note_joined(own.protocol)
+    for _ in range(len(cohort.members) + 1):
+        cohort.add_member(own.protocol)
     assert (cohort.blockable, cohort.unasked) == ({}, [])
