@@ -1,10 +1,13 @@
-"""The digest of a list of messages: what flood control asks about it, computed once for all receivers of this list."""
+"""The digest of a list of messages: what flood control asks about it, computed once for all receivers of this list.
+
+A long list can have parts, each of which has a digest and is a list that other queues have, too.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from sbus.routing.runs import newest, shortest, total_size
 
@@ -19,21 +22,38 @@ class Digest:
 
     :param packets: the messages, at least one; nobody changes the list from now on.
     :param size: their bytes; None to count them.
-    :ivar packets: the messages.
     :ivar size: their bytes.
+    :ivar parts: the digests of the lists that this one consists of, one behind the other; empty if it is one list.
     """
 
-    __slots__ = ("_newest", "_shortest", "_sizes", "packets", "size")
+    __slots__ = ("_count", "_newest", "_packets", "_shortest", "_sizes", "parts", "size")
 
     def __init__(self, packets: list[bytes], size: int | None = None) -> None:
-        self.packets = packets
+        self._packets = packets
+        self._count = len(packets)
         self.size = total_size(packets) if size is None else size
+        self.parts: list[Digest] = []
         self._newest: Digest | None = None
         self._shortest = 0
         self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as it was asked
 
+    @classmethod
+    def join(cls, parts: list[Digest]) -> Digest:
+        """Return the digest of several lists, one behind the other."""
+        joined = cls([], sum(part.size for part in parts))
+        joined._count = sum(map(len, parts))
+        joined.parts = parts
+        return joined
+
     def __len__(self) -> int:
-        return len(self.packets)
+        return self._count
+
+    @property
+    def packets(self) -> list[bytes]:
+        """The messages; the caller must not change the list."""
+        if not self._packets and self.parts:
+            self._packets = list(chain.from_iterable(part.packets for part in self.parts))
+        return self._packets
 
     def newest(self) -> Digest:
         """Return the digest of the newest message of each key, in order."""
@@ -66,5 +86,5 @@ class Digest:
     def shortest(self) -> int:
         """Return the size of the shortest packet, in bytes."""
         if not self._shortest:
-            self._shortest = shortest(self.packets)
+            self._shortest = min(part.shortest() for part in self.parts) if self.parts else shortest(self.packets)
         return self._shortest

@@ -120,7 +120,8 @@ class SendQueue:
     :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
     :ivar late_bytes: the bytes of these messages.
     :ivar is_behind: whether messages that wait elsewhere go before those in `pending`, which are not sent until then.
-    :ivar digest: what is known of `pending`, if it is a list that other queues have, too.
+    :ivar digest: messages for `settle` to decide about that are in lists of other queues, too, while nothing is
+        pending; or what is known of those that are.
     :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
@@ -315,66 +316,29 @@ class SendQueue:
         else:
             self._keep_reply(self._backlog, reply)
 
-    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+    def enqueue(self, packets: list[bytes], may_block: bool, digest: Digest | None = None) -> Outcome | None:
         """Take messages for a congested receiver; keep those that flood control admits.
 
+        :param packets: the messages; nobody changes the list from now on.
         :param may_block: whether the receiver may block the publisher of these messages.
+        :param digest: that of the messages, if it is known.
         :returns: None if all were kept and there is nothing to do.
         """
         if self.pending:
-            packets = self.pending + packets
+            packets, digest = self.pending + packets, None
             self.pending = []
-        backlog = self._backlog
-        assert backlog is not None, "only a congested queue is offered messages"
-        if self.is_deaf:
-            return None
-        if not self._reply_pending:
-            digest, self.digest = self.digest, None
-            if digest is None or digest.packets is not packets:
-                digest = Digest(packets)
-            soft, hard, size = self.settings.soft.always, self.settings.hard.always, digest.size
-            if soft is Verdict.REPLACE and not self.settings.order.arrival:
-                soft = Verdict.KEEP
-            blocks = may_block and soft is Verdict.BLOCK
-            if not may_block:  # without a publisher to block
-                if soft is Verdict.BLOCK:
-                    soft, hard = Verdict.KEEP, Verdict.DROP
-                if hard is Verdict.BLOCK:
-                    hard = Verdict.DROP
-            fits = soft in (Verdict.KEEP, Verdict.REPLACE) and not self._lacks_room(len(packets), size)
-            if blocks or (soft is Verdict.KEEP and fits):
-                backlog.push(packets)
-                self._count(len(packets), size)
-                return _BLOCK if blocks else None
-            if soft is Verdict.REPLACE and (fits or (hard is Verdict.DROP and self._lacks_any_room(digest))):
-                if fits:
-                    self._count_conflated(len(packets) - len(digest.newest()))
-                    digest = digest.newest()
-                if self.messages:
-                    left = self._replace(digest.packets)
-                    if not left:
-                        return self._outcome(None, None)
-                    digest = Digest(left)
-                self._keep_what_fits(backlog, digest)
-                return self._outcome(None, None)
-            if soft is Verdict.DROP:
-                self._lose(len(packets), size, LossReason.DISCARD)
-                return self._outcome(None, None)
-            if soft is Verdict.KEEP and hard is Verdict.DROP:
-                self._keep_what_fits(backlog, digest)
-                return self._outcome(None, None)
-            if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
-                # The messages for which there is room are lost as well: nothing is sent any more.
-                self._discard(())
-                self._lose(len(packets), size, LossReason.DISCONNECT)
-                reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL
-                return self._outcome(reason, None)
-        return self._enqueue_each(packets, may_block)
+        if self._reply_pending and not self.is_deaf:
+            return self._enqueue_each(packets, may_block)
+        return self._enqueue(digest or Digest(packets), may_block)
 
     def settle(self, may_block: bool) -> Outcome | None:
-        """Decide about the packets that a first flush has left; see `enqueue`."""
+        """Decide about the packets that a first flush has left, or about `digest`; see `enqueue`."""
+        digest, self.digest = self.digest, None
         left, self.pending = self.pending, []
-        outcome = self.enqueue(left, may_block)
+        if digest is None or left:
+            outcome = self.enqueue(left, may_block, digest if digest is not None and digest.packets is left else None)
+        else:
+            outcome = self._enqueue(digest, may_block)
         self._reply_pending = False
         return outcome
 
@@ -412,17 +376,68 @@ class SendQueue:
         self._lose(1, len(packet), self._cause, is_first=True)
         return True
 
+    def _enqueue(self, digest: Digest, may_block: bool) -> Outcome | None:
+        """Decide about messages with one step, if that can be; see `enqueue`."""
+        backlog = self._backlog
+        assert backlog is not None, "only a congested queue is offered messages"
+        if self.is_deaf:
+            return None
+        soft, hard, size = self.settings.soft.always, self.settings.hard.always, digest.size
+        if soft is Verdict.REPLACE and not self.settings.order.arrival:
+            soft = Verdict.KEEP
+        blocks = may_block and soft is Verdict.BLOCK
+        if not may_block:  # without a publisher to block
+            if soft is Verdict.BLOCK:
+                soft, hard = Verdict.KEEP, Verdict.DROP
+            if hard is Verdict.BLOCK:
+                hard = Verdict.DROP
+        fits = soft in (Verdict.KEEP, Verdict.REPLACE) and not self._lacks_room(len(digest), size)
+        if blocks or (soft is Verdict.KEEP and fits):
+            self._keep(backlog, digest)
+            return _BLOCK if blocks else None
+        if soft is Verdict.REPLACE and (fits or (hard is Verdict.DROP and self._lacks_any_room(digest))):
+            if fits:
+                self._count_conflated(len(digest) - len(digest.newest()))
+                digest = digest.newest()
+            if self.messages:
+                left = self._replace(digest.packets)
+                if not left:
+                    return self._outcome(None, None)
+                digest = Digest(left)
+            self._keep_what_fits(backlog, digest)
+            return self._outcome(None, None)
+        if soft is Verdict.DROP:
+            self._lose(len(digest), size, LossReason.DISCARD)
+            return self._outcome(None, None)
+        if soft is Verdict.KEEP and hard is Verdict.DROP:
+            self._keep_what_fits(backlog, digest)
+            return self._outcome(None, None)
+        if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
+            # The messages for which there is room are lost as well: nothing is sent any more.
+            self._discard(())
+            self._lose(len(digest), size, LossReason.DISCONNECT)
+            reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL
+            return self._outcome(reason, None)
+        return self._enqueue_each(digest.packets, may_block)
+
+    def _keep(self, backlog: Backlog, digest: Digest) -> None:
+        for part in digest.parts or (digest,):
+            backlog.push(part.packets)
+        self._count(len(digest), digest.size)
+
     def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
         In most cases there is one place behind which no message has room. Else the rest is halved, until there is room
         for all of a part, or for none.
         """
-        packets, size = digest.packets, digest.size
-        if not self._lacks_room(len(packets), size):
-            backlog.push(packets)
-            self._count(len(packets), size)
+        if not self._lacks_room(len(digest), digest.size):
+            self._keep(backlog, digest)
             return
+        if digest.parts:
+            self._keep_parts(backlog, [digest] if self._lacks_any_room(digest) else digest.parts)
+            return
+        packets, size = digest.packets, digest.size
         kept = 0
         if self.messages < self._limits.messages:
             kept, kept_size = digest.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
@@ -438,6 +453,24 @@ class SendQueue:
             half = kept + left // 2
             self._keep_what_fits(backlog, Digest(packets[kept:half]))
             self._keep_what_fits(backlog, Digest(packets[half:]))
+
+    def _keep_parts(self, backlog: Backlog, parts: list[Digest]) -> None:
+        """As `_keep_what_fits`; parts that are lost for one cause are counted together."""
+        lost = lost_size = 0
+        why = LossReason.QUEUE_FULL
+        for part in parts:
+            cause = self._lacks_any_room(part)
+            if lost and cause is not why:
+                self._lose(lost, lost_size, why)
+                lost = lost_size = 0
+            if cause is None:
+                self._keep_what_fits(backlog, part)
+            else:
+                why = cause
+                lost += len(part)
+                lost_size += part.size
+        if lost:
+            self._lose(lost, lost_size, why)
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         close: CloseReason | None = None

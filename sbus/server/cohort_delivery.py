@@ -110,7 +110,8 @@ class CohortDelivery:
             for cohort in plan.cohorts
             if (members := self._overdue(cohort, len(packets), size, is_own_user(publisher, cohort.user)))
         ]
-        overdue.sort(key=lambda each: each[0].size, reverse=True)  # else the first ones would be served in each run
+        # The largest first: else the first ones would be served in each run.
+        overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
         for cohort, members in overdue:
             for receiver in list(itertools.islice(cohort.members, min(members, left))):

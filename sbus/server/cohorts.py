@@ -37,6 +37,7 @@ from operator import itemgetter
 
 from sbus.flood.budget import UserShare
 from sbus.flood.digest import Digest
+from sbus.server.blocks import Blocks
 from sbus.server.interfaces import Publisher, Receiver
 
 __all__ = ["MOST_COHORTS", "Cohort", "Cohorts"]
@@ -58,26 +59,21 @@ class Cohort:
     :ivar is_closed: whether nothing is added any more.
     :ivar variety: the share of the messages decided about last that was left when only the newest of each key was kept.
     :ivar due: a position, never behind the end: members with an older one want a turn, which takes them there.
-    :ivar packets: the messages that wait for any member.
+    :ivar blocks: the messages that wait for any member.
     :ivar run: the run that was added last, if all of it is still there and it waits for all members.
-    :ivar start: the position of the first of them.
-    :ivar size: their bytes.
     """
 
     __slots__ = (
         "_digest",
         "_digested",
-        "_sums",
         "blockable",
+        "blocks",
         "can_block",
         "due",
         "is_closed",
         "members",
-        "packets",
         "replaces",
         "run",
-        "size",
-        "start",
         "unasked",
         "user",
         "variety",
@@ -93,29 +89,22 @@ class Cohort:
         self.unasked: list[Receiver] = []
         self.variety = 1.0
         self.due = start
-        self.packets: list[bytes] = []
+        self.blocks = Blocks(start)
         self.run: list[bytes] | None = None
-        self.start = start
-        self.size = 0
         self._digest: Digest | None = None
         self._digested = 0, 0
-        # The bytes before each position that is `start`, `due` or a member's, or has been. To count them again would
-        # touch every message in memory.
-        self._sums = {start: 0}
 
     @property
     def end(self) -> int:
         """The position behind the last message."""
-        return self.start + len(self.packets)
+        return self.blocks.end
 
-    def add_member(self, receiver: Receiver, run: int = 0, size: int = 0) -> None:
-        """Add a receiver, for which the last messages wait.
+    def add_member(self, receiver: Receiver, waiting: int = 0) -> None:
+        """Add a receiver.
 
-        :param run: how many.
-        :param size: their bytes.
+        :param waiting: how many of the last messages wait for it.
         """
-        position = self.members[receiver] = self.end - run
-        self._sums[position] = self._sums[self.start] + self.size - size
+        position = self.members[receiver] = self.end - waiting
         self.due = max(self.due, position)  # a member that is due is moved behind this one
         if self.blockable:  # what is known there has to be asked of the new member
             self.unasked.append(receiver)
@@ -125,9 +114,8 @@ class Cohort:
 
     def copy(self) -> Cohort:
         """Return a cohort with the same messages and without members."""
-        new = Cohort(self.user, self.can_block, self.replaces, self.start)
-        new.packets, new.size, new._sums = self.packets.copy(), self.size, self._sums.copy()
-        new.due, new.variety = self.due, self.variety
+        new = Cohort(self.user, self.can_block, self.replaces)
+        new.blocks, new.due, new.variety = self.blocks.copy(), self.due, self.variety
         return new
 
     def oldest(self) -> int:
@@ -138,27 +126,15 @@ class Cohort:
         """Return the number of messages that wait for the member with the oldest position."""
         return self.end - self.oldest()
 
-    def packets_for(self, receiver: Receiver) -> tuple[list[bytes], int]:
-        """Return the messages that wait for a member, as a list of its own, and their bytes."""
-        position = self.members[receiver]
-        return self.packets[position - self.start :], self.size - self._sums[position] + self._sums[self.start]
-
-    def cut(self) -> int:
-        """Drop the messages that wait for no member; return their bytes."""
-        oldest, sums = self.oldest(), self._sums
-        size = sums[oldest] - sums[self.start]
-        del self.packets[: oldest - self.start]
-        self.run = None
-        self.start = oldest
-        self.size -= size
-        self._sums = {position: before for position, before in sums.items() if position >= oldest}
-        return size
+    def waiting_for(self, receiver: Receiver) -> Digest:
+        """Return the messages that wait for a member."""
+        return self.blocks.between(self.members[receiver], self.end)
 
     def want_turns(self) -> None:
         """Have all members want a turn, unless some still do: these are to be offered the list that the others had."""
         if self.oldest() >= self.due:
+            self.blocks.close()
             self.due = self.end
-            self._sums[self.due] = self._sums[self.start] + self.size
 
     def wants_turn(self) -> bool:
         """Return whether a member wants a turn; the one with the oldest position is the next."""
@@ -175,8 +151,7 @@ class Cohort:
         self.members.move_to_end(receiver)
         digest = self._digest
         if digest is None or self._digested != (position, self.due):
-            size = self._sums[self.due] - self._sums[position]
-            digest = self._digest = Digest(self.packets[position - self.start : self.due - self.start], size)
+            digest = self._digest = self.blocks.between(position, self.due)
             self._digested = position, self.due
         return digest
 
@@ -262,7 +237,7 @@ class Cohorts:
             cohort = Cohort(receiver.user, can_block, replaces)
             self._by_user.setdefault(receiver.user, cohorts)[cohort] = None
             self.add(cohort, packets, size)
-        cohort.add_member(receiver, len(packets), size)
+        cohort.add_member(receiver, len(packets))
         self.of[receiver] = cohort
         self.on_changed()
         return cohort
@@ -279,11 +254,13 @@ class Cohorts:
             self.on_changed()
 
     def trim(self, cohort: Cohort) -> None:
-        """Drop the messages that wait for no member, once they are more than half, and a digest that all have had."""
-        if cohort.oldest() >= cohort.due:
+        """Drop the blocks that wait for no member, and a digest that all have had."""
+        oldest = cohort.oldest()
+        if oldest >= cohort.due:
             cohort.forget_digest()
-        if 2 * (cohort.oldest() - cohort.start) > len(cohort.packets):
-            self._count(cohort, -cohort.cut())
+        if gone := cohort.blocks.drop(oldest):
+            cohort.run = None
+            self._count(cohort, -gone)
 
     def add(self, cohort: Cohort, packets: list[bytes], size: int) -> None:
         """Have messages wait for a cohort.
@@ -291,8 +268,7 @@ class Cohorts:
         :param size: their bytes.
         """
         cohort.run = packets
-        cohort.packets += packets
-        cohort.size += size
+        cohort.blocks.add(packets, size)
         self._count(cohort, size)
 
     def split(self, cohort: Cohort, members: Set[Receiver]) -> Cohort:
@@ -307,7 +283,7 @@ class Cohorts:
             self._on_closed()
             return cohort
         new = cohort.copy()
-        self._count(new, new.size)
+        self._count(new, new.blocks.size)
         # Not a look at all members: a few are often parted from thousands.
         new.members.update(sorted(((each, cohort.members.pop(each)) for each in members), key=itemgetter(1)))
         self.of.update(dict.fromkeys(new.members, new))
@@ -322,7 +298,7 @@ class Cohorts:
         cohort.user.charge_memory(size)
 
     def _remove(self, cohort: Cohort) -> None:
-        self._count(cohort, -cohort.size)
+        self._count(cohort, -cohort.blocks.size)
         cohorts = self._by_user[cohort.user]
         del cohorts[cohort]
         if not cohorts:

@@ -387,7 +387,7 @@ class Delivery:
         """Decide about what a flush has left."""
         while queue.pending and not queue.is_congested:
             transport.flush()  # the socket takes more than a transport sends in one turn
-        if queue.pending:
+        if queue.pending or queue.digest is not None:
             queue.copies.work_left -= REFUSED
             may_block = queue.can_block and self._may_block(receiver, publisher)
             before = queue.size
@@ -401,14 +401,13 @@ class Delivery:
     def _add(self, receiver: Receiver, queue: SendQueue, packets: list[bytes], publisher: Publisher | None) -> None:
         """Add a run to the backlog of a congested receiver."""
         queue.copies.work_left -= FULL_SOCKET
+        digest = Digest(packets)
         if queue.settings.soft.always is _REPLACE:
-            digest = queue.digest = Digest(packets)
             queue.copies.work_left -= len(digest.newest()) * REPLACED
         try:
             may_block = queue.can_block and self._may_block(receiver, publisher)
             before = queue.size
-            outcome = queue.enqueue(packets, may_block)
-            queue.digest = None
+            outcome = queue.enqueue(packets, may_block, digest)
             if may_block and publisher is not None:
                 self._backpressure.kept(publisher, receiver, queue.size - before, queue.size)
             if outcome is not None:
@@ -478,15 +477,21 @@ class Delivery:
         :param sends: if not, the socket counts as full, unless its receiver is to be disconnected then.
         :returns: the price.
         """
-        sent, waiting = 0, len(queue.pending)
+        sent, shared = 0, queue.digest
+        waiting = len(queue.pending) if shared is None else len(shared)
         if waiting and queue.settings.soft.always is _REPLACE:
-            digest = queue.digest = queue.digest or Digest(queue.pending)
+            digest = queue.digest = shared or Digest(queue.pending)
             price = len(digest.newest()) * REPLACED if queue.messages else 0
-        elif queue.digest is None:
+        elif shared is None:
             price = waiting // UNSHARED
         else:
-            price = 0 if queue.settings.order.arrival else waiting // DECIDED
+            price = (len(shared.parts) if queue.settings.order.arrival else waiting) // DECIDED
         transport = receiver.transport
+        sends = sends or queue.settings.soft.always is _CLOSE or transport is None
+        if sends and not queue.is_congested:
+            if shared is not None:
+                queue.pending = shared.packets.copy()  # a list of its own, as it goes to the transport
+            queue.digest = None
         try:
             if transport is None:
                 receiver.flush()
@@ -494,16 +499,16 @@ class Delivery:
             # The transport may have found the backlog empty meanwhile, and not wait for the socket any more.
             is_unwatched = not queue.is_congested or len(queue) == len(queue.pending)
             if not queue.is_congested:
-                if sends or queue.settings.soft.always is _CLOSE:
+                if sends:
                     transport.flush()
                     sent = waiting - len(queue.pending)
                     is_unwatched = False
                     left, size = len(queue.pending), total_size(queue.pending)
                     if left and not queue.is_congested and queue.has_room(left, size, size, may_block=False):
                         queue.congest()  # the socket takes more, in the turns of draining
-                elif queue.pending:
+                elif waiting:
                     queue.congest()
-            if queue.pending:
+            if queue.pending or queue.digest is not None:
                 self._settle(receiver, queue, transport, None)
                 if is_unwatched and (sends or queue.is_congested):
                     (transport.flush if sends else transport.flush_later)()

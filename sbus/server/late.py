@@ -302,7 +302,7 @@ class Late:
         if cohort is None or cohort.members[receiver] == cohort.end:
             self._end(receiver, queue)
         else:
-            packets, _ = cohort.packets_for(receiver)
+            packets = cohort.waiting_for(receiver).packets
             self._end(receiver, queue)
             queue.pending = packets + queue.pending
         return self._decide(receiver, queue, sends)
@@ -324,10 +324,7 @@ class Late:
             return work
         digest = cohort.advance(receiver)
         self.cohorts.trim(cohort)
-        if queue.is_congested or not (sends or queue.settings.soft.always is Verdict.CLOSE):
-            queue.pending, queue.digest = digest.packets, digest
-        else:  # a list of its own, as it goes to the transport
-            queue.pending = digest.packets.copy()
+        queue.digest = digest
         work = self._decide(receiver, queue, sends)
         if cohort.replaces:
             cohort.variety = len(digest.newest()) / len(digest)
@@ -350,11 +347,11 @@ class Late:
 
     def set_apart(self, receiver: Receiver, queue: SendQueue) -> None:
         """Take a member out of its cohort; it is late by itself, and wants a turn."""
-        packets, size = self.cohorts.of[receiver].packets_for(receiver)
+        waiting = self.cohorts.of[receiver].waiting_for(receiver)
         self.cohorts.leave(receiver)
-        queue.pending, queue.is_behind = packets + queue.pending, False
-        queue.late_bytes += size
-        self.add(receiver.user, size)
+        queue.pending, queue.is_behind = waiting.packets + queue.pending, False
+        queue.late_bytes += waiting.size
+        self.add(receiver.user, waiting.size)
         self._lines[receiver.user].want_turn(receiver)
 
     def set_timer(self) -> None:

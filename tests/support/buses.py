@@ -7,13 +7,14 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from sbus.protocol.keys import PeerCredentials
+from sbus.server.cohorts import Cohort
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.limits import Limits
 from sbus.server.protocol import BusProtocol
 from sbus.server.registry import SubscriptionRegistry
 from sbus.testing import FakePacketTransport
 
-__all__ = ["Bus", "Peer"]
+__all__ = ["Bus", "Peer", "kept"]
 
 
 class Peer:
@@ -73,3 +74,8 @@ class Bus:
         transport.connect(protocol)
         self.settle()
         return Peer(self, transport, protocol)
+
+
+def kept(cohort: Cohort) -> list[bytes]:
+    """Return the messages that a cohort keeps."""
+    return cohort.blocks.between(cohort.blocks.start, cohort.end).packets

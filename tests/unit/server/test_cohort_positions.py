@@ -29,7 +29,7 @@ from sbus.server.limits import Limits
 from sbus.server.observers import Observer
 from sbus.server.turns import CROWD
 from sbus.server.unrouted import is_unrouted
-from tests.support.buses import Bus, Peer
+from tests.support.buses import Bus, Peer, kept
 from tests.support.examples import examples
 
 READERS = 6
@@ -270,7 +270,7 @@ class Model:
         found, of = self.late, self.late.cohorts.of
         everything = [cohort for group in found.cohorts._by_user.values() for cohort in group]
         assert set(everything) == set(of.values())
-        assert found.cohorts.bytes == sum(cohort.size for cohort in everything)
+        assert found.cohorts.bytes == sum(cohort.blocks.size for cohort in everything)
         for user, group in found.cohorts._by_user.items():
             assert 0 < len(group) <= cohorts.MOST_COHORTS
             assert {cohort.user for cohort in group} == {user}
@@ -279,10 +279,10 @@ class Model:
             self.joined, self.closed = True, self.closed or cohort.is_closed
             positions = list(cohort.members.values())
             assert positions == sorted(positions)
-            assert cohort.start <= positions[0]
+            assert cohort.blocks.start <= positions[0]
             assert positions[-1] <= cohort.end
             assert cohort.due <= cohort.end
-            assert cohort.size == sum(map(len, cohort.packets))
+            assert cohort.blocks.size == sum(map(len, kept(cohort)))
             assert not cohort.waiting() or found._has_timer
         for receiver, cohort in of.items():
             queue = receiver.queue

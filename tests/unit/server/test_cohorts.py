@@ -22,7 +22,7 @@ from sbus.server.late import LONGEST_WAIT
 from sbus.server.observers import Observer
 from sbus.server.prices import SENDING, SHARED
 from sbus.server.turns import TURN_BUDGET
-from tests.support.buses import Bus, Peer
+from tests.support.buses import Bus, Peer, kept
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
 
@@ -139,7 +139,7 @@ def test_a_cohort_that_cannot_be_split_is_closed(monkeypatch):
     for packet in (b"MSG j\0two", b"MSG k\0three", b"MSG j\0four"):
         publisher.transport.deliver(packet)
     monkeypatch.undo()
-    assert cohort.packets == [b"MSG k\0one"]
+    assert kept(cohort) == [b"MSG k\0one"]
     bus.clock.advance(LONGEST_WAIT)
     bus.settle()
     assert not cohort.members
@@ -386,10 +386,10 @@ def test_the_end_of_a_closed_cohort_is_near(monkeypatch):
 def test_members_that_want_a_turn_share_one_list():
     """What comes in the middle of a turn waits for the next one: all members are offered the list of the first."""
     cohort, (first, second) = joined(Cohorts(mock.Mock()), 2)
-    cohort.packets += [b"1", b"2"]
+    cohort.blocks.add([b"1", b"2"], 2)
     cohort.want_turns()
     digest = cohort.advance(first)
-    cohort.packets += [b"3"]
+    cohort.blocks.add([b"3"], 1)
     cohort.want_turns()
     assert cohort.advance(second) is digest
     assert not cohort.wants_turn()
@@ -479,13 +479,15 @@ def test_each_member_has_what_came_since_its_position(steps, most):
                     del waiting[member][: len(taken)]
                     found.trim(cohort)
                 assert list(cohort.members.values()) == sorted(cohort.members.values())
-                assert cohort.start <= cohort.oldest() <= cohort.end
-            assert {member: cohort.packets_for(member) for member, cohort in found.of.items()} == {
-                member: (packets, sum(map(len, packets))) for member, packets in waiting.items()
-            }
+                assert cohort.blocks.start <= cohort.oldest() <= cohort.end
+            for member, cohort in found.of.items():
+                digest = cohort.waiting_for(member)
+                assert digest.packets == waiting[member]
+                assert digest.size == sum(map(len, waiting[member]))
+            assert found.of.keys() == waiting.keys()
             assert len(found.of_user(user)) <= most
-            assert found.bytes == user.memory == sum(cohort.size for cohort in found.of_user(user))
-            assert all(cohort.size == sum(map(len, cohort.packets)) for cohort in found.of_user(user))
+            assert found.bytes == user.memory == sum(cohort.blocks.size for cohort in found.of_user(user))
+            assert all(cohort.blocks.size == sum(map(len, kept(cohort))) for cohort in found.of_user(user))
     for member in members:
         found.leave(member)
     assert (found.bytes, found.of, dict(found.of_user(user))) == (0, {}, {})
@@ -575,7 +577,7 @@ def test_what_may_block_whom_is_asked_once_for_each_member():
     """The policy is asked about each member and publisher once, also about those that join later."""
     bus = Bus()
     stranger, own = bus.connect(uid=1), bus.connect(uid=2)
-    readers = stalled(bus, stranger, b"blocking/hard/block", count=3)
+    stalled(bus, stranger, b"blocking/hard/block", count=3)
     delivery_ = bus.registry.delivery
     (cohort,) = set(delivery_._late.cohorts.of.values())
     asked = mock.Mock(side_effect=delivery_._credentials.mayBlock)

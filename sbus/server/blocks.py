@@ -1,0 +1,108 @@
+"""Messages in blocks, each a list that thousands of queues can have in common.
+
+.. rubric:: Theory of operation
+
+What waits for many receivers is added to one list, and each receiver is at another *position* in it. To hand a part of
+this list to each of them as a list of its own would copy its references, and look at every message, again and again:
+10 ns for each message and receiver. So the list is kept in *blocks* of about a thousand messages, which do not change
+any more. The part between two positions is most of the time a few whole blocks, which are shared as they are, with what
+is known of them (`sbus.flood.digest`), and the end of one more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from sbus.flood.digest import Digest
+
+__all__ = ["Blocks"]
+
+_BLOCK = 1_024, 256 << 10
+"""Messages, or bytes, with which a block is closed. As long as one of its messages is needed, all of them are kept."""
+_LEAST = 256, 64 << 10
+"""Messages, or bytes, with which it can be closed earlier."""
+
+
+class Blocks:
+    """Messages, each at a position: the number of messages before it, dropped ones included.
+
+    :param start: the position of the first message.
+    :ivar size: bytes of the messages that were not dropped.
+    """
+
+    __slots__ = ("_blocks", "_last", "_last_size", "_last_start", "_starts", "size")
+
+    def __init__(self, start: int = 0) -> None:
+        self.size = 0
+        self._blocks: list[Digest] = []
+        self._starts: list[int] = []  # the position of each block
+        self._last: list[bytes] = []  # behind the blocks
+        self._last_size = 0
+        self._last_start = start
+
+    @property
+    def start(self) -> int:
+        """The position of the first message that was not dropped."""
+        return self._starts[0] if self._starts else self._last_start
+
+    @property
+    def end(self) -> int:
+        """The position behind the last message."""
+        return self._last_start + len(self._last)
+
+    def copy(self) -> Blocks:
+        """Return the same messages, at the same positions."""
+        new = Blocks(self._last_start)
+        new._blocks, new._starts, new._last = self._blocks.copy(), self._starts.copy(), self._last.copy()
+        new.size, new._last_size = self.size, self._last_size
+        return new
+
+    def add(self, packets: list[bytes], size: int) -> None:
+        """Add messages at the end.
+
+        :param size: their bytes.
+        """
+        self._last += packets
+        self._last_size += size
+        self.size += size
+        self._close(_BLOCK)
+
+    def close(self) -> None:
+        """Close the last block, if it is worth it: a part that ends here shares it then."""
+        self._close(_LEAST)
+
+    def _close(self, least: tuple[int, int]) -> None:
+        if len(self._last) >= least[0] or self._last_size >= least[1]:
+            self._blocks.append(Digest(self._last, self._last_size))
+            self._starts.append(self._last_start)
+            self._last_start = self.end
+            self._last, self._last_size = [], 0
+
+    def between(self, first: int, end: int) -> Digest:
+        """Return the messages from one position, which is not dropped, up to another one."""
+        parts: list[Digest] = []
+        for at in range(max(0, bisect_right(self._starts, first) - 1), len(self._blocks)):
+            start, block = self._starts[at], self._blocks[at]
+            if start >= end:
+                break
+            if start + len(block) <= first:
+                continue
+            is_whole = first <= start and start + len(block) <= end
+            parts.append(block if is_whole else Digest(block.packets[max(0, first - start) : end - start]))
+        start = self._last_start
+        if max(first, start) < end:
+            parts.append(Digest(self._last[max(0, first - start) : end - start]))
+        return parts[0] if len(parts) == 1 else Digest.join(parts)
+
+    def drop(self, end: int) -> int:
+        """Drop the blocks before a position, and all if it is the end; return their bytes."""
+        before = self.size
+        if end == self.end:
+            self._last_start, self._last, self._last_size = end, [], 0
+            self._blocks, self._starts, self.size = [], [], 0
+            return before
+        gone = bisect_right(self._starts, end)
+        gone -= gone > 0 and self._starts[gone - 1] + len(self._blocks[gone - 1]) > end
+        self.size -= sum(block.size for block in self._blocks[:gone])
+        del self._blocks[:gone], self._starts[:gone]
+        return before - self.size
