@@ -457,19 +457,22 @@ class SendQueue:
     def _keep_parts(self, backlog: Backlog, parts: list[Digest]) -> None:
         """As `_keep_what_fits`; parts that are lost for one cause are counted together."""
         lost = lost_size = 0
-        why = LossReason.QUEUE_FULL
+        why: LossReason | None = None
+        refused = 0  # bytes for which there was no room since something was kept
         for part in parts:
-            cause = self._lacks_any_room(part)
-            if lost and cause is not why:
-                self._lose(lost, lost_size, why)
-                lost = lost_size = 0
-            if cause is None:
+            shortest = part.shortest()
+            if why is None or shortest < refused:
+                cause = self._lacks_any_room(part)
+                if lost and why is not None and cause is not why:
+                    self._lose(lost, lost_size, why)
+                    lost = lost_size = 0
+                why, refused = cause, shortest
+            if why is None:
                 self._keep_what_fits(backlog, part)
             else:
-                why = cause
                 lost += len(part)
                 lost_size += part.size
-        if lost:
+        if lost and why is not None:
             self._lose(lost, lost_size, why)
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:

@@ -11,7 +11,7 @@ is known of them (`sbus.flood.digest`), and the end of one more.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from sbus.flood.digest import Digest
 
@@ -19,7 +19,7 @@ __all__ = ["Blocks"]
 
 _BLOCK = 1_024, 256 << 10
 """Messages, or bytes, with which a block is closed. As long as one of its messages is needed, all of them are kept."""
-_LEAST = 256, 64 << 10
+_LEAST = 512, 64 << 10
 """Messages, or bytes, with which it can be closed earlier."""
 
 
@@ -80,15 +80,17 @@ class Blocks:
 
     def between(self, first: int, end: int) -> Digest:
         """Return the messages from one position, which is not dropped, up to another one."""
-        parts: list[Digest] = []
-        for at in range(max(0, bisect_right(self._starts, first) - 1), len(self._blocks)):
-            start, block = self._starts[at], self._blocks[at]
-            if start >= end:
-                break
-            if start + len(block) <= first:
-                continue
-            is_whole = first <= start and start + len(block) <= end
-            parts.append(block if is_whole else Digest(block.packets[max(0, first - start) : end - start]))
+        blocks, starts = self._blocks, self._starts
+        at = bisect_right(starts, first) - 1  # the block with this position, if it is in one
+        until = bisect_left(starts, end)  # the block behind
+        parts = blocks[max(at, 0) : until]
+        if until and (over := starts[until - 1] + len(parts[-1]) - end) > 0:
+            parts[-1] = Digest(parts[-1].packets[:-over])
+        if at >= 0 and (before := first - starts[at]) and parts:
+            if before < len(parts[0]):
+                parts[0] = Digest(parts[0].packets[before:])
+            else:
+                del parts[0]
         start = self._last_start
         if max(first, start) < end:
             parts.append(Digest(self._last[max(0, first - start) : end - start]))

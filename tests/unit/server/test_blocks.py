@@ -54,14 +54,14 @@ def test_the_part_between_two_positions(steps, data):
 def test_parts_share_the_blocks():
     """What is handed out twice is the same lists, with what is known of them."""
     found = Blocks()
-    packets = [b"one"] * 1_500
+    packets = [b"one"] * 1_700
     found.add(packets[:1_100], 3_300)
-    found.add(packets[1_100:], 1_200)
+    found.add(packets[1_100:], 1_800)
     found.close()
-    some, others = found.between(0, 1_500), found.between(1_100, 1_500)
-    assert [len(part) for part in some.parts] == [1_100, 400]
+    some, others = found.between(0, 1_700), found.between(1_100, 1_700)
+    assert [len(part) for part in some.parts] == [1_100, 600]
     assert some.parts[1] is others
-    assert found.between(1, 1_500).parts[1] is others
+    assert found.between(1, 1_700).parts[1] is others
 
 
 def test_only_blocks_that_nobody_needs_are_dropped():
