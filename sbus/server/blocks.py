@@ -84,9 +84,9 @@ class Blocks:
         at = bisect_right(starts, first) - 1  # the block with this position, if it is in one
         until = bisect_left(starts, end)  # the block behind
         parts = blocks[max(at, 0) : until]
-        if until and (over := starts[until - 1] + len(parts[-1]) - end) > 0:
+        if parts and (over := starts[until - 1] + len(parts[-1]) - end) > 0:
             parts[-1] = Digest(parts[-1].packets[:-over])
-        if at >= 0 and (before := first - starts[at]) and parts:
+        if parts and at >= 0 and (before := first - starts[at]):
             if before < len(parts[0]):
                 parts[0] = Digest(parts[0].packets[before:])
             else:

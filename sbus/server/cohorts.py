@@ -4,9 +4,9 @@
 
 A publisher should not pay for the silent receivers of another user, however many there are. To append each run to the
 queue of each late receiver costs 0.2 µs a receiver. But most late receivers of a user are alike: they subscribe to the
-same keys, and none of them reads. Such receivers form a *cohort*. It has one list of messages, and each member has a
-position in it: the messages from there on wait for that member. So a run is added in one step, whatever the number of
-members.
+same keys, and none of them reads. Such receivers form a *cohort*. It has one list of messages (`sbus.server.blocks`),
+and each member has a position in it: the messages from there on wait for that member. So a run is added in one step,
+whatever the number of members.
 
 Flood control decides about each member by itself, in the turns of the member's user, the oldest position first. It
 takes every member to the same position, `Cohort.due`. So members with the same old position are offered the same list,

@@ -64,6 +64,15 @@ def test_parts_share_the_blocks():
     assert found.between(1, 1_700).parts[1] is others
 
 
+def test_nothing_between_two_blocks():
+    """A position between two blocks has nothing before it and nothing behind it."""
+    found = Blocks()
+    for _ in range(2):
+        found.add([b"x"] * 1_024, 1_024)
+    assert len(found.between(1_024, 1_024)) == 0
+    assert found.between(0, 0).packets == []
+
+
 def test_only_blocks_that_nobody_needs_are_dropped():
     """A block is kept until all of it is dropped."""
     found = Blocks()
