@@ -10,10 +10,6 @@ To make a plan takes time in proportion to the receivers, so plans are kept unti
 the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal routes, and a route
 without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by the receivers. Both
 tables keep receivers in memory; after some have gone, the tables are emptied (`Plans.note_gone`).
-
-A plan is made again when receivers have joined or left cohorts. So most of that work is charged to the users of the
-cohorts: a user whose thousand readers come and go all the time would else spend the time of all publishers. The rest is
-the publisher's, who could else spend the time of these users with one route after the other.
 """
 
 from __future__ import annotations
@@ -32,12 +28,8 @@ _KEPT_PLAN = 16
 """A plan counts as this many planned receivers more, so that the plans of small routes take 2 MB at most."""
 _PLAN = 4
 """The price of making a plan, before its receivers, in units of work (`sbus.server.turns`)."""
-_PLANNED_AT_ONCE = 10
+_PLANNED_AT_ONCE = 16
 """Receivers of a plan for one unit of work."""
-_PUBLISHERS_PART = 4
-"""The part (one over it) of this work that is the publisher's."""
-_FOUND_AT_ONCE = 64
-"""As `_PLANNED_AT_ONCE`, to find a plan by its receivers."""
 _GONE = 1_024
 """A receiver that has gone counts as this many planned ones, so that the plans keep at most 64 of them in memory."""
 
@@ -59,7 +51,7 @@ class Plans:
     """The plans of routes.
 
     :param cohorts: the cohorts of all users, which are split as routes require.
-    :ivar effort: work of making plans, for the publisher, since it was last set to 0.
+    :ivar effort: work of making plans since it was last set to 0.
     """
 
     __slots__ = ("_by_receivers", "_by_route", "_of", "_planned", "_split", "effort")
@@ -78,15 +70,9 @@ class Plans:
         known = self._by_route.get(id(receivers))
         if known is not None:
             return known[1]
-        plan = self._by_receivers.get(receivers)
-        self.effort += 1 + len(receivers) // _FOUND_AT_ONCE
-        if plan is None:
-            plan = self._make(receivers)
-            publishers_part = len(plan.others) + plan.members // _PUBLISHERS_PART
-            self.effort += _PLAN + publishers_part // _PLANNED_AT_ONCE
-            for cohort in plan.cohorts:
-                cohort.user.copies.work_left -= len(cohort.members) // _PLANNED_AT_ONCE
+        plan = self._by_receivers.get(receivers) or self._make(receivers)
         self._planned += _KEPT_PLAN + len(receivers)
+        self.effort += 1 + len(receivers) // _PLANNED_AT_ONCE
         if self._planned > _MOST_PLANNED:
             self._forget_all()
             self._planned = _KEPT_PLAN + len(receivers)
@@ -116,6 +102,7 @@ class Plans:
                 others += members
             else:
                 cohorts.append(cohort)
+        self.effort += _PLAN + len(receivers) // _PLANNED_AT_ONCE
         return Plan(tuple(others), tuple(cohorts), len(receivers) - len(others))
 
     def _forget_all(self) -> None:

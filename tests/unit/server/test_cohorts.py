@@ -286,11 +286,10 @@ def test_a_member_blocks_a_publisher_that_it_may_block():
 
 
 def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
-    """A publisher pays nothing for another user's cohort, one price for its own user's, and a part of the plan."""
+    """A publisher pays nothing for another user's cohort, one price for its own user's, and once for the plan."""
     bus = Bus()
     stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
-    stalled(bus, stranger, b"blocking/soft/discard", count=64)
-    copies = friend.protocol.user.copies
+    stalled(bus, stranger, b"blocking/soft/discard", count=32)
     delivery_ = bus.registry.delivery
 
     def cost(publisher: Peer) -> tuple[int, int]:
@@ -299,12 +298,9 @@ def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
         publisher.transport.deliver(b"MSG k\0")
         return TURN_BUDGET - user.work_left, delivery_.postponed - postponed
 
-    before = copies.work_left
-    first, after, usual = cost(stranger), copies.work_left, cost(stranger)
-    assert (usual, copies.work_left) == ((SENDING, 1), after)
-    plan = cohort_plans._PLAN + 64 // cohort_plans._PUBLISHERS_PART // cohort_plans._PLANNED_AT_ONCE
-    assert first == (SENDING + plan + 1 + 64 // cohort_plans._FOUND_AT_ONCE, 1)
-    assert before - after == 64 // cohort_plans._PLANNED_AT_ONCE
+    first, usual = cost(stranger), cost(stranger)
+    assert usual == (SENDING, 1)
+    assert first == (SENDING + cohort_plans._PLAN + 1 + 2 * 32 // cohort_plans._PLANNED_AT_ONCE, 1)
     assert cost(friend) == (SENDING + SHARED, 0)
 
 
@@ -403,11 +399,10 @@ def test_members_that_want_a_turn_share_one_list():
 
 
 class Account:
-    """A user whose memory and work are charged."""
+    """A user whose memory is charged."""
 
     def __init__(self) -> None:
-        self.memory = self.work_left = 0
-        self.copies = self
+        self.memory = 0
 
     def charge_memory(self, size: int) -> None:
         self.memory += size
