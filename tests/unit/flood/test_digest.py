@@ -44,3 +44,15 @@ def test_a_look_costs_few_questions(count: int) -> None:
     for _ in range(2):
         digest.prefix(fits)
     assert len(asked) <= 2 * 12
+
+
+def test_the_digest_of_several_lists():
+    """A digest knows of its parts what it would know of one list."""
+    lists = [[b"MSG a\0one", b"MSG b\0"], [b"MSG a\0"]]
+    joined = Digest.join([Digest(each) for each in lists])
+    flat = [packet for each in lists for packet in each]
+    assert (len(joined), joined.size, joined.shortest()) == (3, sum(map(len, flat)), 6)
+    assert joined.packets == flat
+    assert joined.packets is joined.packets
+    assert joined.newest().packets == [flat[2], flat[1]]
+    assert Digest.join([]).packets == []

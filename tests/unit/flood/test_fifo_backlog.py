@@ -25,7 +25,7 @@ def short_lists():
         yield
 
 
-class Arrivals(RuleBasedStateMachine):
+class Backlogs(RuleBasedStateMachine):
     """Packets, replies and receipts that come and go, with lists that two backlogs have in common."""
 
     def __init__(self):
@@ -111,8 +111,8 @@ class Arrivals(RuleBasedStateMachine):
             assert list(backlog) == model
 
 
-TestArrivals = Arrivals.TestCase
-TestArrivals.settings = settings(stateful_step_count=30, max_examples=examples(400))
+TestBacklogs = Backlogs.TestCase
+TestBacklogs.settings = settings(stateful_step_count=30, max_examples=examples(400))
 
 
 def test_a_long_list_is_not_copied_before_it_is_needed():

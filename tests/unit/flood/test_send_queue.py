@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import chain, groupby, product
 from typing import Any
 
 import pytest
@@ -265,8 +265,8 @@ def test_a_digest_counts_for_its_own_list_only():
     queue.publish(b"MSG j\0")
     queue.flush()
     one, two = b"MSG k\0001", b"MSG l\0002"
-    queue.queue.digest = Digest([one, two])
-    queue.act(queue.queue.enqueue([two], may_block=False))
+    queue.queue.pending, queue.queue.digest = [two], Digest([one, two])
+    queue.act(queue.queue.settle(may_block=False))
     assert queue.flush(10) == [b"MSG j\0", two]
 
 
@@ -454,6 +454,35 @@ def test_a_long_run_is_dropped_as_one_by_one(sizes, messages, size, receipts):
         single.publish(packet)
     assert together.queue.snapshot() == single.queue.snapshot()
     assert together.lost == single.lost
+
+
+@given(
+    st.lists(st.lists(st.integers(12, 60), min_size=1, max_size=30), max_size=5),
+    st.integers(1, 60),
+    st.integers(1, 2_000),
+    st.sampled_from(["queue", "discard", "block", "latest"]),
+    st.booleans(),
+)
+def test_parts_of_a_list_are_decided_about_as_one_by_one(parts, messages, size, soft, receipts):
+    """What waits in several lists that other queues have, too, is kept or dropped as if it had come one by one."""
+    together, single = (Connection(messages=messages, size=size, soft=soft) for _ in range(2))
+    lists = [[b"MSG %d\0" % (each % 3) + bytes(each) for each in part] for part in parts]
+    for connection in (together, single):
+        connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
+        connection.stall(b"MSG 9\0")
+        connection.may_block = False
+    if lists:
+        if not together.queue.is_congested:
+            together.queue.congest()
+        together.queue.digest = Digest.join([Digest(part) for part in lists])
+        together.act(together.queue.settle(may_block=False))
+    for packet in chain.from_iterable(lists):
+        single.stall(packet)
+    if soft != "latest":
+        assert together.queue.snapshot() == single.queue.snapshot()
+        assert together.lost == single.lost
+    assert together.queue.messages + together.lost[0] + together.queue.conflated == 1 + sum(map(len, lists))
+    assert lists == [[b"MSG %d\0" % (each % 3) + bytes(each) for each in part] for part in parts]
 
 
 def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
