@@ -209,7 +209,6 @@ class FifoBacklog:
     def remove_marks(self) -> list[Receipt]:
         """Take out and return all receipts; every place becomes invalid."""
         receipts = [self[place] for place in self.marks]
-        self._read()
         self._packets = [packet for packet in self if type(packet) is not Receipt]
         self._base = self._front = self._taken = 0
         self.marks = []

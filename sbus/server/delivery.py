@@ -164,6 +164,7 @@ class Delivery:
     ) -> int:
         """Queue a run of messages for their receivers; `flush` sends them.
 
+        :param packets: the messages. Once all of them were dealt with, nobody changes the list: queues may have it.
         :param publisher: the client that published them; None for the program around the bus.
         :param at_once: these packets are all that is to be sent now, so receivers with an empty queue may get them
             past it.
