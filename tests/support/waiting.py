@@ -1,12 +1,16 @@
-"""Waiting for something that no event announces."""
+"""Waiting for something that no event announces: that a condition holds, or that a process stands still."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["wait_until"]
+__all__ = ["paused", "wait_until"]
 
 T = TypeVar("T")
 
@@ -24,3 +28,22 @@ def wait_until(
         assert time.monotonic() < deadline, found
         time.sleep(pause)
     return found
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Make a process stand still, all its threads, until the body ends.
+
+    A process goes on for some time after SIGSTOP: the one thread that takes the signal may have to wait for a CPU.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: {_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, pause=0)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _state(thread: Path) -> str:
+    """Return the letter for what a thread does, as in proc_pid_stat(5)."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.cli.test_cli import Sbus, failure, fake_server, follow, hear, keeping, misuse, sbus
 from tests.support.harness import Bus
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 
 def test_get(keeping: Bus) -> None:
@@ -122,9 +123,8 @@ def test_every_message_is_printed_or_reported(shared: Bus) -> None:
     """A stopped ``sub --receipts`` finds each message of a flood, or its loss, when it goes on."""
     count, payload = 3000, "x" * 500
     with follow(shared, "--receipts", "--soft=discard", "--json", "flood") as running:
-        running.process.send_signal(signal.SIGSTOP)
-        sbus(shared, "pub", f"--repeat={count}", "flood", payload)
-        running.process.send_signal(signal.SIGCONT)
+        with paused(running.process.pid):
+            sbus(shared, "pub", f"--repeat={count}", "flood", payload)
         lines: list[dict[str, Any]] = []
         while sum(line.get("lost", 1) for line in lines) < count:
             lines.append(json.loads(running.line()))

@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 # The times are shorter than those of the command, and its page has not been built.
 START = """
@@ -70,13 +70,12 @@ def test_a_bus_that_stops_for_a_while(bus: StartBus, directory: Path) -> None:
         seen = set[str]()
         while not {"status", "clients", "talk"} <= seen:
             seen.add(next(coming)[0])
-        running.kill(signal.SIGSTOP)
-        problem = next(value for name, value in coming if name == "admin" and value["status"] != 200)
-        assert problem == {
-            "status": 0,
-            "detail": "the admin socket has not answered within 0.3 seconds: the bus is stopped or overloaded",
-        }
-        running.kill(signal.SIGCONT)
+        with paused(running.pid):
+            problem = next(value for name, value in coming if name == "admin" and value["status"] != 200)
+            assert problem == {
+                "status": 0,
+                "detail": "the admin socket has not answered within 0.3 seconds: the bus is stopped or overloaded",
+            }
         assert next(value for name, value in coming if name == "admin")["status"] == 200
         for wanted in ("status", "clients", "talk"):
             assert next(value for name, value in coming if name == wanted)

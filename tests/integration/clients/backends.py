@@ -11,12 +11,11 @@ import asyncio
 import contextlib
 import gc
 import queue
-import signal
 import socket
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,7 @@ from sbus.client import aio, blocking, tx
 from sbus.client.core import Message
 from sbus.client.session import Session
 from sbus.errors import Disconnected
-from tests.support.harness import TIMEOUT, WHOAMI, Bus
-from tests.support.waiting import wait_until
+from tests.support.harness import TIMEOUT, WHOAMI
 
 __all__ = [
     "BACKENDS",
@@ -42,7 +40,6 @@ __all__ = [
     "Gaps",
     "Sub",
     "TwistedBackend",
-    "paused",
     "turn",
     "unread",
     "wait_quiet",
@@ -586,18 +583,6 @@ async def wait_stuck(progress: Callable[[], int], bystander: Client) -> None:
     while turns < 30:
         await bystander.fence()
         last, turns = (last, turns + 1) if progress() == last else (progress(), 0)
-
-
-@contextlib.contextmanager
-def paused(server: Bus) -> Iterator[None]:
-    """Pause a server with SIGSTOP."""
-    server.kill(signal.SIGSTOP)
-    try:
-        stat = Path(f"/proc/{server.pid}/stat")
-        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", pause=0)
-        yield
-    finally:
-        server.kill(signal.SIGCONT)
 
 
 def unread(client: Client) -> int:

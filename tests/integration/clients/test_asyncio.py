@@ -15,10 +15,11 @@ from sbus.client.core import Message
 from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, Disconnected
 from sbus.syscalls import batch
-from tests.integration.clients.backends import AsyncioBackend, FakeServer, paused, turn, unread, wait_stuck
+from tests.integration.clients.backends import AsyncioBackend, FakeServer, turn, unread, wait_stuck
 from tests.support.descriptors import descriptors
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 
 async def test_async_with_and_for(native: AsyncioBackend, shared: Bus) -> None:
@@ -128,7 +129,7 @@ async def stuck(native: AsyncioBackend, server: Bus) -> tuple[aio.Bus, asyncio.T
 async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioBackend, bus: StartBus) -> None:
     """If the wait at the end of ``async with`` is cancelled, the connection is closed all the same."""
     server = bus()
-    with paused(server):
+    with paused(server.pid):
         client, publishing = await stuck(native, server)
         receiving = asyncio.ensure_future(client.subscribe("k").get())
         with pytest.raises(TimeoutError):
@@ -143,7 +144,7 @@ async def test_end_of_a_with_statement_that_is_cancelled(native: AsyncioBackend,
 async def test_cancelled_with_does_not_wait_for_the_server(native: AsyncioBackend, bus: StartBus) -> None:
     """A cancellation inside ``async with``, such as Ctrl-C, closes the connection at once."""
     server = bus()
-    with paused(server):
+    with paused(server.pid):
         client, publishing = await stuck(native, server)
 
         async def use() -> None:

@@ -21,9 +21,10 @@ from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls import batch
-from tests.integration.clients.backends import FakeServer, paused
+from tests.integration.clients.backends import FakeServer
 from tests.support.harness import TIMEOUT, Bus, Client
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"
@@ -202,7 +203,7 @@ def test_flags_of_sending(bus: StartBus) -> None:
                 client.publish("k", bytes(10_000), flags=socket.MSG_DONTWAIT)
                 sent += 1
 
-        with paused(server):
+        with paused(server.pid):
             with pytest.raises(BlockingIOError) as raised:
                 publish()
             assert raised.value.errno == errno.EAGAIN
@@ -450,7 +451,7 @@ def test_interrupted_with_does_not_wait_for_a_full_socket(client: blocking.Bus, 
             while True:
                 client.publish("x", bytes(10_000), flags=socket.MSG_DONTWAIT)
 
-    with paused(shared), pytest.raises(BlockingIOError):
+    with paused(shared.pid), pytest.raises(BlockingIOError):
         use()
     client.publish("k", b"nobody's")
     client.fence()

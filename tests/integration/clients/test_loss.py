@@ -23,7 +23,6 @@ from tests.integration.clients.backends import (
     Gaps,
     Sub,
     TwistedBackend,
-    paused,
     turn,
     unread,
     wait_quiet,
@@ -31,6 +30,7 @@ from tests.integration.clients.backends import (
 )
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"
@@ -71,7 +71,7 @@ async def test_lost_connection_ends_every_waiting_call(backend: Backend, bus: St
     subs = [await client.subscribe("never") for client in clients[-3:]]
     for client in clients:
         await client.fence()
-    with paused(server):
+    with paused(server.pid):
         calls = [asyncio.ensure_future(call(client)) for call, client in zip(CALLS.values(), clients, strict=False)]
         calls += [asyncio.ensure_future(sub.get()) for sub in subs[:2]] + [asyncio.ensure_future(iterate(subs[2]))]
         await turn()
@@ -89,7 +89,7 @@ async def test_lost_connection_ends_all_that_waits_on_it(looping: Backend, bus: 
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
     await client.fence()
-    with paused(server):
+    with paused(server.pid):
         calls = [asyncio.ensure_future(call(client)) for call in CALLS.values() for _ in range(3)]
         calls += [asyncio.ensure_future(sub.get()) for _ in range(3)] + [asyncio.ensure_future(iterate(sub))]
         await turn()
@@ -150,7 +150,7 @@ async def test_closing_ends_every_waiting_call(looping: Backend, bus: StartBus) 
     client = await looping.connect(server.address)
     sub = await client.subscribe("never")
     await client.fence()
-    with paused(server):
+    with paused(server.pid):
         calls = [asyncio.ensure_future(call(client)) for name, call in CALLS.items() if name != "publish"]
         calls.append(asyncio.ensure_future(sub.get()))
         loop = asyncio.ensure_future(iterate(sub))
@@ -533,7 +533,7 @@ async def test_closing_when_the_server_dies_meanwhile(looping: Backend, bus: Sta
     """`close` returns when the server dies before everything is sent, also with `reconnect`."""
     server = bus()
     client = await looping.connect(server.address, reconnect=QUICK)
-    with paused(server):
+    with paused(server.pid):
         publishing = asyncio.ensure_future(publish_without_end(client))
         while not len(client.raw.outbox):
             await turn()

@@ -18,7 +18,6 @@ from tests.integration.clients.backends import (
     BlockingBackend,
     Client,
     FakeServer,
-    paused,
     turn,
     unread,
     wait_quiet,
@@ -27,6 +26,7 @@ from tests.integration.clients.backends import (
 from tests.support.descriptors import descriptors
 from tests.support.harness import Bus
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 BEYOND = 16 * 65_536 // 1000
 """Messages of 1,000 bytes that are read at once at most, and so may be kept beyond the mark."""
@@ -97,7 +97,7 @@ async def test_publishing_to_a_stopped_server_waits(backend: Backend, shared: Bu
                 await publisher.publish("k", b"%d " % i + bytes(10_000))
                 sent += 1
 
-        with paused(shared):
+        with paused(shared.pid):
             publishing = asyncio.ensure_future(publish())
             await wait_quiet(lambda: sent)
             assert 0 < sent < 500
@@ -121,7 +121,7 @@ async def test_blocking_publish_times_out(waiting: BlockingBackend, shared: Bus)
                 await publisher.publish("k", b"%d " % sent + bytes(10_000), timeout=0.05)
                 sent += 1
 
-        with paused(shared):
+        with paused(shared.pid):
             with pytest.raises(TimedOut, match="not sent: the socket was full"):
                 await publish()
             assert 0 < sent < 500
@@ -151,7 +151,7 @@ async def test_cancelled_publish_leaves_the_order(looping: Backend, shared: Bus)
     """Cancelling a publish ends only the wait: all messages are sent, each once, in order."""
     publisher = await looping.connect(shared.address)
     with shared.client(b"k") as subscriber:
-        with paused(shared):
+        with paused(shared.pid):
             waiting = await fill(publisher)
             await cancel(*waiting[::2])
         await asyncio.gather(*waiting[1::2])
@@ -186,7 +186,7 @@ async def test_cancelled_calls_leave_the_connection_usable(looping: Backend, sha
     await other.fence()
     for ask in CALLS:
         await client.fence()
-        with paused(shared):
+        with paused(shared.pid):
             calls = [asyncio.ensure_future(ask(client)) for _ in range(3)]
             await turn()
             await cancel(*calls)
@@ -200,7 +200,7 @@ async def test_cancelled_calls_leave_the_connection_usable(looping: Backend, sha
 async def test_cancelled_close_leaves_the_connection_open(looping: Backend, shared: Bus) -> None:
     """A cancelled `close` closes nothing."""
     client = await looping.connect(shared.address)
-    with paused(shared):
+    with paused(shared.pid):
         waiting = await fill(client)
         closing = [asyncio.ensure_future(client.close()) for _ in range(2)]
         await turn()
@@ -314,7 +314,7 @@ async def test_closing_sends_what_waits(looping: Backend, shared: Bus) -> None:
     """`close` returns when everything is sent, and completes the calls that wait for that."""
     publisher = await looping.connect(shared.address)
     with shared.client(b"k") as subscriber:
-        with paused(shared):
+        with paused(shared.pid):
             waiting = await fill(publisher)
             closing = asyncio.ensure_future(publisher.close())
             await turn()

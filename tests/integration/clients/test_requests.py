@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from sbus.errors import InvalidKey, NobodyListens, PacketTooLong, RequestFailed, TimedOut, UsageError
-from tests.integration.clients.backends import Backend, Client, paused
+from tests.integration.clients.backends import Backend, Client
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 
 def upper(request: Any) -> bytes:
@@ -297,7 +298,7 @@ async def test_waiting_in_vain_times_out(backend: Backend, shared: Bus) -> None:
         with pytest.raises(TimedOut):
             await client.request("x", timeout=0.05)
 
-    with paused(shared):
+    with paused(shared.pid):
         await ask_in_vain(bus)
     sub = await bus.subscribe("after")
     await bus.publish_many([("after", b"%d" % i) for i in range(300)])

@@ -30,7 +30,6 @@ from tests.integration.clients.backends import (
     FakeServer,
     Gaps,
     TwistedBackend,
-    paused,
     turn,
     unread,
     wait_quiet,
@@ -38,6 +37,7 @@ from tests.integration.clients.backends import (
 )
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
+from tests.support.waiting import paused
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"
@@ -198,7 +198,7 @@ async def test_push_producer_follows_the_socket(twisted: TwistedBackend, bus: St
     client = await twisted.connect(server.address)
     subscriber = server.client(b"k")
     producer = Push(client)
-    with paused(server):
+    with paused(server.pid):
         client.raw.registerProducer(producer, True)
         assert producer.reported == []
         producer.begin()
@@ -233,7 +233,7 @@ async def test_pull_producer_is_asked_when_nothing_waits(twisted: TwistedBackend
         if producer.published < producer.count:
             asyncio.get_running_loop().call_soon(watch, producer.published)
 
-    with paused(server):
+    with paused(server.pid):
         client.raw.registerProducer(producer, False)
         await wait_quiet(lambda: producer.published)
         assert 0 < producer.published < producer.count
@@ -554,7 +554,7 @@ async def test_service_stops_beside_a_server_that_stands_still(
     service = BusClientService(twisted.reactor, str(server.address))
     service.startService()
     connected = await done(service.whenConnected())
-    with paused(server):
+    with paused(server.pid):
         while len(connected.outbox) < 10:
             connected.publish("k", bytes(50_000)).addErrback(lambda failure: failure.trap(Closed))
             await turn()

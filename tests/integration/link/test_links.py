@@ -12,6 +12,7 @@ from sbus.client.blocking import connect
 from tests.integration.link.conftest import StartBus, both_shapes, link_pid, wait_crossing
 from tests.support.harness import TIMEOUT, WHOAMI, Client
 from tests.support.original import OriginalServer
+from tests.support.waiting import paused
 
 
 def name_of(client: Client) -> bytes:
@@ -158,13 +159,12 @@ def test_slow_leaf_harms_nobody(tree: StartBus) -> None:
     leaf, other = tree("leaf", root), tree("other", root)
     far, near, there = leaf.client(b"x"), root.client(b"x"), other.client(b"x")
     publisher = root.client()
-    os.kill(link_pid(leaf), signal.SIGSTOP)
     sent = [b"MSG x\0%d" % number for number in range(5000)]
-    for packet in sent:
-        publisher.send(packet)
-        assert near.recv() == packet
-        assert there.recv() == packet
-    os.kill(link_pid(leaf), signal.SIGCONT)
+    with paused(link_pid(leaf)):
+        for packet in sent:
+            publisher.send(packet)
+            assert near.recv() == packet
+            assert there.recv() == packet
     got: list[bytes] = []
     while not (got and got[-1].startswith(b"MSG x\0again")):  # the link's queue is full until the link has read
         if far.has_input():

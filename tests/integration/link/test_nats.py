@@ -26,6 +26,7 @@ from sbus.protocol.keys import matches_open
 from tests.support import servers
 from tests.support.harness import TIMEOUT, Bus, Client, Process
 from tests.support.nats import Bridge, NatsServer, free_ports, nats_matches
+from tests.support.waiting import paused
 
 directory, spawn = servers.directory, servers.spawn
 Spawn = Callable[..., Any]
@@ -343,15 +344,12 @@ def test_a_bus_that_stands_still_costs_what_does_not_fit(hosts: Joined) -> None:
     client, publisher = hosts.client("b", b"t/x"), hosts.client("a")
     hosts.server.wait_subscriptions("sbus b", "sbus.t.x")
     out, come = Difference(hosts.bridges["a"]), Difference(hosts.bridges["b"])
-    hosts.buses["b"].kill(signal.SIGSTOP)
-    try:
+    with paused(hosts.buses["b"].pid):
         for count in range(1000, 11_000, 1000):
             for number in range(count - 1000, count):
                 publisher.msg(b"t/x", b"%0500d" % number)
             out.wait(confirmed=count)
         come.wait(received=count)
-    finally:
-        hosts.buses["b"].kill(signal.SIGCONT)
     before = come.wait(come=0)
     publisher.msg(b"t/x", b"end")
     numbers = tally(client)
@@ -368,16 +366,13 @@ def test_a_bus_has_one_bridge_and_its_successor_knows_what_was_lost(hosts: Joine
     assert second.wait() == 1
     assert "another bridge to NATS serves this bus" in second.log
     before = Difference(bridge)
-    hosts.server.kill(signal.SIGSTOP)
-    try:
+    with paused(hosts.server.pid):
         client = bus.client()
         for number in range(100):
             client.msg(b"p/x", b"%d" % number)
         found = before.wait(taken=100)
         bridge.kill(signal.SIGKILL)
         bridge.wait()
-    finally:
-        hosts.server.kill(signal.SIGCONT)
     assert not has_bridge(str(bus.address))
     assert "confirmed" not in found
     hosts.bridges["c"] = hosts.bridge("c").wait_joined()

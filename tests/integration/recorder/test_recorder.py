@@ -25,7 +25,7 @@ from tests.support import servers as conftest
 from tests.support.disks import fill, mounted
 from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
 from tests.support.journals import rows
-from tests.support.waiting import wait_until
+from tests.support.waiting import paused, wait_until
 
 directory, spawn = conftest.directory, conftest.spawn
 QUICK = ("--batch-time=10ms", "--sync=0")
@@ -209,11 +209,10 @@ def test_too_slow(bus: Callable[..., Bus], recorder: Callable[..., Recorder], jo
     started = bus("--queue-messages=500")
     process = recorder("--hard=error")
     client = started.client()
-    process.kill(signal.SIGSTOP)
-    published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
-    client.sync()
-    started.wait_log(r"disconnected: pid .*: its queue was full, and it had chosen blocking/hard/error")
-    process.kill(signal.SIGCONT)
+    with paused(process.pid):
+        published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
+        client.sync()
+        started.wait_log(r"disconnected: pid .*: its queue was full, and it had chosen blocking/hard/error")
     process.wait_recording(2)
     last = client.msg(b"last")
     found = wait_rows(journal, ends_with(last))
@@ -235,10 +234,9 @@ def test_dropped_messages_are_accounted_for(
     client = started.client()
     client.send(b"CMSG probe\0flood")
     assert client.recv() == b"CMSG probe\x000 flood"  # a recorder is an observer
-    process.kill(signal.SIGSTOP)
-    published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
-    client.sync()
-    process.kill(signal.SIGCONT)
+    with paused(process.pid):
+        published = [client.msg(b"flood", b"%d" % i) for i in range(50_000)]
+        client.sync()
 
     def dropped(row: dict[str, Any]) -> int:
         return int(row["payload"].split()[0]) if row["kind"] == "lost" else 0
@@ -272,12 +270,11 @@ def test_nothing_is_lost_by_default(
         "        bus.publish_many([(b'flood', b'%d' % i) for i in range(first, first + 1000)])\n"
         "    bus.fence(30)\n"
     )
-    process.kill(signal.SIGSTOP)
-    publisher = subprocess.Popen([sys.executable, "-c", program, str(directory / "bus")])
-    try:
+    with paused(process.pid):
+        publisher = subprocess.Popen([sys.executable, "-c", program, str(directory / "bus")])
         with pytest.raises(subprocess.TimeoutExpired):
             publisher.wait(1.5)
-        process.kill(signal.SIGCONT)
+    try:
         assert publisher.wait(TIMEOUT) == 0
     finally:
         publisher.kill()

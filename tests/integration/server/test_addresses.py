@@ -8,7 +8,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -26,7 +25,7 @@ from tests.support.harness import (
     goes_on,
     refusal,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import paused, wait_until
 
 
 def seqpacket(name: str | Path | bytes | None = None, *, listening: bool = False) -> socket.socket:
@@ -282,10 +281,10 @@ class TestUsers:
         """Packets that a refused user has sent in the meantime are not handled."""
         started = bus("--mode=0777", f"--allow-user={OTHER_USER[0]}")
         listener = started.client(b"")
-        started.kill(signal.SIGSTOP)
-        with Client(started.address, user=THIRD_USER) as refused:
+        with paused(started.pid):
+            refused = Client(started.address, user=THIRD_USER)
             refused.msg(b"hello")
-            started.kill(signal.SIGCONT)
+        with refused:
             assert refused.rest() == []
         assert listener.sync() == []
 

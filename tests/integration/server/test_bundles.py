@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbus.protocol.bundles import _pack, _unbundle
-from tests.integration.clients.backends import paused
 from tests.support.harness import WHOAMI, Client, goes_on, numbered
+from tests.support.waiting import paused
 
 ON = b"CMSG bundle/on"
 ANSWER = b"CMSG bundle/on\x0065536"
@@ -62,7 +62,7 @@ def test_no_bundle_is_taken_behind_the_end(shared, together):
     """Off and then a bundle is a violation, also if the server reads both at once; what came before holds."""
     reader, a = shared.client(b"x"), bundling(shared)
     end = (b"MSG x\x001", b"CMSG bundle/off")
-    with paused(shared):
+    with paused(shared.pid):
         for packet in [bundle(*end)] if together else end:
             a.send(packet)
         a.send(bundle(b"MSG x\x002", b"MSG x\x003"))
@@ -74,7 +74,7 @@ def test_no_bundle_is_taken_behind_the_end(shared, together):
 def test_bundles_may_be_asked_for_again(shared):
     """Off and on again at once: the bundle behind that is taken."""
     a = bundling(shared, b"x")
-    with paused(shared):
+    with paused(shared.pid):
         for packet in (b"CMSG bundle/off", ON, bundle(b"MSG x\x001", b"MSG x\x002")):
             a.send(packet)
     assert [a.recv(), a.recv()] == [b"CMSG bundle/off\0", ANSWER]

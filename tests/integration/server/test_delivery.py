@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import pytest
 
 from sbus.syscalls import batch
 from tests.support.harness import TIMEOUT, WHOAMI, Client, goes_on, numbered, send_with_descriptors
+from tests.support.waiting import paused
 
 
 @pytest.fixture(params=["compiled", "plain"])
@@ -176,22 +175,20 @@ class TestCompleteness:
         """A client that connects, publishes and closes while the server is busy elsewhere has published."""
         started = lease()
         subscriber = started.client(b"brief/*")
-        started.kill(signal.SIGSTOP)
         packets = [b"MSG brief/%d\0here and gone" % n for n in range(20)]
-        for packet in packets:
-            with Client(started.address) as publisher:
-                publisher.send(packet)
-        started.kill(signal.SIGCONT)
+        with paused(started.pid):
+            for packet in packets:
+                with Client(started.address) as publisher:
+                    publisher.send(packet)
         assert subscriber.receive(20) == packets
 
     def test_subscribe_then_publish_at_once(self, lease):
         """A client that subscribes and publishes before the server has accepted it receives its message."""
         started = lease()
-        started.kill(signal.SIGSTOP)
-        client = Client(started.address)
-        client.sub(b"breath")
-        packet = client.msg(b"breath", b"one")
-        started.kill(signal.SIGCONT)
+        with paused(started.pid):
+            client = Client(started.address)
+            client.sub(b"breath")
+            packet = client.msg(b"breath", b"one")
         assert client.recv() == packet
         client.close()
 
@@ -369,14 +366,13 @@ class TestStopped:
         started = lease()
         subscriber = started.client(b"sleep/*")
         publisher = started.client()
-        started.kill(signal.SIGSTOP)
         packets = []
-        for packet in numbered(b"sleep/on", 10_000, 1000):
-            if not publisher.push(packet):
-                break
-            packets.append(packet)
+        with paused(started.pid):
+            for packet in numbered(b"sleep/on", 10_000, 1000):
+                if not publisher.push(packet):
+                    break
+                packets.append(packet)
         assert 0 < len(packets) < 10_000
-        started.kill(signal.SIGCONT)
         assert subscriber.receive(len(packets)) == packets
         assert goes_on(started)
 
@@ -396,15 +392,13 @@ class TestStopped:
             try:
                 assert reader.stdout is not None
                 assert reader.stdout.readline() == "ready\n"
-                reader.send_signal(signal.SIGSTOP)
-                os.waitid(os.P_PID, reader.pid, os.WSTOPPED | os.WNOWAIT)
                 bystander = started.client(b"stop/*")
                 publisher = started.client()
                 packets = numbered(b"stop/reader", count)
-                for packet in packets:
-                    publisher.send(packet)
-                assert bystander.receive(count) == packets
-                reader.send_signal(signal.SIGCONT)
+                with paused(reader.pid):
+                    for packet in packets:
+                        publisher.send(packet)
+                    assert bystander.receive(count) == packets
                 output, _ = reader.communicate(timeout=TIMEOUT)
             finally:
                 reader.kill()

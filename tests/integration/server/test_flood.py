@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-from tests.integration.clients.backends import paused
 from tests.support.harness import (
     OTHER_USER,
     THIRD_USER,
@@ -23,6 +22,7 @@ from tests.support.harness import (
     is_held_back,
     numbered,
 )
+from tests.support.waiting import paused
 
 SMALL = "--max-packet=1024"
 FOR_EVER = "--block-timeout=600"
@@ -572,7 +572,7 @@ class TestTimeout:
         for client in (one, two):
             client.cmsg(b"blocking/soft/block")
             client.sync()
-        with paused(started):
+        with paused(started.pid):
             for packet in numbered(b"to/two", 100):
                 assert one.push(packet)
             for packet in numbered(b"to/one", 100):
@@ -589,7 +589,7 @@ class TestTimeout:
         for client in ring:
             client.cmsg(b"blocking/hard/block")
             client.sync()
-        with paused(started):
+        with paused(started.pid):
             for n, client in enumerate(ring):
                 for packet in numbered(b"ring/%d" % ((n + 1) % 3), 200):
                     assert client.push(packet)
@@ -604,7 +604,7 @@ class TestTimeout:
         client = started.client(b"self")
         client.cmsg(mode)
         client.sync()
-        with paused(started):
+        with paused(started.pid):
             for packet in numbered(b"self", 200):
                 assert client.push(packet)
         assert goes_on(started)

@@ -10,6 +10,7 @@ import struct
 import pytest
 
 from tests.support.harness import SAME_USER, Client, goes_on, numbered, refusal
+from tests.support.waiting import paused
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "plain"])
@@ -44,19 +45,18 @@ def test_peer_that_fails_in_a_fan_out(started, how):
     for packet in packets[:100]:
         publisher.send(packet)
     publisher.sync()
-    started.kill(signal.SIGSTOP)
-    for packet in packets[100:]:
-        assert publisher.push(packet)
     failing = subscribers[3:30:5]
-    for subscriber in failing:
-        if how == "does not receive":
-            subscriber.sock.shutdown(socket.SHUT_RD)
-        else:
-            if how == "resets":
-                subscriber.send(b"MSG unread\0")  # by the server, which makes the end a reset
-                assert subscriber.recv() == packets[0]
-            subscriber.close()
-    started.kill(signal.SIGCONT)
+    with paused(started.pid):
+        for packet in packets[100:]:
+            assert publisher.push(packet)
+        for subscriber in failing:
+            if how == "does not receive":
+                subscriber.sock.shutdown(socket.SHUT_RD)
+            else:
+                if how == "resets":
+                    subscriber.send(b"MSG unread\0")  # by the server, which makes the end a reset
+                    assert subscriber.recv() == packets[0]
+                subscriber.close()
     for subscriber in subscribers:
         if subscriber not in failing:
             assert subscriber.receive(200) == packets
@@ -169,11 +169,10 @@ def test_bundle_that_is_read_with_the_question_for_bundles(lease, mode):
     reader.cmsg(mode)
     reader.sync()
     many = b"".join(struct.pack("<I", 6) + b"MSG k\0" for _ in range(3000))
-    started.kill(signal.SIGSTOP)
-    publisher.msg(b"other")  # which is read alone, as nobody has sent more than one packet at a time; the rest together
-    publisher.send(b"CMSG bundle/on")
-    publisher.send(b"BNDL" + many)
-    started.kill(signal.SIGCONT)
+    with paused(started.pid):
+        publisher.msg(b"other")  # is read alone, as nobody has sent more than one packet at a time; the rest together
+        publisher.send(b"CMSG bundle/on")
+        publisher.send(b"BNDL" + many)
     for _ in range(300):
         publisher.send(b"MSG k\0" + bytes(10_000))
     publisher.send(b"CMSG bundle/off")
