@@ -146,6 +146,18 @@ class _Line:
         self.receivers: OrderedDict[Receiver, None] = OrderedDict()
         self.congested: dict[Receiver, None] = {}
 
+    @property
+    def owner(self) -> UserShare:
+        return self.user
+
+    @property
+    def work_left(self) -> int:
+        return self.user.copies.work_left
+
+    @work_left.setter
+    def work_left(self, work: int) -> None:
+        self.user.copies.work_left = work
+
     def want_turn(self, receiver: Receiver) -> None:
         self.congested.pop(receiver, None)
         self.receivers[receiver] = None
@@ -154,7 +166,7 @@ class _Line:
     def wait(self) -> None:
         if not self.is_waiting:
             self.is_waiting = True
-            self._turns.wait(self.user.copies, self)
+            self._turns.wait(self, self)
 
     def take_turn(self) -> None:
         """Decide about the messages of some receivers (`sbus.server.turns`)."""
@@ -374,7 +386,7 @@ class Late:
             if not line.receivers and not line.congested and not self.cohorts.of_user(receiver.user):
                 del self._lines[receiver.user]
                 if line.is_waiting:
-                    self._turns.forget(queue.copies, line)
+                    self._turns.forget(line, line)
 
     def _line(self, user: UserShare) -> _Line:
         line = self._lines.get(user)
