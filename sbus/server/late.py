@@ -194,12 +194,14 @@ class Late:
     :ivar most_bytes: `MOST_BYTES`, or less if memory is short.
     :ivar bytes: bytes that wait undecided for all receivers that are in no cohort; a packet counts for each of them.
     :ivar cohorts: the cohorts.
+    :ivar cpu: as `Turns.cpu`.
     """
 
-    __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes", "cohorts", "most_bytes")
+    __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes", "cohorts", "cpu", "most_bytes")
 
     def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue, bool], int], user_memory: int) -> None:
         self._turns = turns
+        self.cpu = turns.cpu
         self._decide = decide
         self.most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
         self._lines: dict[UserShare, _Line] = {}
