@@ -6,18 +6,22 @@ A run is added to a cohort in one step, so it has to be for all members or for n
 cohort is split of which the route contains only a part. After some runs the cohorts fit the routes, and nothing is
 split any more.
 
-To make a plan takes time in proportion to the receivers, so plans are kept until a cohort changes. A plan is found by
-the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal routes, and a route
-without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by the receivers. Both
-tables keep receivers in memory; after some have gone, the tables are emptied (`Plans.note_gone`).
+To make a plan takes time in proportion to the receivers, so plans are kept. When a receiver has joined or left a
+cohort, a plan *follows*: it goes through the changes since it was made. It is made again if they are too many, if a
+cohort has to be split for it, or if one was closed.
+
+A plan is found by the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal
+routes, and a route without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by
+the receivers. Both tables keep receivers in memory; after some have gone, the tables are emptied (`Plans.note_gone`).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from sbus.server.cohorts import Cohort, Cohorts
+from sbus.server.cohorts import Change, Cohort, Cohorts
 from sbus.server.interfaces import Receiver
 
 __all__ = ["Plan", "Plans"]
@@ -30,6 +34,8 @@ _PLAN = 4
 """The price of making a plan, before its receivers, in units of work (`sbus.server.turns`)."""
 _PLANNED_AT_ONCE = 16
 """Receivers of a plan for one unit of work."""
+_FOLLOWED = 8
+"""Changes that a plan follows for one unit of work; to make it again costs as much for twice as many receivers."""
 _GONE = 1_024
 """A receiver that has gone counts as this many planned ones, so that the plans keep at most 64 of them in memory."""
 
@@ -47,6 +53,60 @@ class Plan(NamedTuple):
     members: int
 
 
+class _Kept:
+    """A plan that follows the changes of the cohorts.
+
+    :ivar receivers: those of the route.
+    :ivar plan: the plan.
+    :ivar version: the number of changes of cohorts that it contains (`Cohorts.version`).
+    """
+
+    __slots__ = ("_cohorts", "_others", "plan", "receivers", "version")
+
+    def __init__(self, receivers: tuple[Receiver, ...], plan: Plan, version: int) -> None:
+        self.receivers = receivers
+        self.replace(plan, version)
+
+    def replace(self, plan: Plan, version: int) -> None:
+        """Begin with a plan that was just made."""
+        self.plan = plan
+        self.version = version
+        self._others: dict[Receiver, None] = {}  # as those of the plan, from the first change on
+        self._cohorts: dict[Cohort, None] = {}
+
+    def follow(self, changes: Iterable[Change], version: int) -> bool:
+        """Go through changes of cohorts; return False if the plan has to be made again.
+
+        All members of the plan's cohorts are in the route, and receivers of the route that are in other cohorts are
+        members of closed ones.
+        """
+        plan, others, cohorts = self.plan, self._others, self._cohorts
+        if not (others or cohorts):
+            others.update(dict.fromkeys(plan.others))
+            cohorts.update(dict.fromkeys(plan.cohorts))
+        for receiver, old, new, is_alone in changes:
+            if receiver is None:
+                if old in cohorts:
+                    assert new is not None
+                    cohorts[new] = None
+            elif new is None:
+                if old in cohorts:
+                    others[receiver] = None
+                    if is_alone:
+                        del cohorts[old]
+            elif receiver in others:
+                if is_alone:
+                    cohorts[new] = None
+                elif new not in cohorts:
+                    return False
+                del others[receiver]
+            elif new in cohorts:
+                return False
+        self.plan = Plan(tuple(others), tuple(cohorts), len(self.receivers) - len(others))
+        self.version = version
+        return True
+
+
 class Plans:
     """The plans of routes.
 
@@ -54,14 +114,12 @@ class Plans:
     :ivar effort: work of making plans since it was last set to 0.
     """
 
-    __slots__ = ("_by_receivers", "_by_route", "_of", "_planned", "_split", "effort")
+    __slots__ = ("_by_receivers", "_by_route", "_cohorts", "_planned", "effort")
 
     def __init__(self, cohorts: Cohorts) -> None:
-        self._of = cohorts.of
-        self._split = cohorts.split
-        cohorts.on_changed = self._forget_all
-        self._by_route: dict[int, tuple[tuple[Receiver, ...], Plan]] = {}  # with the tuple, whose ID stays its own
-        self._by_receivers: dict[tuple[Receiver, ...], Plan] = {}
+        self._cohorts = cohorts
+        self._by_route: dict[int, tuple[tuple[Receiver, ...], _Kept]] = {}  # with the tuple, whose ID stays its own
+        self._by_receivers: dict[tuple[Receiver, ...], _Kept] = {}
         self._planned = 0
         self.effort = 0
 
@@ -69,16 +127,16 @@ class Plans:
         """Return the plan of a route, after splitting the cohorts of which it contains only a part."""
         known = self._by_route.get(id(receivers))
         if known is not None:
-            return known[1]
-        plan = self._by_receivers.get(receivers) or self._make(receivers)
+            return known[1].plan if known[1].version == self._cohorts.version else self._renewed(known[1])
+        kept = self._by_receivers.get(receivers) or _Kept(receivers, self._make(receivers), self._cohorts.version)
         self._planned += _KEPT_PLAN + len(receivers)
         self.effort += 1 + len(receivers) // _PLANNED_AT_ONCE
         if self._planned > _MOST_PLANNED:
             self._forget_all()
             self._planned = _KEPT_PLAN + len(receivers)
-        self._by_route[id(receivers)] = receivers, plan
-        self._by_receivers[receivers] = plan
-        return plan
+        self._by_route[id(receivers)] = receivers, kept
+        self._by_receivers[receivers] = kept
+        return self._renewed(kept)
 
     def note_gone(self) -> None:
         """Note that a receiver has gone: soon no plan contains it any more."""
@@ -86,9 +144,22 @@ class Plans:
         if self._planned > _MOST_PLANNED:
             self._forget_all()
 
+    def _renewed(self, kept: _Kept) -> Plan:
+        """Return a plan, brought up to date."""
+        version, changes, receivers = self._cohorts.version, self._cohorts.changes, kept.receivers
+        missed = version - kept.version
+        if missed:
+            self.effort += 1 + missed // _FOLLOWED
+            if (
+                missed > len(changes)
+                or missed > len(receivers)
+                or not kept.follow(itertools.islice(changes, len(changes) - missed, None), version)
+            ):
+                kept.replace(self._make(receivers), self._cohorts.version)
+        return kept.plan
+
     def _make(self, receivers: tuple[Receiver, ...]) -> Plan:
-        # Set operations: plans are made again in each turn of a user with many late receivers.
-        of = self._of
+        of = self._cohorts.of
         others = list(itertools.filterfalse(of.__contains__, receivers))
         left = set(filter(of.__contains__, receivers))
         cohorts: list[Cohort] = []
@@ -97,7 +168,7 @@ class Plans:
             members = cohort.members.keys() & left
             left -= members
             if not cohort.is_closed and len(members) < len(cohort.members):
-                cohort = self._split(cohort, members)
+                cohort = self._cohorts.split(cohort, members)
             if cohort.is_closed:
                 others += members
             else:
@@ -106,7 +177,6 @@ class Plans:
         return Plan(tuple(others), tuple(cohorts), len(receivers) - len(others))
 
     def _forget_all(self) -> None:
-        if self._by_route:
-            self._by_route.clear()
-            self._by_receivers.clear()
+        self._by_route.clear()
+        self._by_receivers.clear()
         self._planned = 0

@@ -40,10 +40,16 @@ from sbus.flood.digest import Digest
 from sbus.server.blocks import Blocks
 from sbus.server.interfaces import Publisher, Receiver
 
-__all__ = ["MOST_COHORTS", "Cohort", "Cohorts"]
+__all__ = ["MOST_COHORTS", "Change", "Cohort", "Cohorts"]
 
 MOST_COHORTS = 64
 """Maximum number of cohorts of one user."""
+_MOST_CHANGES = 4_096
+"""Changes of cohorts that are known at most."""
+
+Change = tuple["Receiver | None", "Cohort | None", "Cohort | None", bool]
+"""A receiver that has left a cohort or joined one: the receiver, the cohort that it has left, the one that it has
+joined, and whether it was alone there. Of a split: None, the old cohort, the new one, False."""
 
 
 class Cohort:
@@ -165,15 +171,17 @@ class Cohorts:
 
     :param on_closed: called when a cohort is closed.
     :ivar of: the cohort of each receiver that is in one.
-    :ivar on_changed: called when a receiver joins or leaves a cohort, and when a cohort is split or closed.
+    :ivar version: the number of changes so far.
+    :ivar changes: the last of them; none from before a cohort was closed.
     :ivar bytes: bytes that wait for all cohorts; a packet counts for each cohort, and is charged to its user.
     """
 
-    __slots__ = ("_by_user", "_on_closed", "bytes", "of", "on_changed")
+    __slots__ = ("_by_user", "_on_closed", "bytes", "changes", "of", "version")
 
     def __init__(self, on_closed: Callable[[], None]) -> None:
         self._on_closed = on_closed
-        self.on_changed: Callable[[], None] = _do_nothing
+        self.version = 0
+        self.changes: list[Change] = []
         self.of: dict[Receiver, Cohort] = {}
         self.bytes = 0
         self._by_user: dict[UserShare, dict[Cohort, None]] = {}
@@ -207,7 +215,7 @@ class Cohorts:
         cohort.add_member(receiver)
         cohort.run = None
         self.of[receiver] = cohort
-        self.on_changed()
+        self._note(receiver, None, cohort, len(cohort.members) == 1)
         return True
 
     def join_with(
@@ -239,7 +247,7 @@ class Cohorts:
             self.add(cohort, packets, size)
         cohort.add_member(receiver, len(packets))
         self.of[receiver] = cohort
-        self.on_changed()
+        self._note(receiver, None, cohort, len(cohort.members) == 1)
         return cohort
 
     def leave(self, receiver: Receiver) -> None:
@@ -251,7 +259,7 @@ class Cohorts:
                 self._remove(cohort)
             else:
                 self.trim(cohort)
-            self.on_changed()
+            self._note(receiver, cohort, None, not cohort.members)
 
     def trim(self, cohort: Cohort) -> None:
         """Drop the blocks that wait for no member, and a digest that all have had."""
@@ -277,9 +285,10 @@ class Cohorts:
         :returns: the new cohort; the old one, closed, if there may be no more.
         """
         cohorts = self._by_user[cohort.user]
-        self.on_changed()
         if len(cohorts) >= MOST_COHORTS:
             cohort.is_closed = True
+            self.version += 1
+            self.changes.clear()
             self._on_closed()
             return cohort
         new = cohort.copy()
@@ -287,11 +296,18 @@ class Cohorts:
         # Not a look at all members: a few are often parted from thousands.
         new.members.update(sorted(((each, cohort.members.pop(each)) for each in members), key=itemgetter(1)))
         self.of.update(dict.fromkeys(new.members, new))
+        self._note(None, cohort, new, False)
         # Beside the old one: the oldest cohorts have their turns first.
         self._by_user[cohort.user] = {
             each: None for old in cohorts for each in ((old, new) if old is cohort else (old,))
         }
         return new
+
+    def _note(self, *change: *Change) -> None:
+        self.version += 1
+        self.changes.append(change)
+        if len(self.changes) > _MOST_CHANGES:
+            del self.changes[: _MOST_CHANGES // 2]
 
     def _count(self, cohort: Cohort, size: int) -> None:
         self.bytes += size
@@ -303,7 +319,3 @@ class Cohorts:
         del cohorts[cohort]
         if not cohorts:
             del self._by_user[cohort.user]
-
-
-def _do_nothing() -> None:
-    pass
