@@ -9,6 +9,7 @@ import itertools
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -468,6 +469,7 @@ def _catalogue() -> Iterator[Attack]:
         yield Attack(
             f"eager-{name}", f"1,000 readers that read all the time, {mode}", (_draining(1_000, *choices), flood)
         )
+    yield Attack("eager-most", "3,900 readers that read all the time", (_draining(3_900), flood))
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
     yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
@@ -485,6 +487,10 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack("max-packets", "maximal packets to 20 silent readers", (_silent(20), max_packets))
 
 
+_AT_ONCE = 950
+"""Connections of one user that the server accepts at once; it accepts 200 a second more."""
+_PAUSE = 0.0052
+"""Seconds between two connections beyond these."""
 _KEEP_LAST = ("--last-value=last/",)
 _STREAM = ("--stream=door={address}-stream,mode=0777",)
 
@@ -505,7 +511,11 @@ def _draining(number: int, *choices: bytes) -> Part:
     """Connect readers of everything, which one after the other read all that their sockets hold."""
 
     def readers(me: Attacker) -> None:
-        held = [me.connect(*(b"CMSG " + choice for choice in choices), _EVERYTHING) for _ in range(number)]
+        held = []
+        for _ in range(number):
+            held.append(me.connect(*(b"CMSG " + choice for choice in choices), _EVERYTHING))
+            if len(held) >= _AT_ONCE:
+                time.sleep(_PAUSE)
         me.ready()
         while me.running():
             for sock in held:

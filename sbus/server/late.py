@@ -10,11 +10,11 @@ its receivers get (`sbus.flood.budget.CopyBalance`).
 
 When the balance of copies is spent while clients of other users wait, further messages for that user's receivers wait
 at the end of the receivers' queues, undecided: the receivers are *late*. That costs a publisher well below 1 µs for
-each run and receiver, whatever the receivers chose. Late receivers of one user wait in a line of turns, as one client.
-In the turn, all that has come for a receiver is sent with one call, or flood control decides about it in one step,
-which is a small part of the work of doing it message by message. The socket of a *congested* receiver is full, so
-nothing is gained by an early decision: it gets a turn when `WORTH_DECIDING` messages wait, after `LONGEST_WAIT`, or as
-soon as it has read its queue.
+each run and receiver, whatever the receivers chose. Late receivers of one user wait in a line of turns, as one client,
+apart from those whose sockets have room again (`sbus.server.draining`). In the turn, all that has come for a receiver
+is sent with one call, or flood control decides about it in one step, which is a small part of the work of doing it
+message by message. The socket of a *congested* receiver is full, so nothing is gained by an early decision: it gets a
+turn when `WORTH_DECIDING` messages wait, after `LONGEST_WAIT`, or as soon as it has read its queue.
 
 While no other user's client sends anything, a spent balance is topped up on the spot, and only congested receivers of
 a run with `MANY` receivers are late.
@@ -146,18 +146,6 @@ class _Line:
         self.receivers: OrderedDict[Receiver, None] = OrderedDict()
         self.congested: dict[Receiver, None] = {}
 
-    @property
-    def owner(self) -> UserShare:
-        return self.user
-
-    @property
-    def work_left(self) -> int:
-        return self.user.copies.work_left
-
-    @work_left.setter
-    def work_left(self, work: int) -> None:
-        self.user.copies.work_left = work
-
     def want_turn(self, receiver: Receiver) -> None:
         self.congested.pop(receiver, None)
         self.receivers[receiver] = None
@@ -166,7 +154,7 @@ class _Line:
     def wait(self) -> None:
         if not self.is_waiting:
             self.is_waiting = True
-            self._turns.wait(self, self)
+            self._turns.wait(self.user.copies, self, is_apart=True)
 
     def take_turn(self) -> None:
         """Decide about the messages of some receivers (`sbus.server.turns`)."""
@@ -194,14 +182,12 @@ class Late:
     :ivar most_bytes: `MOST_BYTES`, or less if memory is short.
     :ivar bytes: bytes that wait undecided for all receivers that are in no cohort; a packet counts for each of them.
     :ivar cohorts: the cohorts.
-    :ivar cpu: as `Turns.cpu`.
     """
 
-    __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes", "cohorts", "cpu", "most_bytes")
+    __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes", "cohorts", "most_bytes")
 
     def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue, bool], int], user_memory: int) -> None:
         self._turns = turns
-        self.cpu = turns.cpu
         self._decide = decide
         self.most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
         self._lines: dict[UserShare, _Line] = {}
@@ -218,6 +204,10 @@ class Late:
         times = _BEYOND if beyond else 1 if is_own else _OTHERS
         part = OWN_PART if is_own and not beyond else 1
         return times * MOST_PACKETS // part, times * self.most_bytes // part - self.bytes
+
+    def cpu(self) -> int:
+        """Return the CPU time of this thread, in nanoseconds."""
+        return self._turns.cpu()
 
     def add(self, user: UserShare, size: int) -> None:
         """Count bytes that were put behind those of late receivers of one user, within `room`."""
@@ -388,7 +378,7 @@ class Late:
             if not line.receivers and not line.congested and not self.cohorts.of_user(receiver.user):
                 del self._lines[receiver.user]
                 if line.is_waiting:
-                    self._turns.forget(line, line)
+                    self._turns.forget(queue.copies, line)
 
     def _line(self, user: UserShare) -> _Line:
         line = self._lines.get(user)

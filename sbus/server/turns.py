@@ -22,7 +22,8 @@ Invariants:
 
 * The clients of one user share that user's balance: a thousand connections get no more than one.
 * A user has two balances, one for what its clients send and one for what its receivers get. They share its turns: if
-  both are waited for, each has every other turn.
+  both are waited for, each has every other turn. So do the clients of one balance that wait *apart* from the others:
+  thousands of sockets with room would otherwise go before the decisions that the publishers of all users depend on.
 * A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
   is larger than a turn makes a turn long, but it does not make long turns more frequent.
 * A user without connections is known until its debt is paid (`Turns.pay_off`): to reconnect is no way out of it.
@@ -157,7 +158,7 @@ class Turns:
     def __init__(self, reactor: _Reactor, cpu: Callable[[], int] = time.thread_time_ns) -> None:
         self._reactor = reactor
         self.cpu = cpu
-        self._waiting: dict[Balance, _Line] = {}
+        self._waiting: dict[tuple[Balance, bool], _Line] = {}  # by balance, and whether it is for those that wait apart
         self._is_due = False
         self._alone = _ALONE
         self._senders: set[object] = set()  # since the last turn
@@ -176,16 +177,18 @@ class Turns:
             self._previous = balance
             self.crowd = CROWD
 
-    def wait(self, balance: Balance, client: _Client, is_first: bool = False) -> None:
+    def wait(self, balance: Balance, client: _Client, is_first: bool = False, is_apart: bool = False) -> None:
         """Have a client go on in a later turn, when its balance is above 0: its ``take_turn`` is called, once.
 
         :param is_first: before the others. That is for a client that took a turn and could do nothing, since others of
             its user had spent the balance; they would leave it nothing in the next turn either.
+        :param is_apart: in a line beside the one for this balance, which has every other turn.
         """
         self.waited += 1
-        line = self._waiting.get(balance)
+        key = balance, is_apart
+        line = self._waiting.get(key)
         if line is None:
-            line = self._waiting[balance] = _Line()
+            line = self._waiting[key] = _Line()
         (line.first if is_first else line.others)[client] = None
         self._schedule()
 
@@ -200,12 +203,13 @@ class Turns:
 
     def forget(self, balance: Balance, client: _Client) -> None:
         """Forget a client that has disconnected, if it waits."""
-        line = self._waiting.get(balance)
-        if line is not None:
-            line.first.pop(client, None)
-            line.others.pop(client, None)
-            if not line:
-                del self._waiting[balance]
+        for key in ((balance, False), (balance, True)):
+            line = self._waiting.get(key)
+            if line is not None:
+                line.first.pop(client, None)
+                line.others.pop(client, None)
+                if not line:
+                    del self._waiting[key]
 
     def call_later(self, delay: float, call: Callable[[], None]) -> None:
         """Call after `delay` seconds, as part of no turn."""
@@ -229,12 +233,13 @@ class Turns:
         self._is_due = False
         budget = self._budget()
         served: set[object] = set()
-        for balance, line in tuple(self._waiting.items()):
+        for key, line in tuple(self._waiting.items()):
+            balance = key[0]
             if balance.owner in served:
-                continue  # the user's other balance has had the turn
+                continue  # another line of the user has had the turn
             served.add(balance.owner)
-            if balance in self._waiting:
-                self._waiting[balance] = self._waiting.pop(balance)  # the other one comes first in the next turn
+            if key in self._waiting:
+                self._waiting[key] = self._waiting.pop(key)  # the other ones come first in the next turn
             if balance.work_left < budget:
                 balance.work_left = min(budget, balance.work_left + budget)
             if balance.work_left <= 0:
@@ -243,8 +248,8 @@ class Turns:
                 line.pop().take_turn()
                 if not line or balance.work_left <= 0:
                     break  # the last ones may have been forgotten meanwhile; those that are left stay in their order
-            if not line and self._waiting.get(balance) is line:
-                del self._waiting[balance]
+            if not line and self._waiting.get(key) is line:
+                del self._waiting[key]
         if self._waiting:
             self._schedule()
 
@@ -255,8 +260,9 @@ class Turns:
 
     def _budget(self) -> int:
         """Return the work of each user's turn: it depends on how many users have sent since the last one, or wait."""
-        users = self._senders.union(balance.owner for balance in self._waiting)
-        self._alone = 0 if len(users) > 1 or len(self._waiting) > 1 else self._alone + 1
+        balances = {balance for balance, _ in self._waiting}
+        users = self._senders.union(balance.owner for balance in balances)
+        self._alone = 0 if len(users) > 1 or len(balances) > 1 else self._alone + 1
         self._senders.clear()
         self.last = None
         return CONTENDED_BUDGET if self._alone < _ALONE else TURN_BUDGET

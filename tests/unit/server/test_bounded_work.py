@@ -373,7 +373,7 @@ def test_bundles_are_read_in_the_turns_of_their_user():
     assert before_read is not None
     before_read()
     assert client.protocol.is_paused
-    line = bus.registry.turns._waiting[user]
+    line = bus.registry.turns._waiting[user, False]
     assert list(line.others) == [other.protocol for other in (*others, client)]
     user.work_left = -CONTENDED_BUDGET // 2
     line.others.clear()
@@ -392,7 +392,7 @@ def test_a_stream_client_that_could_not_read_comes_first():
     assert other.transport.before_read is not None
     spender.transport.on_vain_read(1)
     other.transport.before_read()
-    line = bus.registry.turns._waiting[user]
+    line = bus.registry.turns._waiting[user, False]
     assert (list(line.first), list(line.others)) == ([other.protocol], [spender.protocol])
 
 

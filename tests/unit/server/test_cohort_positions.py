@@ -316,7 +316,7 @@ class Model:
         """Check that a client whose socket takes packets gets what waits, or has it coming in a turn."""
         protocol, queue = client.peer.protocol, client.peer.protocol.queue
         draining = protocol._draining
-        line = self.bus.registry.turns._waiting.get(queue.copies)
+        line = self.bus.registry.turns._waiting.get((queue.copies, False))
         assert draining._is_waiting is (line is not None and draining in line.others)
         if not client.peer.is_connected:
             assert not draining._is_waiting

@@ -440,15 +440,16 @@ def joined(found: Cohorts, count: int) -> tuple[Cohort, list[Any]]:
         max_size=80,
     ),
     st.integers(1, 3),
+    st.sampled_from([1, 3, 4_096]),
 )
-def test_each_member_has_what_came_since_its_position(steps, most):
+def test_each_member_has_what_came_since_its_position(steps, most, changes):
     """However receivers join and leave, take turns and are split off, each has its messages, the oldest first."""
     found = Cohorts(mock.Mock())
     plans = Plans(found)
     user: Any = Account()
     members: list[Any] = [Member(user) for _ in range(4)]
     waiting: dict[Any, list[bytes]] = {}
-    with mock.patch.object(cohorts, "MOST_COHORTS", most):
+    with mock.patch.object(cohorts, "MOST_COHORTS", most), mock.patch.object(cohorts, "_MOST_CHANGES", changes):
         for number, (name, choice) in enumerate(steps):
             if name == "add":
                 chosen = tuple(member for at, member in enumerate(members) if choice & 1 << at)

@@ -104,7 +104,7 @@ def test_a_turn_ends_when_its_budget_is_spent():
         reader.drain()
     bus.turn()
     assert [bool(reader.take()) for reader in readers] == [True, False, False]
-    line = bus.registry.turns._waiting[readers[0].protocol.user.copies]
+    line = bus.registry.turns._waiting[readers[0].protocol.user.copies, False]
     assert list(line.others) == [reader.protocol._draining for reader in readers[1:]]
 
 
@@ -147,7 +147,7 @@ def test_a_reader_that_leaves_waits_for_no_turn():
     _, (reader,) = full(bus)
     spend(reader)
     reader.drain()
-    line = bus.registry.turns._waiting[reader.protocol.user.copies]
+    line = bus.registry.turns._waiting[reader.protocol.user.copies, False]
     draining = reader.protocol._draining
     assert draining in line.others
     reader.transport.abortConnection()

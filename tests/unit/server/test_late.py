@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
-from sbus.flood import SOFT_STRATEGIES
+from sbus.flood import SOFT_STRATEGIES, SendQueue
 from sbus.server import cohort_delivery, cohorts, delivery, late
 from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
-from sbus.server.prices import FULL_SOCKET, POSTPONED, UNSHARED
+from sbus.server.prices import COPIES, FULL_SOCKET, POSTPONED, UNSHARED
 from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
+from sbus.syscalls.batch import BATCH
 from tests.support.buses import Bus, Peer, kept
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
@@ -715,6 +716,82 @@ def test_what_counts_as_a_full_socket_is_sent_in_a_turn(choice, are_many):
     got = reader.take()
     assert got[-1] == b"MSG k\0kept"
     assert len(got) == (2 if choice == b"receipts/on" else 1)
+
+
+def one_by_one(bus: Turned, reader: Peer, work: int = 0) -> None:
+    """Have a reader's transport send one message each time, which takes some time, in units of work."""
+    queue, capacity = reader.protocol.queue, reader.transport.capacity
+
+    def send_on(exclusive: bool) -> None:
+        bus.cpu += work * 1_000
+        taken = queue.take(1)
+        sent = min(len(taken), 1 if capacity is None else capacity - len(reader.transport.written))
+        reader.transport.written += taken[:sent]
+        queue.ack(taken, sent)
+
+    setattr(reader.transport, "send_on", send_on)  # noqa: B010
+
+
+@pytest.mark.parametrize(("crowd", "sent"), [(CROWD, 3), (0, 24)])
+@pytest.mark.parametrize("choice", [b"discard", b"latest"])
+def test_a_decision_sends_for_as_long_as_a_turn(choice, crowd, sent):
+    """However quickly a receiver reads, a decision sends for a turn's time; after that its socket counts as full."""
+    bus, publisher, reader = crowded()
+    reader.send(b"CMSG blocking/soft/" + choice)
+    spend(reader)
+    publisher.send(*[b"MSG k\0%d" % number for number in range(30)])
+    one_by_one(bus, reader, CONTENDED_BUDGET // 3 + 1)
+    bus.registry.turns.crowd = crowd
+    found, queue = bus.registry.delivery._late, reader.protocol.queue
+    found.catch_up(reader.protocol, queue)
+    assert reader.transport.written == [b"MSG k\0%d" % number for number in range(sent)]
+    kept = 1 if choice == b"latest" else 0
+    assert (queue.messages, queue.lost + queue.conflated, queue.is_late) == (kept, 30 - sent - kept, False)
+
+
+def test_who_wants_to_be_disconnected_is_sent_to_until_its_socket_is_full():
+    """A decision takes as long as it needs, where a full socket is the end of the connection."""
+    for capacity in (None, 20):
+        bus, publisher, reader = crowded()
+        reader.send(b"CMSG blocking/soft/error")
+        spend(reader)
+        reader.transport.capacity = capacity
+        publisher.send(*[b"MSG k\0"] * 30)
+        one_by_one(bus, reader, CONTENDED_BUDGET)
+        bus.registry.delivery._late.catch_up(reader.protocol, reader.protocol.queue)
+        bus.settle()
+        assert len(reader.transport.written) == (capacity or 30)
+        assert reader.is_connected is (capacity is None)
+
+
+@pytest.mark.parametrize("choice", [b"soft/queue", b"soft/block", b"hard/error", b"soft/latest"])
+def test_what_is_surely_kept_is_not_copied_for_the_socket(monkeypatch, choice):
+    """Many messages are put into the queue first, if nothing is lost by that; then one batch is sent."""
+    bus, publisher, reader = crowded()
+    reader.send(b"CMSG blocking/" + choice)
+    spend(reader)
+    packets = [b"MSG k\0%d" % number for number in range(BATCH + 1)]
+    publisher.send(*packets)
+    asked: list[bool] = []
+    send_on = reader.transport.send_on
+
+    def noted(exclusive: bool) -> None:
+        asked.append(exclusive)
+        send_on(exclusive)
+
+    setattr(reader.transport, "send_on", noted)  # noqa: B010
+    take, pending = SendQueue.take, []
+
+    def taken(queue: SendQueue, count: int) -> list[bytes]:
+        pending.append(len(queue.pending))
+        return take(queue, count)
+
+    monkeypatch.setattr(SendQueue, "take", taken)
+    price = bus.registry.delivery._late.catch_up(reader.protocol, reader.protocol.queue)
+    assert reader.take() == packets
+    assert asked[0] is False
+    assert (max(pending) == 0) is (choice != b"soft/latest")
+    assert price >= len(packets) // COPIES
 
 
 def test_nobody_is_disconnected_for_a_socket_with_room():

@@ -152,6 +152,60 @@ def test_the_two_balances_of_a_user_share_its_turns():
     assert [client.turns_taken for client in both] == [25, 25]
 
 
+class Apart:
+    """A client that always waits apart from the others of its balance, and pays a price in each turn."""
+
+    def __init__(self, turns: Turns, user: User, price: int) -> None:
+        self.turns = turns
+        self.user = user
+        self.price = price
+        self.turns_taken = 0
+        turns.wait(user, self, is_apart=True)
+
+    def take_turn(self) -> None:
+        self.turns_taken += 1
+        self.user.work_left -= self.price
+        self.turns.wait(self.user, self, is_apart=True)
+
+
+def test_who_waits_apart_has_every_other_turn_of_its_balance():
+    """Beside a hundred others, and not behind them; a user's turns are not more for it."""
+    reactor = Reactor()
+    turns = Turns(reactor)
+    one, two = User(), User()
+    alone = Client(turns, one, [CONTENDED_BUDGET] * 1_000)
+    many = [Client(turns, two, [CONTENDED_BUDGET] * 1_000) for _ in range(100)]
+    for client in (alone, *many):
+        client.work()
+        client.turns_taken = 0
+    apart = Apart(turns, two, CONTENDED_BUDGET)
+    for _ in range(200):
+        reactor.turn()
+    assert alone.turns_taken == 200
+    assert apart.turns_taken == 100
+    assert 98 <= sum(client.turns_taken for client in many) <= 100
+    assert max(client.turns_taken for client in many) == 1
+    for waiting in (apart, *many):
+        turns.forget(two, waiting)
+    reactor.turn()
+    assert apart.turns_taken == 100
+
+
+def test_who_waits_apart_does_not_make_turns_short():
+    """Turns are long for a user who is alone, also if its receivers wait in both lines of one balance."""
+    reactor = Reactor()
+    turns, user = Turns(reactor), User()
+    client = Client(turns, user, [1] * 40 * TURN_BUDGET)
+    client.work()
+    Apart(turns, user, TURN_BUDGET)
+    done = []
+    for _ in range(30):
+        before = len(client.prices)
+        reactor.turn()
+        done.append(before - len(client.prices))
+    assert max(done) >= TURN_BUDGET
+
+
 def test_about_as_many_clients_go_on_as_the_budget_is_enough_for():
     """Clients that go on a moment after their turn, and then find the balance spent, are called in vain a few times."""
 
