@@ -11,10 +11,10 @@ from itertools import accumulate, chain
 
 from sbus.routing.runs import newest, shortest, total_size
 
-__all__ = ["Digest"]
+__all__ = ["STEP", "Digest"]
 
-_STEP = 64
-"""Messages between two places up to which the bytes are known."""
+STEP = 64
+"""Messages between two places at which more is known: the bytes up to there, the shortest packet in between."""
 
 
 class Digest:
@@ -26,7 +26,7 @@ class Digest:
     :ivar parts: the digests of the lists that this one consists of, one behind the other; empty if it is one list.
     """
 
-    __slots__ = ("_count", "_newest", "_packets", "_shortest", "_sizes", "parts", "size")
+    __slots__ = ("_count", "_newest", "_packets", "_shortest", "_shortest_in", "_sizes", "parts", "size")
 
     def __init__(self, packets: list[bytes], size: int | None = None) -> None:
         self._packets = packets
@@ -35,6 +35,7 @@ class Digest:
         self.parts: list[Digest] = []
         self._newest: Digest | None = None
         self._shortest = 0
+        self._shortest_in: list[int] = []  # each step
         self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as it was asked
 
     @classmethod
@@ -68,12 +69,12 @@ class Digest:
         """
         packets, sizes = self.packets, self._sizes
         last = len(packets) - 1
-        while (known := len(sizes) - 1) < last // _STEP and fits(known * _STEP, sizes[-1]):
-            ends = range(known * _STEP, min(max(2 * known, 1), last // _STEP) * _STEP, _STEP)
-            sizes.extend(accumulate((total_size(packets[at : at + _STEP]) for at in ends), initial=sizes.pop()))
-        step = bisect_left(range(1, len(sizes)), True, key=lambda n: not fits(n * _STEP, sizes[n]))
-        found, size = step * _STEP, sizes[step]
-        end = min(found + _STEP, last + 1)
+        while (known := len(sizes) - 1) < last // STEP and fits(known * STEP, sizes[-1]):
+            ends = range(known * STEP, min(max(2 * known, 1), last // STEP) * STEP, STEP)
+            sizes.extend(accumulate((total_size(packets[at : at + STEP]) for at in ends), initial=sizes.pop()))
+        step = bisect_left(range(1, len(sizes)), True, key=lambda n: not fits(n * STEP, sizes[n]))
+        found, size = step * STEP, sizes[step]
+        end = min(found + STEP, last + 1)
         while end - found > 1:
             middle = (found + end) // 2
             more = total_size(packets[found:middle])
@@ -88,3 +89,13 @@ class Digest:
         if not self._shortest:
             self._shortest = min(part.shortest() for part in self.parts) if self.parts else shortest(self.packets)
         return self._shortest
+
+    def shortest_in_step(self, number: int) -> int:
+        """Return the size of the shortest packet of a step, in bytes.
+
+        :param number: that of the step; the first is 0.
+        """
+        if not self._shortest_in:
+            packets = self.packets
+            self._shortest_in = [shortest(packets[at : at + STEP]) for at in range(0, len(packets), STEP)]
+        return self._shortest_in[number]

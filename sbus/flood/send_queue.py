@@ -55,7 +55,7 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason
 from sbus.flood.budget import QueueLimits, UserShare
-from sbus.flood.digest import Digest
+from sbus.flood.digest import STEP, Digest
 from sbus.flood.interfaces import IPacketQueue, Loss, Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
 from sbus.flood.orders import PRICE, RANKED, Backlog, FifoBacklog, Reply, new_backlog
@@ -428,8 +428,8 @@ class SendQueue:
     def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
-        In most cases there is one place behind which no message has room. Else the rest is halved, until there is room
-        for all of a part, or for none.
+        In most cases there is one place behind which no message has room. Else the steps of the digest are looked at
+        in which the shortest message has room.
         """
         if not self._lacks_room(len(digest), digest.size):
             self._keep(backlog, digest)
@@ -437,22 +437,51 @@ class SendQueue:
         if digest.parts:
             self._keep_parts(backlog, [digest] if self._lacks_any_room(digest) else digest.parts)
             return
-        packets, size = digest.packets, digest.size
-        kept = 0
+        packets, size, at = digest.packets, digest.size, 0
         if self.messages < self._limits.messages:
-            kept, kept_size = digest.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
-            if kept:
-                backlog.push(packets[:kept])
-                self._count(kept, kept_size)
+            at, kept_size = digest.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
+            if at:
+                backlog.push(packets[:at])
+                self._count(at, kept_size)
                 size -= kept_size
-        left = len(packets) - kept
-        why = self._lacks_any_room(digest) if left > 1 else self._lacks_room(1, size)
-        if why or left == 1:
-            self._lose(left, size, why or LossReason.QUEUE_FULL)
-        else:
-            half = kept + left // 2
-            self._keep_what_fits(backlog, Digest(packets[kept:half]))
-            self._keep_what_fits(backlog, Digest(packets[half:]))
+        while at < len(packets):
+            why = self._lacks_any_room(digest)
+            if why is not None:
+                self._lose(len(packets) - at, size, why)
+                return
+            step = packets[at : (at // STEP + 1) * STEP]
+            step_size = total_size(step)
+            why = self._lacks_room(1, digest.shortest_in_step(at // STEP))
+            if why is not None:
+                self._lose(len(step), step_size, why)
+            else:
+                self._keep_each_that_fits(backlog, step)
+            at += len(step)
+            size -= step_size
+
+    def _keep_each_that_fits(self, backlog: Backlog, packets: list[bytes]) -> None:
+        why: LossReason | None = None
+        refused = 0  # bytes for which there was no room
+        lost = lost_size = 0
+        for packet in packets:
+            size = len(packet)
+            if why is not None and size >= refused:
+                lost += 1
+                lost_size += size
+                continue
+            cause = self._lacks_room(1, size)
+            if lost and why is not None and cause is not why:
+                self._lose(lost, lost_size, why)
+                lost = lost_size = 0
+            if cause is None:
+                backlog.push([packet])
+                self._count(1, size)
+            else:
+                why, refused = cause, size
+                lost += 1
+                lost_size += size
+        if lost and why is not None:
+            self._lose(lost, lost_size, why)
 
     def _keep_parts(self, backlog: Backlog, parts: list[Digest]) -> None:
         """As `_keep_what_fits`; parts that are lost for one cause are counted together."""

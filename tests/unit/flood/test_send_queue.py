@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from itertools import chain, groupby, product
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -441,15 +442,17 @@ def test_a_smaller_message_may_fit():
     st.integers(1, 40),
     st.integers(1, 900),
     st.booleans(),
+    st.sampled_from([1, 3, 64]),
 )
-def test_a_long_run_is_dropped_as_one_by_one(sizes, messages, size, receipts):
+def test_a_long_run_is_dropped_as_one_by_one(sizes, messages, size, receipts, step):
     """Where there is room for a part of a run only, the same messages are kept as if they had come one by one."""
     together, single = (Connection(messages=messages, size=size) for _ in range(2))
     run = [bytes(each) for each in sizes]
     for connection in (together, single):
         connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
         connection.stall(b"first")
-    together.publish(*run)
+    with mock.patch("sbus.flood.digest.STEP", step), mock.patch("sbus.flood.send_queue.STEP", step):
+        together.publish(*run)
     for packet in run:
         single.publish(packet)
     assert together.queue.snapshot() == single.queue.snapshot()
@@ -462,8 +465,9 @@ def test_a_long_run_is_dropped_as_one_by_one(sizes, messages, size, receipts):
     st.integers(1, 2_000),
     st.sampled_from(["queue", "discard", "block", "latest"]),
     st.booleans(),
+    st.sampled_from([1, 3, 64]),
 )
-def test_parts_of_a_list_are_decided_about_as_one_by_one(parts, messages, size, soft, receipts):
+def test_parts_of_a_list_are_decided_about_as_one_by_one(parts, messages, size, soft, receipts, step):
     """What waits in several lists that other queues have, too, is kept or dropped as if it had come one by one."""
     together, single = (Connection(messages=messages, size=size, soft=soft) for _ in range(2))
     lists = [[b"MSG %d\0" % (each % 3) + bytes(each) for each in part] for part in parts]
@@ -474,8 +478,9 @@ def test_parts_of_a_list_are_decided_about_as_one_by_one(parts, messages, size, 
     if lists:
         if not together.queue.is_congested:
             together.queue.congest()
-        together.queue.digest = Digest.join([Digest(part) for part in lists])
-        together.act(together.queue.settle(may_block=False))
+        with mock.patch("sbus.flood.digest.STEP", step), mock.patch("sbus.flood.send_queue.STEP", step):
+            together.queue.digest = Digest.join([Digest(part) for part in lists])
+            together.act(together.queue.settle(may_block=False))
     for packet in chain.from_iterable(lists):
         single.stall(packet)
     if soft != "latest":
@@ -501,6 +506,26 @@ def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
         connection.publish(*[A] * 1_024)
     assert connection.queue.messages == 700
     assert len(asked) < 50
+
+
+def test_short_messages_among_long_ones_are_found_in_few_steps():
+    """Where only short messages have room any more, each step of the list is asked about once, and not each message."""
+    long, short = bytes(50), bytes(5)
+    run = [short if at % 100 == 99 else long for at in range(1_024)]
+    connection = Connection(messages=2_000, size=1_009)
+    connection.stall(A)
+    asked: list[int] = []
+    lacks_room = SendQueue._lacks_room
+
+    def counted(queue: SendQueue, messages: int, size: int) -> Any:
+        asked.append(messages)
+        return lacks_room(queue, messages, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SendQueue, "_lacks_room", counted)
+        connection.publish(*run)
+    assert connection.drain() == [A, *[long] * 20, short]
+    assert len(asked) < 60
 
 
 def test_hard_error():
