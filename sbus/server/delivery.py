@@ -74,6 +74,8 @@ from sbus.syscalls.batch import BATCH
 
 __all__ = ["Delivery"]
 
+_SENDS_FOR = CONTENDED_BUDGET // 5
+"""Microseconds for which a decision sends while other users send as well: a turn is to be enough for several."""
 _CLOSE = Verdict.CLOSE
 _REPLACE = Verdict.REPLACE
 
@@ -529,14 +531,14 @@ class Delivery:
         return queue.has_room(waiting, size, size, may_block=False)
 
     def _send_some(self, queue: SendQueue, transport: IPacketTransport) -> int:
-        """Send what waits undecided, as much as the socket takes in the time of a turn; return the number of messages.
+        """Send what waits undecided, as much as the socket takes in some time; return the number of messages.
 
         After that the socket counts as full, unless its receiver is to be disconnected then.
         """
         if queue.digest is not None:
             queue.pending, queue.digest = queue.digest.packets.copy(), None  # a list of its own: the transport takes it
         turns, waiting = self._turns, len(queue.pending)
-        end = turns.cpu() + (CONTENDED_BUDGET if turns.crowd else TURN_BUDGET) * 1_000
+        end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         goes_on = queue.settings.soft.always is _CLOSE
         while True:
             transport.send_on(False)
