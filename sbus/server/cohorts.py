@@ -133,8 +133,11 @@ class Cohort:
         return self.end - self.oldest()
 
     def waiting_for(self, receiver: Receiver) -> Digest:
-        """Return the messages that wait for a member."""
-        return self.blocks.between(self.members[receiver], self.end)
+        """Return the messages that wait for a member.
+
+        Members with the same position get the same object.
+        """
+        return self._between(self.members[receiver], self.end)
 
     def want_turns(self) -> None:
         """Have all members want a turn, unless some still do: these are to be offered the list that the others had."""
@@ -155,15 +158,19 @@ class Cohort:
         position = self.members[receiver]
         self.members[receiver] = self.due
         self.members.move_to_end(receiver)
+        return self._between(position, self.due)
+
+    def _between(self, first: int, end: int) -> Digest:
         digest = self._digest
-        if digest is None or self._digested != (position, self.due):
-            digest = self._digest = self.blocks.between(position, self.due)
-            self._digested = position, self.due
+        if digest is None or self._digested != (first, end):
+            digest = self._digest = self.blocks.between(first, end)
+            self._digested = first, end
         return digest
 
-    def forget_digest(self) -> None:
-        """Free the messages that only the last digest still keeps in memory."""
-        self._digest = None
+    def forget_digest(self, oldest: int) -> None:
+        """Free the last digest, if it begins before the oldest position of a member."""
+        if self._digested[0] < oldest:
+            self._digest = None
 
 
 class Cohorts:
@@ -262,10 +269,9 @@ class Cohorts:
             self._note(receiver, cohort, None, not cohort.members)
 
     def trim(self, cohort: Cohort) -> None:
-        """Drop the blocks that wait for no member, and a digest that all have had."""
+        """Drop the blocks that wait for no member, and a digest that begins before those that do."""
         oldest = cohort.oldest()
-        if oldest >= cohort.due:
-            cohort.forget_digest()
+        cohort.forget_digest(oldest)
         if gone := cohort.blocks.drop(oldest):
             cohort.run = None
             self._count(cohort, -gone)

@@ -60,6 +60,24 @@ def test_a_digest_is_forgotten_when_it_was_used():
     assert reader.protocol.queue.digest is None
 
 
+def test_members_that_leave_one_after_the_other_have_one_list():
+    """What waits for members with one position is put together once; it is freed when none has that position."""
+    found = Cohorts(mock.Mock())
+    cohort, members = joined(found, 4)
+    for packet in (b"one", b"two"):
+        found.add(cohort, [packet], 3)
+    digests = []
+    for member in members[:3]:
+        digests.append(cohort.waiting_for(member))
+        found.leave(member)
+    assert digests[0].packets == [b"one", b"two"]
+    assert digests[0] is digests[1] is digests[2] is cohort._digest
+    cohort.want_turns()
+    cohort.advance(members[3])
+    found.trim(cohort)
+    assert cohort._digest is None
+
+
 def test_a_packet_that_is_too_long_for_one_member_reaches_the_other():
     """What a member has sent in place of a packet that its socket never takes is no other member's."""
     bus = Bus()
