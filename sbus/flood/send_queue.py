@@ -120,8 +120,6 @@ class SendQueue:
     :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
     :ivar late_bytes: the bytes of these messages.
     :ivar is_behind: whether messages that wait elsewhere go before those in `pending`, which are not sent until then.
-    :ivar digest: messages for `settle` to decide about that are in lists of other queues, too, while nothing is
-        pending; or what is known of those that are.
     :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
@@ -158,7 +156,6 @@ class SendQueue:
         "can_block",
         "conflated",
         "copies",
-        "digest",
         "head",
         "is_behind",
         "is_clear",
@@ -185,7 +182,6 @@ class SendQueue:
         self.is_late = False
         self.late_bytes = 0
         self.is_behind = False
-        self.digest: Digest | None = None
         self.can_block = False
         self.messages = 0
         self.size = 0
@@ -331,14 +327,14 @@ class SendQueue:
             return self._enqueue_each(packets, may_block)
         return self._enqueue(digest or Digest(packets), may_block)
 
-    def settle(self, may_block: bool) -> Outcome | None:
-        """Decide about the packets that a first flush has left, or about `digest`; see `enqueue`."""
-        digest, self.digest = self.digest, None
+    def settle(self, may_block: bool, digest: Digest | None = None) -> Outcome | None:
+        """Decide about what a first flush has left in `pending`, or about messages in shared lists; see `enqueue`.
+
+        :param digest: that of the messages to decide about, if it is known. Those in shared lists are only in it, and
+            nothing is pending.
+        """
         left, self.pending = self.pending, []
-        if digest is None or left:
-            outcome = self.enqueue(left, may_block, digest if digest is not None and digest.packets is left else None)
-        else:
-            outcome = self._enqueue(digest, may_block)
+        outcome = self.enqueue(left, may_block, digest) if left or digest is None else self._enqueue(digest, may_block)
         self._reply_pending = False
         return outcome
 

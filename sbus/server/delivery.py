@@ -386,16 +386,24 @@ class Delivery:
             notify(receiver, messages, size)
 
     def _settle(
-        self, receiver: Receiver, queue: SendQueue, transport: IPacketTransport, publisher: Publisher | None
+        self,
+        receiver: Receiver,
+        queue: SendQueue,
+        transport: IPacketTransport,
+        publisher: Publisher | None,
+        digest: Digest | None = None,
     ) -> None:
-        """Decide about what a flush has left."""
+        """Decide about what a flush has left.
+
+        :param digest: as for `SendQueue.settle`; the queue is congested then.
+        """
         while queue.pending and not queue.is_congested:
             transport.flush()  # the socket takes more than a transport sends in one turn
-        if queue.pending or queue.digest is not None:
+        if queue.pending or digest is not None:
             queue.copies.work_left -= REFUSED
             may_block = queue.can_block and self._may_block(receiver, publisher)
             before = queue.size
-            outcome = queue.settle(may_block)
+            outcome = queue.settle(may_block, digest)
             if may_block and publisher is not None:
                 self._backpressure.kept(publisher, receiver, queue.size - before, queue.size)
             self.reconsider(receiver)
@@ -473,18 +481,19 @@ class Delivery:
                 now.append(receiver)
         return now
 
-    def _decide(self, receiver: Receiver, queue: SendQueue, sends: bool) -> int:
+    def _decide(self, receiver: Receiver, queue: SendQueue, sends: bool, shared: Digest | None) -> int:
         """Send what a receiver's socket takes, and let flood control decide about the rest.
 
         The publishers are not known any more, and none of them can be blocked.
 
         :param sends: if not, the socket counts as full, unless its receiver is to be disconnected then.
+        :param shared: the messages, if they are in lists of other queues, too; nothing is pending then.
         :returns: the price.
         """
-        sent, shared = 0, queue.digest
+        sent, digest = 0, shared
         waiting = len(queue.pending) if shared is None else len(shared)
         if waiting and queue.settings.soft.always is _REPLACE:
-            digest = queue.digest = shared or Digest(queue.pending)
+            digest = shared or Digest(queue.pending)
             price = len(digest.newest()) * REPLACED if queue.messages else 0
         elif shared is None:
             price = waiting // UNSHARED
@@ -495,19 +504,22 @@ class Delivery:
         try:
             if transport is None:
                 if shared is not None:
-                    queue.pending, queue.digest = shared.packets.copy(), None
+                    queue.pending = shared.packets.copy()
                 receiver.flush()
                 return FULL_SOCKET
             # The transport may have found the backlog empty meanwhile, and not wait for the socket any more.
             is_unwatched = not queue.is_congested or len(queue) == len(queue.pending)
             if not queue.is_congested:
-                if sends and not self._keeps_all(queue, waiting):
+                if sends and not self._keeps_all(queue, waiting, shared):
+                    if shared is not None:
+                        queue.pending = shared.packets.copy()  # a list of its own: the transport takes it
+                    digest = None  # of more than is left then
                     sent = self._send_some(queue, transport)
                     is_unwatched = False
                 elif waiting:
                     queue.congest()
-            if queue.pending or queue.digest is not None:
-                self._settle(receiver, queue, transport, None)
+            if queue.pending or digest is not None:
+                self._settle(receiver, queue, transport, None, digest)
                 if is_unwatched and sends:
                     before = len(queue)
                     transport.send_on(not self._turns.crowd)
@@ -517,17 +529,16 @@ class Delivery:
         except Exception:
             self._failed(receiver)
         copies = BUNDLED_COPIES if queue.settings.bundles else COPIES
-        queue.digest = None
         return FULL_SOCKET + sent // copies + price
 
-    def _keeps_all(self, queue: SendQueue, waiting: int) -> bool:
+    def _keeps_all(self, queue: SendQueue, waiting: int, shared: Digest | None) -> bool:
         """Return whether the queue of a late receiver surely keeps all that waits, more than one batch of messages.
 
         Then it does so first: nothing is lost by that, and a long list is not copied for the socket.
         """
         if waiting <= BATCH or queue.settings.soft.always is _REPLACE:
             return False
-        size = total_size(queue.pending) if queue.digest is None else queue.digest.size
+        size = total_size(queue.pending) if shared is None else shared.size
         return queue.has_room(waiting, size, size, may_block=False)
 
     def _send_some(self, queue: SendQueue, transport: IPacketTransport) -> int:
@@ -535,8 +546,6 @@ class Delivery:
 
         After that the socket counts as full, unless its receiver is to be disconnected then.
         """
-        if queue.digest is not None:
-            queue.pending, queue.digest = queue.digest.packets.copy(), None  # a list of its own: the transport takes it
         turns, waiting = self._turns, len(queue.pending)
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         goes_on = queue.settings.soft.always is _CLOSE

@@ -55,6 +55,7 @@ from collections.abc import Callable
 
 from sbus.flood import SendQueue, Verdict
 from sbus.flood.budget import UserShare
+from sbus.flood.digest import Digest
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.interfaces import Publisher, Receiver
 from sbus.server.turns import Turns
@@ -177,7 +178,7 @@ class Late:
 
     :param turns: the turns of the users.
     :param decide: sends what a receiver's socket takes, if that is wanted (see `serve`), and lets flood control decide
-        about the rest; returns the price.
+        about the rest; returns the price. The messages are pending, or in the shared lists of the digest.
     :param user_memory: bytes of memory that one user may hold.
     :ivar most_bytes: `MOST_BYTES`, or less if memory is short.
     :ivar bytes: bytes that wait undecided for all receivers that are in no cohort; a packet counts for each of them.
@@ -186,7 +187,12 @@ class Late:
 
     __slots__ = ("_decide", "_has_timer", "_lines", "_turns", "bytes", "cohorts", "most_bytes")
 
-    def __init__(self, turns: Turns, decide: Callable[[Receiver, SendQueue, bool], int], user_memory: int) -> None:
+    def __init__(
+        self,
+        turns: Turns,
+        decide: Callable[[Receiver, SendQueue, bool, Digest | None], int],
+        user_memory: int,
+    ) -> None:
         self._turns = turns
         self._decide = decide
         self.most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
@@ -309,7 +315,7 @@ class Late:
             packets = cohort.waiting_for(receiver).packets
             self._end(receiver, queue)
             queue.pending = packets + queue.pending
-        return self._decide(receiver, queue, sends)
+        return self._decide(receiver, queue, sends, None)
 
     def serve(self, receiver: Receiver, are_many: bool, sends: bool = True) -> int:
         """Decide about what is due for a late receiver: for a member of a cohort, the messages up to `Cohort.due`.
@@ -328,8 +334,7 @@ class Late:
             return work
         digest = cohort.advance(receiver)
         self.cohorts.trim(cohort)
-        queue.digest = digest
-        work = self._decide(receiver, queue, sends)
+        work = self._decide(receiver, queue, sends, digest)
         if cohort.replaces:
             cohort.variety = len(digest.newest()) / len(digest)
         is_full = queue.is_congested or queue.lost > lost

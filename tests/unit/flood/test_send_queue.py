@@ -260,17 +260,6 @@ def test_a_queue_without_room_for_the_newest_of_other_keys():
     assert queue.queue.lost == 2
 
 
-def test_a_digest_counts_for_its_own_list_only():
-    """If the socket took a part of a list whose digest is known, flood control decides about what is left."""
-    queue = Connection(soft="latest")
-    queue.publish(b"MSG j\0")
-    queue.flush()
-    one, two = b"MSG k\0001", b"MSG l\0002"
-    queue.queue.pending, queue.queue.digest = [two], Digest([one, two])
-    queue.act(queue.queue.settle(may_block=False))
-    assert queue.flush(10) == [b"MSG j\0", two]
-
-
 def test_interfaces():
     """The built-in strategies, orders and the queue keep the promises of their interfaces."""
     assert all(verifyObject(ISoftStrategy, strategy) for strategy in SOFT_STRATEGIES)
@@ -479,8 +468,8 @@ def test_parts_of_a_list_are_decided_about_as_one_by_one(parts, messages, size, 
         if not together.queue.is_congested:
             together.queue.congest()
         with mock.patch("sbus.flood.digest.STEP", step), mock.patch("sbus.flood.send_queue.STEP", step):
-            together.queue.digest = Digest.join([Digest(part) for part in lists])
-            together.act(together.queue.settle(may_block=False))
+            digest = Digest.join([Digest(part) for part in lists])
+            together.act(together.queue.settle(may_block=False, digest=digest))
     for packet in chain.from_iterable(lists):
         single.stall(packet)
     if soft != "latest":

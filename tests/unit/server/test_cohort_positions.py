@@ -291,7 +291,6 @@ class Model:
             assert receiver.user is cohort.user
             assert queue.is_late
             assert not queue.is_clear
-            assert queue.digest is None
             assert queue.is_behind is bool(queue.pending)
             assert cohort.is_closed or not queue.pending
             if not queue.is_held:

@@ -47,19 +47,6 @@ def stalled(bus: Bus, publisher: Peer, *choices: bytes, count: int = 2, uid: int
     return readers
 
 
-def test_a_digest_is_forgotten_when_it_was_used():
-    """A receiver that has got all that waited pays for its next message alone, and keeps nothing in memory."""
-    bus = Bus()
-    publisher = bus.connect(uid=1)
-    (reader,) = stalled(bus, publisher, b"blocking/soft/discard", count=1)
-    publisher.send(*[b"MSG k\0"] * 60)
-    reader.transport.capacity = None
-    bus.clock.advance(LONGEST_WAIT)
-    bus.settle()
-    assert len(reader.take()) == 60
-    assert reader.protocol.queue.digest is None
-
-
 def test_members_that_leave_one_after_the_other_have_one_list():
     """What waits for members with one position is put together once; it is freed when none has that position."""
     found = Cohorts(mock.Mock())
