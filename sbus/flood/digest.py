@@ -1,6 +1,6 @@
 """The digest of a list of messages: what flood control asks about it, computed once for all receivers of this list.
 
-A long list can have parts, each of which has a digest and is a list that other queues have, too.
+A long list may consist of parts: lists that other queues share, each with a digest of its own.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from sbus.routing.runs import newest, shortest, total_size
 __all__ = ["STEP", "Digest"]
 
 STEP = 64
-"""Messages between two places at which more is known: the bytes up to there, the shortest packet in between."""
+"""Messages in a step. A digest learns the bytes before each step, and the shortest packet in it."""
 
 
 class Digest:
     """A list of messages, and what is known of it.
 
-    :param packets: the messages, at least one; nobody changes the list from now on.
+    :param packets: the messages, at least one. The caller must not change the list afterwards.
     :param size: their bytes; None to count them.
     :ivar size: their bytes.
-    :ivar parts: the digests of the lists that this one consists of, one behind the other; empty if it is one list.
+    :ivar parts: the digests of the parts, in order; empty if the list has none.
     """
 
     __slots__ = ("_count", "_newest", "_packets", "_shortest", "_shortest_in", "_sizes", "parts", "size")
@@ -35,12 +35,12 @@ class Digest:
         self.parts: list[Digest] = []
         self._newest: Digest | None = None
         self._shortest = 0
-        self._shortest_in: list[int] = []  # each step
-        self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as it was asked
+        self._shortest_in: list[int] = []  # for each step
+        self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as they were needed
 
     @classmethod
     def join(cls, parts: list[Digest]) -> Digest:
-        """Return the digest of several lists, one behind the other."""
+        """Return the digest of several lists put together."""
         joined = cls([], sum(part.size for part in parts))
         joined._count = sum(map(len, parts))
         joined.parts = parts
@@ -63,9 +63,9 @@ class Digest:
         return self._newest
 
     def prefix(self, fits: Callable[[int, int], bool]) -> tuple[int, int]:
-        """Return the largest number of messages, from the first one on, that fit, but not all; and their bytes.
+        """Return the number and the bytes of the messages in the longest prefix that fits; the whole list does not fit.
 
-        :param fits: returns whether this number of messages, which have this number of bytes, fit. Fewer fit, too.
+        :param fits: takes a number of messages and their bytes; returns whether they fit. If they do, fewer do, too.
         """
         packets, sizes = self.packets, self._sizes
         last = len(packets) - 1
@@ -93,7 +93,7 @@ class Digest:
     def shortest_in_step(self, number: int) -> int:
         """Return the size of the shortest packet of a step, in bytes.
 
-        :param number: that of the step; the first is 0.
+        :param number: the step's; the first is 0.
         """
         if not self._shortest_in:
             packets = self.packets

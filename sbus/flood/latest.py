@@ -2,11 +2,11 @@
 
 .. rubric:: Theory of operation
 
-A `KeyIndex` knows where in a backlog the newest message of each key stands. It is brought up to date when it is asked:
-then it reads what was added to the backlog since the last time, so each message is read once, however often its
-receiver chooses another strategy in between. Places of messages that were sent stay in the index until they outnumber
-the waiting ones, or until the keys take twice the memory that they took when the index was swept last. The queue
-charges that memory to the receiver's user, and the reading, which is 20 ms for a long backlog.
+A `KeyIndex` knows where in a backlog the newest message of each key stands. When it is asked, it first reads what was
+added to the backlog since the last time. So it reads each message once, however often the receiver changes its strategy
+in between. Places of messages that were sent stay in the index until they outnumber the waiting ones, or until the keys
+take twice the memory that they took when the index was swept last. The queue charges the receiver's user for that
+memory and for the reading, which takes 20 ms for a long backlog.
 """
 
 from __future__ import annotations

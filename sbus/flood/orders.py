@@ -4,10 +4,10 @@
 
 An order counts only for a backlog, that is, for packets that a flush has left. `FifoBacklog` keeps the order of
 arrival, replies included, in a list with an empty front: whole slices go in and out with one call, and the memory of
-a packet is freed as soon as it is sent. A long list of messages, which a thousand queues can have in common, waits as
-it is behind that, and is copied when its messages are needed: a receiver that does not read costs no copies of
-references. `StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any
-other order in a heap. Under these two, replies are sent first, in the order of their questions.
+a packet is freed as soon as it is sent. Long lists of messages, which a thousand queues may share, wait behind that
+list; the backlog copies one only when it needs its messages. So a receiver that does not read costs no copies.
+`StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any other order in a heap. Under these two,
+replies are sent first, in the order of their questions.
 
 A `FifoBacklog` also has receipts (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
 
@@ -104,7 +104,7 @@ PRICE = 64
 RANKED = 192
 """Bytes that the rank of a message takes."""
 _LONG = 64
-"""Messages from which on a list is not copied when it comes to a backlog; the list itself takes little beside them."""
+"""A list of at least this many messages is not copied when it is pushed: it takes little memory beside them."""
 _HEAP_AT_ONCE = 8
 """New entries that exceed this fraction (one over it) of a heap are put in place by building the whole heap."""
 
@@ -121,23 +121,23 @@ class FifoBacklog:
     ranked = unranked = 0
     """See `PriorityBacklog`."""
 
-    __slots__ = ("_base", "_front", "_lists", "_owns_last", "_packets", "_taken", "_unread", "marks")
+    __slots__ = ("_base", "_front", "_in_lists", "_lists", "_owns_last", "_packets", "_taken", "marks")
 
     def __init__(self, packets: Iterator[bytes]) -> None:
         self._packets: list[Any] = list(packets)
-        self._lists: deque[list[bytes]] = deque()  # behind these packets; others may have them, too
-        self._unread = 0  # messages in them
-        self._owns_last = False  # nobody else has the last one of them
+        self._lists: deque[list[bytes]] = deque()  # behind `_packets`; other queues may share them
+        self._in_lists = 0  # messages in them
+        self._owns_last = False  # no other queue shares the last of them
         self._base = 0
         self._front = 0
         self._taken = 0
         self.marks: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._packets) - self._front + self._unread
+        return len(self._packets) - self._front + self._in_lists
 
     def __iter__(self) -> Iterator[Any]:
-        self._read()
+        self._copy_lists()
         return islice(self._packets, self._front, None)
 
     @property
@@ -148,11 +148,11 @@ class FifoBacklog:
     @property
     def end(self) -> int:
         """The place of the next packet."""
-        return self._base + len(self._packets) + self._unread
+        return self._base + len(self._packets) + self._in_lists
 
     def since(self, place: int) -> Iterator[tuple[int, bytes | Receipt]]:
         """Return the packets from a place on, each with its place."""
-        self._read()
+        self._copy_lists()
         at = max(place - self._base, self._front)
         return enumerate(self._packets[at:], self._base + at)  # islice would step over all that stands before
 
@@ -187,7 +187,7 @@ class FifoBacklog:
 
     def mark(self, receipt: Receipt) -> None:
         """Add a receipt behind all packets."""
-        self._read()
+        self._copy_lists()
         self.marks.append(self.end)
         self._packets.append(receipt)
 
@@ -216,7 +216,7 @@ class FifoBacklog:
 
     def pop_message(self) -> bytes | None:
         """Take out and return the next message, or return None if there is none."""
-        self._read()
+        self._copy_lists()
         for at in range(self._front, len(self._packets)):
             packet: Any = self._packets[at]
             if type(packet) is not Reply and type(packet) is not Receipt:
@@ -228,12 +228,12 @@ class FifoBacklog:
         return None
 
     def push(self, packets: list[bytes]) -> None:
-        """Add packets in their order of arrival; nobody changes the list from now on."""
+        """Add packets in their order of arrival; the caller must not change the list afterwards."""
         is_long = len(packets) >= _LONG
         if not is_long and not self._lists:
             self._packets += packets
             return
-        self._unread += len(packets)
+        self._in_lists += len(packets)
         if is_long:
             self._lists.append(packets)
             self._owns_last = False
@@ -243,19 +243,19 @@ class FifoBacklog:
             self._lists.append(packets.copy())
             self._owns_last = True
 
-    def _read(self, wanted: int | None = None) -> None:
-        """Copy what waits in lists, until there are `wanted` packets (None: all) before them."""
+    def _copy_lists(self, wanted: int | None = None) -> None:
+        """Copy lists into `_packets` until it has `wanted` packets; None for all lists."""
         lists, packets = self._lists, self._packets
         end = None if wanted is None else self._front + wanted
         while lists and (end is None or len(packets) < end):
             first = lists.popleft()
-            self._unread -= len(first)
+            self._in_lists -= len(first)
             packets += first
 
     def take(self, count: int) -> list[Any]:
         """Return the next packets, at most `count`; call `ack` before anything else."""
         if self._lists:
-            self._read(count)
+            self._copy_lists(count)
         taken = self._packets[self._front : self._front + count]
         self._taken = len(taken)
         return taken

@@ -31,8 +31,8 @@ that: to look each of them up takes five times as long.
 
 * A message was delivered, is counted as dropped or as conflated, or is in the queue. Never two of these.
 * A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
-* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it. Behind a late
-  queue that may be a while: the messages in `pending` are behind those in the backlog.
+* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it, and while the queue
+  is late: then the messages in `pending` go behind those in the backlog.
 * An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
 
 .. rubric:: Costs
@@ -315,9 +315,9 @@ class SendQueue:
     def enqueue(self, packets: list[bytes], may_block: bool, digest: Digest | None = None) -> Outcome | None:
         """Take messages for a congested receiver; keep those that flood control admits.
 
-        :param packets: the messages; nobody changes the list from now on.
+        :param packets: the messages. The caller must not change the list afterwards.
         :param may_block: whether the receiver may block the publisher of these messages.
-        :param digest: that of the messages, if it is known.
+        :param digest: the messages' digest, if the caller has one.
         :returns: None if all were kept and there is nothing to do.
         """
         if self.pending:
@@ -325,16 +325,18 @@ class SendQueue:
             self.pending = []
         if self._reply_pending and not self.is_deaf:
             return self._enqueue_each(packets, may_block)
-        return self._enqueue(digest or Digest(packets), may_block)
+        return self._enqueue_all(digest or Digest(packets), may_block)
 
     def settle(self, may_block: bool, digest: Digest | None = None) -> Outcome | None:
-        """Decide about what a first flush has left in `pending`, or about messages in shared lists; see `enqueue`.
+        """Decide about the packets that a first flush has left, or about a digest; see `enqueue`.
 
-        :param digest: that of the messages to decide about, if it is known. Those in shared lists are only in it, and
-            nothing is pending.
+        :param digest: the digest of the messages to decide about, if the caller has one. They are all that is pending,
+            or nothing is pending and they are in lists that other queues share.
         """
         left, self.pending = self.pending, []
-        outcome = self.enqueue(left, may_block, digest) if left or digest is None else self._enqueue(digest, may_block)
+        outcome = (
+            self.enqueue(left, may_block, digest) if left or digest is None else self._enqueue_all(digest, may_block)
+        )
         self._reply_pending = False
         return outcome
 
@@ -372,8 +374,8 @@ class SendQueue:
         self._lose(1, len(packet), self._cause, is_first=True)
         return True
 
-    def _enqueue(self, digest: Digest, may_block: bool) -> Outcome | None:
-        """Decide about messages with one step, if that can be; see `enqueue`."""
+    def _enqueue_all(self, digest: Digest, may_block: bool) -> Outcome | None:
+        """Decide about all messages in one step where the strategies allow it; see `enqueue`."""
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
         if self.is_deaf:
@@ -424,8 +426,8 @@ class SendQueue:
     def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
-        In most cases there is one place behind which no message has room. Else the steps of the digest are looked at
-        in which the shortest message has room.
+        Most often no message behind the first that has none has room. If one may have, look into those steps of the
+        digest whose shortest message has room.
         """
         if not self._lacks_room(len(digest), digest.size):
             self._keep(backlog, digest)
@@ -456,8 +458,9 @@ class SendQueue:
             size -= step_size
 
     def _keep_each_that_fits(self, backlog: Backlog, packets: list[bytes]) -> None:
+        """As `_keep_parts`, message by message: to make a digest of each would take longer."""
         why: LossReason | None = None
-        refused = 0  # bytes for which there was no room
+        refused = 0  # the size of a packet for which there was no room
         lost = lost_size = 0
         for packet in packets:
             size = len(packet)
@@ -480,10 +483,10 @@ class SendQueue:
             self._lose(lost, lost_size, why)
 
     def _keep_parts(self, backlog: Backlog, parts: list[Digest]) -> None:
-        """As `_keep_what_fits`; parts that are lost for one cause are counted together."""
+        """Keep what fits of each part; count consecutive parts that are lost for one cause together."""
         lost = lost_size = 0
         why: LossReason | None = None
-        refused = 0  # bytes for which there was no room since something was kept
+        refused = 0  # the size of a packet for which there was no room, since something was kept
         for part in parts:
             shortest = part.shortest()
             if why is None or shortest < refused:
