@@ -1,12 +1,12 @@
-"""Messages in blocks, each a list that thousands of queues can have in common.
+"""Messages in blocks: lists that thousands of queues can share.
 
 .. rubric:: Theory of operation
 
-What waits for many receivers is added to one list, and each receiver is at another *position* in it. To hand a part of
-this list to each of them as a list of its own would copy its references, and look at every message, again and again:
-10 ns for each message and receiver. So the list is kept in *blocks* of about a thousand messages, which do not change
-any more. The part between two positions is most of the time a few whole blocks, which are shared as they are, with what
-is known of them (`sbus.flood.digest`), and the end of one more.
+The messages for a cohort form one list, and each member has its own *position* in it. If each member got a list of its
+own, the server would copy the references and look at every message again for each of them: 10 ns for each message and
+member. So the list is kept in *blocks* of about a thousand messages; a closed block never changes. The part between two
+positions usually consists of a few whole blocks, which the members' queues share with their digests
+(`sbus.flood.digest`), and a piece of one more.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sbus.flood.digest import Digest
 __all__ = ["Blocks"]
 
 _BLOCK = 1_024, 256 << 10
-"""Messages, or bytes, with which a block is closed. As long as one of its messages is needed, all of them are kept."""
+"""Messages, or bytes, at which a block is closed. While one of its messages is needed, the whole block is kept."""
 _LEAST = 512, 64 << 10
-"""Messages, or bytes, with which it can be closed earlier."""
+"""Messages, or bytes, from which on `Blocks.close` closes it."""
 
 
 class Blocks:
@@ -35,8 +35,8 @@ class Blocks:
     def __init__(self, start: int = 0) -> None:
         self.size = 0
         self._blocks: list[Digest] = []
-        self._starts: list[int] = []  # the position of each block
-        self._last: list[bytes] = []  # behind the blocks
+        self._starts: list[int] = []  # the position of each closed block
+        self._last: list[bytes] = []  # the block that is not closed yet
         self._last_size = 0
         self._last_start = start
 
@@ -68,7 +68,7 @@ class Blocks:
         self._close(_BLOCK)
 
     def close(self) -> None:
-        """Close the last block, if it is worth it: a part that ends here shares it then."""
+        """Close the last block if it is long enough, so that parts that end here share it."""
         self._close(_LEAST)
 
     def _close(self, least: tuple[int, int]) -> None:
@@ -79,7 +79,11 @@ class Blocks:
             self._last, self._last_size = [], 0
 
     def between(self, first: int, end: int) -> Digest:
-        """Return the messages from one position, which is not dropped, up to another one."""
+        """Return the messages between two positions.
+
+        :param first: the position of the first one, which must not have been dropped.
+        :param end: the position behind the last one.
+        """
         blocks, starts = self._blocks, self._starts
         at = bisect_right(starts, first) - 1  # the block with this position, if it is in one
         until = bisect_left(starts, end)  # the block behind
@@ -97,7 +101,10 @@ class Blocks:
         return parts[0] if len(parts) == 1 else Digest.join(parts)
 
     def drop(self, end: int) -> int:
-        """Drop the blocks before a position, and all if it is the end; return their bytes."""
+        """Drop the blocks that end at or before a position, and all messages if it is the end.
+
+        :returns: the bytes that were dropped.
+        """
         before = self.size
         if end == self.end:
             self._last_start, self._last, self._last_size = end, [], 0

@@ -11,6 +11,9 @@ whatever the number of members. It pays for the decisions that come before:
   the room is full, unless that would take more than `catch_ups` in one run: no run is a long piece of work. The turns
   of the members' user make room, too.
 
+  These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
+  `MANY` members, and no more once a run has taken 0.5 ms for them. Otherwise the sockets count as full.
+
 The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
 members' own user have a quarter of it. It is smaller for members that keep only the newest message of each key, because
 flood control takes 0.6 µs for each key: the greater the variety of keys, the fewer messages can wait.

@@ -6,9 +6,9 @@ A run is added to a cohort in one step, so it has to be for all members or for n
 cohort is split of which the route contains only a part. After some runs the cohorts fit the routes, and nothing is
 split any more.
 
-To make a plan takes time in proportion to the receivers, so plans are kept. When a receiver has joined or left a
-cohort, a plan *follows*: it goes through the changes since it was made. It is made again if they are too many, if a
-cohort has to be split for it, or if one was closed.
+To make a plan takes time in proportion to the receivers, so plans are kept. When receivers have joined or left cohorts,
+or cohorts were split, a plan *follows*: it applies the changes since it was last up to date. It is made again if there
+are more changes than receivers, or more than are kept, if a cohort has to be split for it, or if one was closed.
 
 A plan is found by the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal
 routes, and a route without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by
@@ -58,7 +58,7 @@ class _Kept:
 
     :ivar receivers: those of the route.
     :ivar plan: the plan.
-    :ivar version: the number of changes of cohorts that it contains (`Cohorts.version`).
+    :ivar version: `Cohorts.version` when it was last up to date.
     """
 
     __slots__ = ("_cohorts", "_others", "plan", "receivers", "version")
@@ -71,14 +71,14 @@ class _Kept:
         """Begin with a plan that was just made."""
         self.plan = plan
         self.version = version
-        self._others: dict[Receiver, None] = {}  # as those of the plan, from the first change on
+        self._others: dict[Receiver, None] = {}  # those of the plan, once it has followed a change
         self._cohorts: dict[Cohort, None] = {}
 
     def follow(self, changes: Iterable[Change], version: int) -> bool:
-        """Go through changes of cohorts; return False if the plan has to be made again.
+        """Apply changes of cohorts; return False if the plan has to be made again.
 
-        All members of the plan's cohorts are in the route, and receivers of the route that are in other cohorts are
-        members of closed ones.
+        The invariant: all members of the plan's cohorts are in the route, and a receiver of the route that is in any
+        other cohort is in a closed one.
         """
         plan, others, cohorts = self.plan, self._others, self._cohorts
         if not (others or cohorts):

@@ -8,9 +8,9 @@ same keys, and none of them reads. Such receivers form a *cohort*. It has one li
 and each member has a position in it: the messages from there on wait for that member. So a run is added in one step,
 whatever the number of members.
 
-Flood control decides about each member by itself, in the turns of the member's user, the oldest position first. It
-takes every member to the same position, `Cohort.due`. So members with the same old position are offered the same list,
-of which flood control computes some things once (`sbus.flood.digest`).
+Flood control decides about each member by itself, in the turns of the member's user, the oldest position first. Every
+member moves to the same position, `Cohort.due`. So flood control decides about the same list for all members with the
+same old position, and computes what it has to know of that list only once (`sbus.flood.digest`).
 
 A run is for all members of a cohort or for none. If a route contains only some of them, the cohort is split
 (`sbus.server.cohort_plans`).
@@ -45,11 +45,11 @@ __all__ = ["MOST_COHORTS", "Change", "Cohort", "Cohorts"]
 MOST_COHORTS = 64
 """Maximum number of cohorts of one user."""
 _MOST_CHANGES = 4_096
-"""Changes of cohorts that are known at most."""
+"""Maximum number of changes of cohorts that are kept."""
 
 Change = tuple["Receiver | None", "Cohort | None", "Cohort | None", bool]
-"""A receiver that has left a cohort or joined one: the receiver, the cohort that it has left, the one that it has
-joined, and whether it was alone there. Of a split: None, the old cohort, the new one, False."""
+"""A receiver has left a cohort or joined one: the receiver, the cohort that it has left, the one that it has joined,
+and whether it was the only member there. For a split: None, the old cohort, the new one, False."""
 
 
 class Cohort:
@@ -140,7 +140,7 @@ class Cohort:
         return self._between(self.members[receiver], self.end)
 
     def want_turns(self) -> None:
-        """Have all members want a turn, unless some still do: these are to be offered the list that the others had."""
+        """Have all members want a turn, unless some still do: those get the same list as the others before them."""
         if self.oldest() >= self.due:
             self.blocks.close()
             self.due = self.end
@@ -152,7 +152,7 @@ class Cohort:
     def advance(self, receiver: Receiver) -> Digest:
         """Move a member with an older position to `due`.
 
-        :returns: the messages in between. Members with the same old position get the same object.
+        :returns: the messages in between; the same object for all members with the same old position.
         """
         self.run = None
         position = self.members[receiver]
@@ -179,7 +179,7 @@ class Cohorts:
     :param on_closed: called when a cohort is closed.
     :ivar of: the cohort of each receiver that is in one.
     :ivar version: the number of changes so far.
-    :ivar changes: the last of them; none from before a cohort was closed.
+    :ivar changes: the last of them; closing a cohort empties the list.
     :ivar bytes: bytes that wait for all cohorts; a packet counts for each cohort, and is charged to its user.
     """
 

@@ -75,7 +75,7 @@ from sbus.syscalls.batch import BATCH
 __all__ = ["Delivery"]
 
 _SENDS_FOR = CONTENDED_BUDGET // 5
-"""Microseconds for which a decision sends while other users send as well: a turn is to be enough for several."""
+"""Microseconds for which a decision sends while other users send as well, so that a turn is enough for several."""
 _CLOSE = Verdict.CLOSE
 _REPLACE = Verdict.REPLACE
 
@@ -167,7 +167,8 @@ class Delivery:
     ) -> int:
         """Queue a run of messages for their receivers; `flush` sends them.
 
-        :param packets: the messages. Once all of them were dealt with, nobody changes the list: queues may have it.
+        :param packets: the messages. Once all of them were dealt with, the caller must not change the list: queues may
+            share it.
         :param publisher: the client that published them; None for the program around the bus.
         :param at_once: these packets are all that is to be sent now, so receivers with an empty queue may get them
             past it.
@@ -482,12 +483,13 @@ class Delivery:
         return now
 
     def _decide(self, receiver: Receiver, queue: SendQueue, sends: bool, shared: Digest | None) -> int:
-        """Send what a receiver's socket takes, and let flood control decide about the rest.
+        """Send what a receiver's socket takes in limited time, and let flood control decide about the rest.
 
-        The publishers are not known any more, and none of them can be blocked.
+        If the queue has room for all messages, it keeps them first. The publishers are not known any more, and none of
+        them can be blocked.
 
         :param sends: if not, the socket counts as full, unless its receiver is to be disconnected then.
-        :param shared: the messages, if they are in lists of other queues, too; nothing is pending then.
+        :param shared: the messages, if they are in lists that queues share, and nothing is pending; else None.
         :returns: the price.
         """
         sent, digest = 0, shared
@@ -532,9 +534,9 @@ class Delivery:
         return FULL_SOCKET + sent // copies + price
 
     def _keeps_all(self, queue: SendQueue, waiting: int, shared: Digest | None) -> bool:
-        """Return whether the queue of a late receiver surely keeps all that waits, more than one batch of messages.
+        """Return whether more than one batch waits for a late receiver, and its queue surely has room for all of it.
 
-        Then it does so first: nothing is lost by that, and a long list is not copied for the socket.
+        Then the queue keeps all before anything is sent: no message is lost, and no long list is copied for the socket.
         """
         if waiting <= BATCH or queue.settings.soft.always is _REPLACE:
             return False
@@ -542,9 +544,9 @@ class Delivery:
         return queue.has_room(waiting, size, size, may_block=False)
 
     def _send_some(self, queue: SendQueue, transport: IPacketTransport) -> int:
-        """Send what waits undecided, as much as the socket takes in some time; return the number of messages.
+        """Send pending messages until the socket is full or the time is up; return the number of messages sent.
 
-        After that the socket counts as full, unless its receiver is to be disconnected then.
+        When the time is up, the socket counts as full. A receiver that would be disconnected then has no such limit.
         """
         turns, waiting = self._turns, len(queue.pending)
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000

@@ -11,10 +11,14 @@ its receivers get (`sbus.flood.budget.CopyBalance`).
 When the balance of copies is spent while clients of other users wait, further messages for that user's receivers wait
 at the end of the receivers' queues, undecided: the receivers are *late*. That costs a publisher well below 1 µs for
 each run and receiver, whatever the receivers chose. Late receivers of one user wait in a line of turns, as one client,
-apart from those whose sockets have room again (`sbus.server.draining`). In the turn, all that has come for a receiver
-is sent with one call, or flood control decides about it in one step, which is a small part of the work of doing it
-message by message. The socket of a *congested* receiver is full, so nothing is gained by an early decision: it gets a
-turn when `WORTH_DECIDING` messages wait, after `LONGEST_WAIT`, or as soon as it has read its queue.
+apart from those whose sockets have room again (`sbus.server.draining`). In the turn, the server sends batches to a
+receiver until its socket is full, or for 0.1 ms while other users send as well and 4 ms otherwise. Flood control
+decides about the rest in one step, which is a small part of the work of doing it message by message. If more than one
+batch waits and the queue has room for all of it, the decision comes first: the queue keeps all, and the server sends
+from there.
+
+The socket of a *congested* receiver is full, so nothing is gained by an early decision: it gets a turn when
+`WORTH_DECIDING` messages wait, after `LONGEST_WAIT`, or as soon as it has read its queue.
 
 While no other user's client sends anything, a spent balance is topped up on the spot, and only congested receivers of
 a run with `MANY` receivers are late.
@@ -30,8 +34,9 @@ the others are late.
 
 * The undecided messages are the last in the receiver's queue, and later ones go behind them. So the order is the one
   without lateness, for each receiver and over all publishers.
-* A message is lost because it was late only where undecided ones have no room any more, and its receivers are many
-  or the run has paid for as many decisions as one run may.
+* A message is lost because it was late in two cases only: the time to send was up, and the receiver's strategies drop
+  the message; or undecided ones have no room any more, and its receivers are many or the run has paid for as many
+  decisions as one run may.
 * A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
 * `Late.catch_up` comes before anything that looks at the queue: a reply, a change of the client's strategies or order,
   the end of the connection. So a fence counts what was published before it.
@@ -178,7 +183,7 @@ class Late:
 
     :param turns: the turns of the users.
     :param decide: sends what a receiver's socket takes, if that is wanted (see `serve`), and lets flood control decide
-        about the rest; returns the price. The messages are pending, or in the shared lists of the digest.
+        about the rest; returns the price. The digest has the messages if queues share them; None if they are pending.
     :param user_memory: bytes of memory that one user may hold.
     :ivar most_bytes: `MOST_BYTES`, or less if memory is short.
     :ivar bytes: bytes that wait undecided for all receivers that are in no cohort; a packet counts for each of them.

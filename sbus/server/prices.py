@@ -40,10 +40,10 @@ SENDING = 1
 FULL_SOCKET = 3
 """The price of deciding about a run of messages for a receiver with a full socket."""
 DECIDED = 128
-"""Messages of a list of several receivers that are put into a backlog for one unit of work, under another order than
-that of arrival. In the order of arrival such a list is not copied."""
+"""Messages in lists shared by several queues that are put into a backlog for one unit of work. A backlog in order of
+arrival does not copy such lists: there, each list counts as one message."""
 UNSHARED = 48
-"""Messages that wait for one receiver alone and that flood control decides about, for one unit of work."""
+"""As `DECIDED`, for messages that wait for one receiver alone, in any order."""
 REPLACED = 1
 """The price of each key of the messages that are put in their places for a receiver of the newest ones only."""
 REFUSED = 12

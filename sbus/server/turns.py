@@ -21,9 +21,10 @@ two turns the reactor serves all others, who have balances of their own.
 Invariants:
 
 * The clients of one user share that user's balance: a thousand connections get no more than one.
-* A user has two balances, one for what its clients send and one for what its receivers get. They share its turns: if
-  both are waited for, each has every other turn. So do the clients of one balance that wait *apart* from the others:
-  thousands of sockets with room would otherwise go before the decisions that the publishers of all users depend on.
+* A user has two balances, one for what its clients send and one for what its receivers get. Clients wait for each in a
+  line, and some wait in another line *apart* from the others: decisions about late receivers, on which the publishers
+  of all users depend, would otherwise come after thousands of sockets with room. The lines of a user share its turns:
+  each turn is for one of them, one after the other.
 * A price that is more than the rest of a balance is a debt, which the following turns pay off. One piece of work that
   is larger than a turn makes a turn long, but it does not make long turns more frequent.
 * A user without connections is known until its debt is paid (`Turns.pay_off`): to reconnect is no way out of it.
@@ -91,9 +92,10 @@ class _Client(Protocol):
 
 
 class _Line:
-    """The clients that wait for one balance.
+    """Clients that wait for one balance, in one line.
 
     :ivar first: those that went on and could do nothing, since others had spent the balance.
+    :ivar others: all others.
     """
 
     __slots__ = ("_most", "first", "others")
@@ -158,7 +160,7 @@ class Turns:
     def __init__(self, reactor: _Reactor, cpu: Callable[[], int] = time.thread_time_ns) -> None:
         self._reactor = reactor
         self.cpu = cpu
-        self._waiting: dict[tuple[Balance, bool], _Line] = {}  # by balance, and whether it is for those that wait apart
+        self._waiting: dict[tuple[Balance, bool], _Line] = {}  # by balance and `is_apart`
         self._is_due = False
         self._alone = _ALONE
         self._senders: set[object] = set()  # since the last turn
@@ -182,7 +184,7 @@ class Turns:
 
         :param is_first: before the others. That is for a client that took a turn and could do nothing, since others of
             its user had spent the balance; they would leave it nothing in the next turn either.
-        :param is_apart: in a line beside the one for this balance, which has every other turn.
+        :param is_apart: in a second line for this balance; the lines of a user have its turns one after the other.
         """
         self.waited += 1
         key = balance, is_apart
