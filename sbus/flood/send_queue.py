@@ -24,8 +24,8 @@ finds the receivers changed in its middle.
 
 For a receiver with receipts, each drop is noted at its place (`sbus.flood.receipts`). A receiver with
 ``blocking/soft/latest`` has an index of the keys that wait (`sbus.flood.latest`), and a message of such a key takes the
-place of the one that waits. Of messages that come together and all have room, the newest of each key is left before
-that: to look each of them up takes five times as long.
+place of the one that waits. If messages come together and all have room, the queue first reduces them to the newest of
+each key: to look up each of them takes five times as long.
 
 .. rubric:: Invariants
 

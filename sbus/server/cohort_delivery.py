@@ -35,14 +35,15 @@ from sbus.server.turns import CONTENDED_BUDGET
 __all__ = ["CohortDelivery"]
 
 _WORTH_DECIDING = 2_048
-"""Messages for a cohort with which its members want turns."""
+"""The members of a cohort want turns when this number of messages waits for it."""
 _MOST_SHARED = 32_768
 """Messages that wait undecided for one cohort."""
 _LEAST_REPLACED = 2_048
 """The same for receivers that keep only the newest message of each key, if each message has a key of its own."""
 _OWN_PART = 4
-"""The part (one over it) of this room that publishers of the members' own user may take: less than half, from which on
-others pay for decisions. With half, one message of a stranger could pay for a decision about thousands of theirs."""
+"""The part (one over it) of this room that publishers of the members' own user may take. It is less than half, from
+which on others pay for decisions: with half, one message of another user could pay for deciding about thousands of
+theirs."""
 _MOST_ANSWERS = 16
 """Publishers for which a cohort knows whether its members may block them."""
 

@@ -45,8 +45,9 @@ the others are late.
   meanwhile: so no run is a long piece of work. For publishers of the receiver's own user the room is small, so what
   others publish finds room behind any flood of that user. Cohorts have limits of their own
   (`sbus.server.cohort_delivery`).
-* A publisher of another user never pays for sending what was late for `MANY`, which costs ten times a decision: their
-  sockets count as full. Readers that drained their sockets again and again took nine tenths of everybody's throughput.
+* Where a run decides because too much waits for `MANY` receivers, a publisher of another user does not pay for sending,
+  which costs ten times a decision: their sockets count as full. Otherwise, readers that drain their sockets again and
+  again take nine tenths of everybody's throughput.
 * What waits is charged to the receiver's user, who never lacks memory for anything else because of it.
 
 Rejected: one list of undecided messages for each user, also for receivers that get different messages. Replies,
@@ -82,10 +83,10 @@ __all__ = [
 FLUSHED_AT_ONCE = 512
 """Receivers that are flushed in one go."""
 MANY = 16
-"""Receivers of a run from which on the congested ones among them are late, whoever else is served; and late receivers
-of a user from which on they form cohorts."""
+"""From this number of receivers on, the congested receivers of a run are late even while no other user sends, and late
+receivers form cohorts."""
 WORTH_DECIDING = 512
-"""Messages for a congested receiver with which it wants a turn."""
+"""A congested receiver wants a turn when this number of messages waits for it."""
 LONGEST_WAIT = 0.02
 """Seconds after which a congested receiver wants a turn, however little waits for it."""
 MOST_PACKETS = 2_048
@@ -94,7 +95,7 @@ MOST_BYTES = 16 << 20
 """Bytes that wait undecided for all receivers together, and as many for all cohorts; a packet counts for each of its
 receivers, or cohorts. The unit of the limits below, too."""
 _MEMORY_PART = 32
-"""The part (one over it) of one user's limit of memory that they may be, if that is less."""
+"""`Late.most_bytes` is at most this part (one over it) of one user's limit of memory."""
 OWN_PART = 2
 """Publishers of the receiver's own user have this part (one over it) of the room."""
 _OTHERS = 8
@@ -104,9 +105,9 @@ _BEYOND = 16
 _CATCH_UPS = 16
 """Late receivers about which one run decides because too much waits for them."""
 _RECEIVERS_PER_CATCH_UP = 32
-"""Receivers of a run for one more of them."""
+"""For each such number of receivers, a run decides about one more of them."""
 CATCH_UP_WORK = 64
-"""Each such amount of work that one of them takes counts as one more of them."""
+"""A decision counts as one more for each such amount of work that it takes."""
 _MEASURED = 4
 """Receivers about which a turn decides between two looks at the clock, each of which costs as much as a cheap decision.
 The first look comes after the first receiver."""
@@ -354,7 +355,7 @@ class Late:
         return work
 
     def forget(self, receiver: Receiver, queue: SendQueue) -> None:
-        """End that a receiver is late, as its connection ends; what waits is at the end of its queue."""
+        """Stop treating a receiver as late, as its connection ends; what waits is at the end of its queue."""
         if receiver in self.cohorts.of:
             self.set_apart(receiver, queue)
         self._end(receiver, queue)
@@ -375,7 +376,7 @@ class Late:
             self._turns.call_later(LONGEST_WAIT, self._time_is_up)
 
     def _end(self, receiver: Receiver, queue: SendQueue) -> None:
-        """End that a receiver is late."""
+        """Stop treating a receiver as late."""
         if queue.is_late:
             queue.is_late = queue.is_behind = False
             queue.note_clear()
