@@ -93,6 +93,9 @@ class IPacketTransport(Interface):
     def flush() -> None:
         """Send now what the socket takes of the queue."""
 
+    def flush_batch() -> None:
+        """Send now one batch of the queue, or what the socket takes of it."""
+
     def flush_later() -> None:
         """Send the queue once the socket takes packets, in place of a `flush` now."""
 

@@ -335,6 +335,10 @@ class PairedTransport(Endings):
             else:
                 self._end_writing(Event.SHUT_DOWN)
 
+    def flush_batch(self) -> None:
+        """Send the queue; see `IPacketTransport`."""
+        self.flush()
+
     def flush_later(self) -> None:
         """Send the queue soon; see `IPacketTransport`."""
         self._call_soon(self.flush)

@@ -537,6 +537,10 @@ class PacketTransport(Endings):
                 return
         self._queue_sent()
 
+    def flush_batch(self) -> None:
+        """Send one batch; see `IPacketTransport`."""
+        self.flush(_ONE_ROUND)
+
     def flush_later(self) -> None:
         """Send the queue once the socket takes packets; see `IPacketTransport`."""
         if self._is_writable():

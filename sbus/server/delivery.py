@@ -524,7 +524,7 @@ class Delivery:
                 self._settle(receiver, queue, transport, None, digest)
                 if is_unwatched and sends:
                     before = len(queue)
-                    transport.send_on(not self._turns.crowd)
+                    (transport.flush_batch if self._turns.crowd else transport.flush)()
                     sent = before - len(queue)
                 elif is_unwatched and queue.is_congested:
                     transport.flush_later()
@@ -552,7 +552,7 @@ class Delivery:
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         goes_on = queue.settings.soft.always is _CLOSE
         while True:
-            transport.send_on(False)
+            transport.flush_batch()
             if not queue.pending or queue.is_congested:
                 break
             if not goes_on and turns.cpu() >= end:

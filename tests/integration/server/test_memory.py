@@ -67,6 +67,19 @@ def test_a_silent_client_keeps_little_in_the_kernel(lease):
     assert unread(reader.sock) > 180 * 100
 
 
+@pytest.mark.parametrize("choice", [b"soft/discard", b"soft/latest", b"hard/discard"])
+def test_what_a_client_chose_does_not_make_it_keep_more_in_the_kernel(lease, choice):
+    """Nor does a flood, with which copies are late: a send buffer grows only once its client has read."""
+    started = lease()
+    silent, publisher = started.client(b"k"), started.client()
+    silent.cmsg(b"blocking/" + choice)
+    assert silent.sync() == []
+    for _ in range(5_000):
+        publisher.send(b"MSG k\0".ljust(100, b"x"))
+    assert publisher.sync() == []
+    assert 80 * 100 <= unread(silent.sock) <= 90 * 100
+
+
 def try_to_send(sock: socket.socket, packet: bytes) -> bool:
     try:
         sock.send(packet)

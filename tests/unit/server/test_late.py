@@ -722,14 +722,14 @@ def one_by_one(bus: Turned, reader: Peer, work: int = 0) -> None:
     """Have a reader's transport send one message each time, which takes some time, in units of work."""
     queue, capacity = reader.protocol.queue, reader.transport.capacity
 
-    def send_on(exclusive: bool) -> None:
+    def flush_batch() -> None:
         bus.cpu += work * 1_000
         taken = queue.take(1)
         sent = min(len(taken), 1 if capacity is None else capacity - len(reader.transport.written))
         reader.transport.written += taken[:sent]
         queue.ack(taken, sent)
 
-    setattr(reader.transport, "send_on", send_on)  # noqa: B010
+    setattr(reader.transport, "flush_batch", flush_batch)  # noqa: B010
 
 
 @pytest.mark.parametrize(("crowd", "sent"), [(CROWD, 3), (0, 118)])
@@ -772,14 +772,14 @@ def test_what_is_surely_kept_is_not_copied_for_the_socket(monkeypatch, choice):
     spend(reader)
     packets = [b"MSG k\0%d" % number for number in range(BATCH + 1)]
     publisher.send(*packets)
-    asked: list[bool] = []
-    send_on = reader.transport.send_on
+    batches: list[int] = []
+    flush_batch = reader.transport.flush_batch
 
-    def noted(exclusive: bool) -> None:
-        asked.append(exclusive)
-        send_on(exclusive)
+    def noted() -> None:
+        batches.append(len(reader.protocol.queue))
+        flush_batch()
 
-    setattr(reader.transport, "send_on", noted)  # noqa: B010
+    setattr(reader.transport, "flush_batch", noted)  # noqa: B010
     take, pending = SendQueue.take, []
 
     def taken(queue: SendQueue, count: int) -> list[bytes]:
@@ -789,7 +789,7 @@ def test_what_is_surely_kept_is_not_copied_for_the_socket(monkeypatch, choice):
     monkeypatch.setattr(SendQueue, "take", taken)
     price = bus.registry.delivery._late.catch_up(reader.protocol, reader.protocol.queue)
     assert reader.take() == packets
-    assert asked[0] is False
+    assert batches
     assert (max(pending) == 0) is (choice != b"soft/latest")
     assert price >= len(packets) // COPIES
 
