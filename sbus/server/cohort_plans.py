@@ -12,7 +12,8 @@ are more changes than receivers, or more than are kept, if a cohort has to be sp
 
 A plan is found by the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal
 routes, and a route without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by
-the receivers. Both tables keep receivers in memory; after some have gone, the tables are emptied (`Plans.note_gone`).
+the receivers. Both tables, and the changes, keep receivers in memory; after some have gone, they are emptied
+(`Plans.note_gone`).
 """
 
 from __future__ import annotations
@@ -179,4 +180,5 @@ class Plans:
     def _forget_all(self) -> None:
         self._by_route.clear()
         self._by_receivers.clear()
+        self._cohorts.forget_changes()
         self._planned = 0

@@ -172,6 +172,14 @@ class Cohort:
         if self._digested[0] < oldest:
             self._digest = None
 
+    def clear(self) -> int:
+        """Free all messages and publishers, as plans and changes may know the cohort still; return the bytes freed."""
+        self.forget_digest()
+        self.run = None
+        self.blockable.clear()
+        self.unasked.clear()
+        return self.blocks.drop(self.end)
+
 
 class Cohorts:
     """The cohorts of all users.
@@ -309,6 +317,10 @@ class Cohorts:
         }
         return new
 
+    def forget_changes(self) -> None:
+        """Forget the changes so far: no plan from before them is left. They keep receivers in memory."""
+        self.changes.clear()
+
     def _note(self, *change: *Change) -> None:
         self.version += 1
         self.changes.append(change)
@@ -320,7 +332,7 @@ class Cohorts:
         cohort.user.charge_memory(size)
 
     def _remove(self, cohort: Cohort) -> None:
-        self._count(cohort, -cohort.blocks.size)
+        self._count(cohort, -cohort.clear())
         cohorts = self._by_user[cohort.user]
         del cohorts[cohort]
         if not cohorts:

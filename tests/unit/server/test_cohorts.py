@@ -515,6 +515,34 @@ def test_what_waits_for_a_cohort_costs_no_other_user_its_clients():
     assert account.held < account.limit
 
 
+def test_cohorts_that_are_gone_keep_nothing_in_memory():
+    """Changes and plans know cohorts without members, but neither the messages nor the publishers of these."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    (reader,) = stalled(bus, publisher, b"blocking/hard/block", count=1)
+    found = bus.registry.delivery._late.cohorts
+    cohort = found.of[reader.protocol]
+    publisher.send(b"MSG k\0" + bytes(1_000))
+    assert kept(cohort)
+    assert publisher.protocol in cohort.blockable
+    reader.send(b"CMSG !/cred/whoami")
+    assert found.of == {}
+    assert any(cohort in change for change in found.changes)
+    assert (kept(cohort), cohort.run, cohort.blockable) == ([], None, {})
+
+
+def test_receivers_that_are_gone_are_forgotten():
+    """What is known of changes keeps a few receivers in memory, however many come and go."""
+    bus = Bus()
+    publisher = bus.connect(uid=1)
+    found = bus.registry.delivery._late.cohorts
+    for _ in range(70):
+        (reader,) = stalled(bus, publisher, count=1)
+        reader.transport.hang_up()
+        bus.settle()
+    assert len(found.changes) <= 2 * cohort_plans._MOST_PLANNED // cohort_plans._GONE
+
+
 def test_a_member_that_comes_with_a_run_is_due_behind_the_others():
     """Members have their positions in order, also if one joins while others have yet to come to where they are due."""
     bus = Bus()
