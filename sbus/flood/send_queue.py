@@ -341,7 +341,7 @@ class SendQueue:
         return outcome
 
     def has_room(self, messages: int, size: int, copies: int, may_block: bool = True) -> bool:
-        """Return whether the queue surely keeps these messages and blocks no publisher.
+        """Return whether the queue, once it is congested, surely keeps these messages and blocks no publisher.
 
         :param messages: the number of messages.
         :param size: their bytes.
@@ -355,7 +355,7 @@ class SendQueue:
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.unreserved
-            and self._user.has_memory(size + messages * self._price)
+            and self._user.has_memory(size + messages * PRICE)
         )
 
     def drop_next(self) -> bool:

@@ -174,7 +174,7 @@ class Cohort:
 
     def clear(self) -> int:
         """Free all messages and publishers, as plans and changes may know the cohort still; return the bytes freed."""
-        self.forget_digest()
+        self._digest = None
         self.run = None
         self.blockable.clear()
         self.unasked.clear()

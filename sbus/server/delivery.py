@@ -77,6 +77,7 @@ __all__ = ["Delivery"]
 _SENDS_FOR = CONTENDED_BUDGET // 5
 """Microseconds for which a decision sends while other users send as well, so that a turn is enough for several."""
 _CLOSE = Verdict.CLOSE
+_KEEP = Verdict.KEEP
 _REPLACE = Verdict.REPLACE
 
 
@@ -229,10 +230,10 @@ class Delivery:
                 work_left = balance.work_left
             if work_left <= 0 or not queue.is_clear:
                 if queue.is_late and (cohort := self._cohorts.get(receiver)) is not None:
-                    if cohort.is_closed:
+                    if cohort.is_closed and (queue.is_behind or not queue.pending):
                         queue.is_behind = True
-                    else:
-                        self._late.set_apart(receiver, queue)  # it has joined since: an observer has published
+                    else:  # it has joined since, or is just being sent to: an observer has published
+                        self._late.set_apart(receiver, queue)
                 if queue.is_late and not (queue.can_block and self._may_block(receiver, publisher)):
                     if receiver.user is not user:
                         if user is not None:
@@ -326,7 +327,7 @@ class Delivery:
                             receiver.flush()
                             continue
                         transport.flush()
-                        if queue.pending:
+                        if queue.pending and not queue.is_behind:
                             lost = queue.lost
                             self._settle(receiver, queue, transport, publisher)
                             if are_many and (queue.is_congested or queue.lost > lost):
@@ -502,7 +503,7 @@ class Delivery:
         else:
             price = (len(shared.parts) if queue.settings.order.arrival else waiting) // DECIDED
         transport = receiver.transport
-        sends = sends or queue.settings.soft.always is _CLOSE or transport is None
+        sends = sends or transport is None or _ends(queue, waiting, shared)
         try:
             if transport is None:
                 if shared is not None:
@@ -537,11 +538,12 @@ class Delivery:
         """Return whether more than one batch waits for a late receiver, and its queue surely has room for all of it.
 
         Then the queue keeps all before anything is sent: no message is lost, and no long list is copied for the socket.
+        Where that would change the order, the socket comes first: draining has turns for putting a long list in order.
         """
-        if waiting <= BATCH or queue.settings.soft.always is _REPLACE:
+        settings = queue.settings
+        if waiting <= BATCH or settings.soft.always is _REPLACE or not settings.order.arrival:
             return False
-        size = total_size(queue.pending) if shared is None else shared.size
-        return queue.has_room(waiting, size, size, may_block=False)
+        return _has_room(queue, waiting, shared)
 
     def _send_some(self, queue: SendQueue, transport: IPacketTransport) -> int:
         """Send pending messages until the socket is full or the time is up; return the number of messages sent.
@@ -549,8 +551,8 @@ class Delivery:
         When the time is up, the socket counts as full. A receiver that would be disconnected then has no such limit.
         """
         turns, waiting = self._turns, len(queue.pending)
+        goes_on = _ends(queue, waiting, None)
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
-        goes_on = queue.settings.soft.always is _CLOSE
         while True:
             transport.flush_batch()
             if not queue.pending or queue.is_congested:
@@ -607,3 +609,17 @@ class Delivery:
     def _failed(self, receiver: Receiver) -> None:
         self.log.failure("Error in sending to client {number}", number=getattr(receiver, "number", 0))
         receiver.close(CloseReason.SERVER_ERROR)
+
+
+def _has_room(queue: SendQueue, waiting: int, shared: Digest | None) -> bool:
+    """Return whether a queue surely keeps the messages that wait undecided, for which no publisher can be blocked."""
+    size = total_size(queue.pending) if shared is None else shared.size
+    return queue.has_room(waiting, size, size, may_block=False)
+
+
+def _ends(queue: SendQueue, waiting: int, shared: Digest | None) -> bool:
+    """Return whether a receiver, if its socket counted as full, might be disconnected for what waits undecided."""
+    soft, hard = queue.settings.soft.always, queue.settings.hard.always
+    if hard is not _CLOSE or soft not in (_KEEP, _REPLACE):
+        return soft is _CLOSE
+    return not queue.is_congested and not _has_room(queue, waiting, shared)

@@ -126,6 +126,14 @@ def is_own_user(publisher: Publisher | None, user: UserShare) -> bool:
     return publisher is not None and publisher.user is user
 
 
+def _bring(queue: SendQueue, packets: list[bytes]) -> None:
+    """Put what waits for a member of a cohort into its queue.
+
+    Pending messages that are not behind a closed cohort are just being sent: an observer has published meanwhile.
+    """
+    queue.pending = packets + queue.pending if queue.is_behind else queue.pending + packets
+
+
 class _Line:
     """The late receivers of one user, which wait for a turn as one client.
 
@@ -315,12 +323,9 @@ class Late:
         :returns: the price.
         """
         cohort = self.cohorts.of.get(receiver)
-        if cohort is None or cohort.members[receiver] == cohort.end:
-            self._end(receiver, queue)
-        else:
-            packets = cohort.waiting_for(receiver).packets
-            self._end(receiver, queue)
-            queue.pending = packets + queue.pending
+        if cohort is not None and cohort.members[receiver] != cohort.end:
+            _bring(queue, cohort.waiting_for(receiver).packets)
+        self._end(receiver, queue)
         return self._decide(receiver, queue, sends, None)
 
     def serve(self, receiver: Receiver, are_many: bool, sends: bool = True) -> int:
@@ -364,7 +369,8 @@ class Late:
         """Take a member out of its cohort; it is late by itself, and wants a turn."""
         waiting = self.cohorts.of[receiver].waiting_for(receiver)
         self.cohorts.leave(receiver)
-        queue.pending, queue.is_behind = waiting.packets + queue.pending, False
+        _bring(queue, waiting.packets)
+        queue.is_behind = False
         queue.late_bytes += waiting.size
         self.add(receiver.user, waiting.size)
         self._lines[receiver.user].want_turn(receiver)

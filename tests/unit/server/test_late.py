@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -792,6 +794,92 @@ def test_what_is_surely_kept_is_not_copied_for_the_socket(monkeypatch, choice):
     assert batches
     assert (max(pending) == 0) is (choice != b"soft/latest")
     assert price >= len(packets) // COPIES
+
+
+def test_what_a_queue_would_not_keep_is_sent_first():
+    """Where a user has no memory for the places of many messages in a queue, a socket with room takes them."""
+    bus, publisher, reader = crowded()
+    packets = [b"MSG k\0%d" % number for number in range(2 * BATCH)]
+    publisher.send(*packets)
+    user = reader.protocol.user
+    user.memory_limit = user.memory + 1_000
+    bus.turn()
+    bus.turn()
+    assert reader.take() == packets
+    assert reader.protocol.lost == 0
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_full_queue_is_no_end_while_the_socket_has_room(sends):
+    """A receiver that wants to be disconnected when its queue is full is sent to until its socket is full, too."""
+    for capacity in (None, 20):
+        bus, publisher, reader = crowded(limits=Limits(queue_messages=5))
+        reader.send(b"CMSG blocking/hard/error")
+        spend(reader)
+        reader.transport.capacity = capacity
+        packets = [b"MSG k\0%d" % number for number in range(BATCH + 6)]
+        publisher.send(*packets)
+        one_by_one(bus, reader, CONTENDED_BUDGET)
+        bus.registry.delivery._late.catch_up(reader.protocol, reader.protocol.queue, sends)
+        bus.settle()
+        assert reader.transport.written == packets[:capacity]
+        assert reader.is_connected is (capacity is None)
+
+
+@pytest.mark.parametrize("order", [b"stack", b"random"])
+def test_an_order_is_for_what_a_socket_does_not_take(order):
+    """What waits for a late receiver comes as it was published, while its socket takes it."""
+    _, publisher, reader = crowded()
+    reader.send(b"CMSG order/" + order)
+    spend(reader)
+    packets = [b"MSG k\0" + b"x" * number for number in range(2 * BATCH)]
+    publisher.send(*packets)
+    reader.protocol._registry.delivery.catch_up(reader.protocol)
+    assert reader.take() == packets
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_observer_may_publish_while_a_member_is_sent_to(monkeypatch, is_closed):
+    """What is just being sent comes before what waits in the cohort, whether that is closed then or decided about."""
+    for module in (late, delivery, cohort_delivery):
+        monkeypatch.setattr(module, "MANY", 1)
+    publish: list[Callable[[], object]] = []
+
+    class Echo(Observer):
+        def delivered(self, client, messages, size) -> None:
+            if publish:
+                publish.pop()()
+
+    bus = Turned(observers=[Echo()])
+    publisher = bus.connect(uid=1)
+    reader, other = bus.connect(uid=2), bus.connect(uid=2)
+    for each in (reader, other):
+        each.send(b"CMSG blocking/soft/error", b"SUB k")
+    spend(reader)
+    reader.send(b"SUB j")
+    numbers = itertools.count()
+
+    def packets(count: int) -> list[bytes]:
+        return [b"MSG k\0%d" % number for number in itertools.islice(numbers, count)]
+
+    expected = packets(60)
+    publisher.send(*expected)
+    found = bus.registry.delivery._late
+    cohort = found.cohorts.of[reader.protocol]
+    cohort.want_turns()
+    behind = packets(3)
+    publisher.send(*behind)
+    if is_closed:
+        monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    else:
+        found.most_bytes = 1
+        found.cohorts.leave(other.protocol)
+    publish.append(partial(bus.registry.publish, b"j" if is_closed else b"k", b"last"))
+    one_by_one(bus, reader)
+    found.serve(reader.protocol, are_many=True)
+    while bus.turn():
+        pass
+    assert reader.transport.written == [*expected, *behind, b"MSG %s\0last" % (b"j" if is_closed else b"k")]
 
 
 def test_nobody_is_disconnected_for_a_socket_with_room():
