@@ -526,7 +526,7 @@ class Delivery:
                 if is_unwatched and sends:
                     before = len(queue)
                     (transport.flush_batch if self._turns.crowd else transport.flush)()
-                    sent = before - len(queue)
+                    sent = max(0, before - len(queue))  # an observer may have published meanwhile
                 elif is_unwatched and queue.is_congested:
                     transport.flush_later()
         except Exception:
