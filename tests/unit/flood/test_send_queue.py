@@ -517,6 +517,20 @@ def test_short_messages_among_long_ones_are_found_in_few_steps():
     assert len(asked) < 60
 
 
+@pytest.mark.parametrize("are_parts", [True, False])
+def test_messages_that_come_together_are_lost_each_for_its_cause(are_parts):
+    """A long message may be beyond the queue's own limit, a shorter one behind it beyond the user's share."""
+    connection = Connection(size=100)
+    connection.stall(bytes(60))
+    connection.budget.unreserved, connection.budget.limit = 70, 80
+    lists = [[bytes(50)], [bytes(20)], [bytes(5)]]
+    digest = Digest.join([Digest(part) for part in lists]) if are_parts else Digest([*chain.from_iterable(lists)])
+    outcome = connection.queue.settle(False, digest)
+    assert outcome is not None
+    assert {loss.why: loss.messages for loss in outcome.losses} == {LossReason.QUEUE_FULL: 1, LossReason.SHARE: 1}
+    assert connection.queue.messages == 2
+
+
 def test_hard_error():
     """error disconnects the receiver at its limit; what waits is dropped and counted, as is the new message."""
     connection = Connection(hard="error", messages=2)
