@@ -488,9 +488,10 @@ def _catalogue() -> Iterator[Attack]:
 
 
 _AT_ONCE = 950
-"""Connections of one user that the server accepts at once; it accepts 200 a second more."""
-_PAUSE = 0.0052
-"""Seconds between two connections beyond these."""
+"""Connections of one user that come at once: the server accepts 1,000 (`sbus.server.admission`)."""
+_PACE = 0.0052
+"""Seconds from one connection to the next beyond these: the server accepts 200 a second, and refuses the others. It is
+the pace of the attack, and waits for nothing."""
 _KEEP_LAST = ("--last-value=last/",)
 _STREAM = ("--stream=door={address}-stream,mode=0777",)
 
@@ -515,7 +516,7 @@ def _draining(number: int, *choices: bytes) -> Part:
         for _ in range(number):
             held.append(me.connect(*(b"CMSG " + choice for choice in choices), _EVERYTHING))
             if len(held) >= _AT_ONCE:
-                time.sleep(_PAUSE)
+                time.sleep(_PACE)
         me.ready()
         while me.running():
             for sock in held:

@@ -71,7 +71,7 @@ def test_what_waits_in_a_queue_is_sent_later_or_in_the_callers_time():
     """A queue that is flushed later, or sent on, arrives by itself; an end that is closed by then sends nothing."""
     pair = Pair()
     queue, _ = flood_controlled(pair.ours, SOFT_STRATEGIES[0])
-    for send in (pair.ours.flush_later, lambda: pair.ours.send_on(False)):
+    for send in (pair.ours.flush_later, pair.ours.flush_batch, lambda: pair.ours.send_on(False)):
         queue.pending += numbered(3)
         send()
         pair.settle()
