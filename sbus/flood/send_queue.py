@@ -426,7 +426,7 @@ class SendQueue:
     def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
-        Most often no message behind the first that has none has room. If one may have, look into those steps of the
+        Usually, once one message has no room, no later one has. If a later one may, look only into the steps of the
         digest whose shortest message has room.
         """
         if not self._lacks_room(len(digest), digest.size):

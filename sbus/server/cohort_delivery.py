@@ -41,8 +41,8 @@ _MOST_SHARED = 32_768
 _LEAST_REPLACED = 2_048
 """The same for receivers that keep only the newest message of each key, if each message has a key of its own."""
 _OWN_PART = 4
-"""The part (one over it) of this room that publishers of the members' own user may take. It is less than half, from
-which on others pay for decisions: with half, one message of another user could pay for deciding about thousands of
+"""The part (one over it) of this room that publishers of the members' own user may take. Other users pay for decisions
+from half on: if these publishers could take half, one message of another user could pay for deciding about thousands of
 theirs."""
 _MOST_ANSWERS = 16
 """Publishers for which a cohort knows whether its members may block them."""

@@ -34,8 +34,8 @@ the others are late.
 
 * The undecided messages are the last in the receiver's queue, and later ones go behind them. So the order is the one
   without lateness, for each receiver and over all publishers.
-* A message is lost because it was late in two cases only: the time to send was up, and the receiver's strategies drop
-  the message; or undecided ones have no room any more, and its receivers are many or the run has paid for as many
+* Lateness loses a message in only two cases: the time to send was up, and the receiver's strategies drop
+  the message; or there is no room for undecided messages, and it has many receivers or its run has paid for as many
   decisions as one run may.
 * A receiver is not late for a publisher that it may block: flood control decides about these messages at once.
 * `Late.catch_up` comes before anything that looks at the queue: a reply, a change of the client's strategies or order,
