@@ -399,7 +399,7 @@ class Delivery:
 
         :param digest: as for `SendQueue.settle`; the queue is congested then.
         """
-        while queue.pending and not queue.is_congested:
+        while queue.pending and not queue.is_congested and not queue.is_behind:
             transport.flush()  # the socket takes more than a transport sends in one turn
         if queue.pending or digest is not None:
             queue.copies.work_left -= REFUSED
@@ -521,7 +521,7 @@ class Delivery:
                     is_unwatched = False
                 elif waiting:
                     queue.congest()
-            if queue.pending or digest is not None:
+            if (queue.pending and not queue.is_behind) or digest is not None:
                 self._settle(receiver, queue, transport, None, digest)
                 if is_unwatched and sends:
                     before = len(queue)
@@ -555,12 +555,12 @@ class Delivery:
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         while True:
             transport.flush_batch()
-            if not queue.pending or queue.is_congested:
+            if not queue.pending or queue.is_congested or queue.is_behind:  # an observer has published meanwhile
                 break
             if not goes_on and turns.cpu() >= end:
                 queue.congest()
                 break
-        return waiting - len(queue.pending)
+        return max(0, waiting - len(queue.pending))
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

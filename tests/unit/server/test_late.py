@@ -962,3 +962,39 @@ def test_the_price_of_what_waits_for_one_receiver():
     assert (queue.messages, len(queue.pending)) == (before, 96)
     found = reader.protocol._registry.delivery._late
     assert found.catch_up(reader.protocol, queue) == FULL_SOCKET + 96 // UNSHARED
+
+
+@pytest.mark.parametrize("choices", [(), (b"CMSG blocking/soft/error",)])
+@pytest.mark.parametrize("behind", [0, 3])
+@pytest.mark.timeout(20)
+def test_an_observer_may_publish_when_the_last_batch_of_a_member_has_left(monkeypatch, choices, behind):
+    """If that closes the cohort, what waits in it still goes first, and the server does not send nothing for ever."""
+    for module in (late, delivery, cohort_delivery):
+        monkeypatch.setattr(module, "MANY", 1)
+    publish = []
+
+    class Echo(Observer):
+        def delivered(self, client: object, messages: int, size: int) -> None:
+            if publish:
+                publish.pop()()
+
+    bus = Turned(observers=[Echo()])
+    publisher, reader, other = bus.connect(uid=1), bus.connect(uid=2), bus.connect(uid=2)
+    for each in (reader, other):
+        each.send(*choices, b"SUB k")
+    spend(reader)
+    reader.send(b"SUB j")
+    expected = [b"MSG k\0%d" % number for number in range(60 + behind)]
+    publisher.send(*expected[:60])
+    found = bus.registry.delivery._late
+    found.cohorts.of[reader.protocol].want_turns()
+    if behind:
+        publisher.send(*expected[60:])
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    publish.append(lambda: bus.registry.publish(b"j", b"last"))
+    times = itertools.count(step=50_000)
+    monkeypatch.setattr(bus.registry.turns, "cpu", lambda: next(times))
+    found.serve(reader.protocol, are_many=True)
+    for _ in range(50):
+        bus.turn()
+    assert reader.transport.written == [*expected, b"MSG j\0last"]
