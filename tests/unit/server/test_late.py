@@ -971,7 +971,7 @@ def test_an_observer_may_publish_when_the_last_batch_of_a_member_has_left(monkey
     """If that closes the cohort, what waits in it still goes first, and the server does not send nothing for ever."""
     for module in (late, delivery, cohort_delivery):
         monkeypatch.setattr(module, "MANY", 1)
-    publish = []
+    publish: list[Callable[[], object]] = []
 
     class Echo(Observer):
         def delivered(self, client: object, messages: int, size: int) -> None:
