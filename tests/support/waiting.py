@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,15 +35,20 @@ def paused(pid: int) -> Iterator[None]:
     """Make a process stand still, all its threads, until the body ends.
 
     A process goes on for some time after SIGSTOP: the one thread that takes the signal may have to wait for a CPU.
+    The body may end the process.
     """
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: {_state(thread) for thread in Path(f"/proc/{pid}/task").iterdir()} == {"T"}, pause=0)
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _state(thread: Path) -> str:
-    """Return the letter for what a thread does, as in proc_pid_stat(5)."""
-    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    """Return the letter for what a thread does, as in proc_pid_stat(5); one that has ended meanwhile stands still."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"

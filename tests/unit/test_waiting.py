@@ -1,0 +1,16 @@
+"""What tests wait with: a process that stands still."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+from tests.support.waiting import paused
+
+
+def test_paused_process_may_end() -> None:
+    """A body that ends the process, and takes its status, ends like any other."""
+    process = subprocess.Popen(["sleep", "60"])
+    with paused(process.pid):
+        process.kill()
+        assert process.wait(timeout=20.0) == -signal.SIGKILL
