@@ -115,15 +115,18 @@ class SharedBudget:
 class CopyBalance:
     """The copies that may be made for one user's receivers now, as work in units of about 1 µs.
 
-    :ivar owner: the user.
     :ivar work_left: the balance; below 0 it is a debt.
     """
 
-    __slots__ = ("owner", "work_left")
+    __slots__ = ("work_left",)
 
-    def __init__(self, owner: UserShare) -> None:
-        self.owner = owner
+    def __init__(self) -> None:
         self.work_left = 0
+
+    @property
+    def owner(self) -> CopyBalance:
+        """What stands for the user (`sbus.server.turns`)."""
+        return self
 
 
 class UserShare:
@@ -144,7 +147,7 @@ class UserShare:
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
-        self.copies = CopyBalance(self)
+        self.copies = CopyBalance()
         self.queues = 0
         self.queued_bytes = 0
         self.buffers = 0
@@ -152,9 +155,12 @@ class UserShare:
         self.memory_limit = budget.memory.user_limit
 
     @property
-    def owner(self) -> UserShare:
-        """The user itself: as the owner of a balance (`sbus.server.turns`)."""
-        return self
+    def owner(self) -> CopyBalance:
+        """What stands for the user (`sbus.server.turns`).
+
+        If it were the user, each user would wait for the garbage collector.
+        """
+        return self.copies
 
     def add_queue(self) -> None:
         """Count one more queue of this user."""

@@ -123,6 +123,19 @@ MIN_DISCARDED = 64
 """Packets to discard of each client at least, however many there are."""
 
 
+class _Nobody:
+    """The owner of a queue whose client has gone."""
+
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
+        pass
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
 class BusProtocol:
     """A client's connection: a `sbus.server.interfaces.Client`.
@@ -315,6 +328,10 @@ class BusProtocol:
         self._kept = self._in_kernel = 0
         self._registry.memory.add_buffer(self.user, -self._buffer)
         self._registry.disconnect_user(self.user)
+        # These refer to this object, which would wait for the garbage collector.
+        self.queue.owner = _NOBODY
+        self._drain_timer = None
+        del self._draining
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""

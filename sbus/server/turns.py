@@ -80,7 +80,7 @@ class Balance(Protocol):
 
     @property
     def owner(self) -> object:
-        """The user."""
+        """What stands for the user: the same object for both balances of one user."""
 
 
 class _Reactor(Protocol):

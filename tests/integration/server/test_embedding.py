@@ -222,6 +222,110 @@ run(main)
 """
 )
 
+GONE = (
+    TALKING
+    + """
+from sbus.server.last_values import LastValueRule
+from sbus.server.limits import Limits
+from sbus.server.observers import Observer
+
+class Ends(Observer):
+    def closed(self, client, reason):
+        global ended
+        ended += 1
+ended = 0
+
+def ask(sock, *packets):
+    for packet in packets:
+        sock.send(packet)
+    sock.send(b"CMSG !/cred/whoami")
+    while not sock.recv(100000).startswith(b"CMSG !/cred"): pass
+
+def flooded(*choices, timeout=10, ending=b""):
+    "A subscriber that reads nothing, and leaves, or is disconnected, with messages in its queue."
+    reader, publisher = connect("bus"), connect("bus")
+    ask(reader, *choices, b"SUB flood")
+    publisher.send(b"CMSG echo/off")
+    publisher.settimeout(timeout)
+    with contextlib.suppress(BlockingIOError):
+        for n in range(500):
+            publisher.send(b"MSG flood\\0" + b"." * 1000)
+        ask(publisher)
+    if ending:
+        reader.send(ending)
+    return [reader, publisher]
+
+def half_closed():
+    sock = connect("bus")
+    ask(sock, b"SUB echoes")
+    for n in range(300):
+        sock.send(b"MSG echoes\\0" + b"." * 1000)
+    sock.shutdown(socket.SHUT_WR)
+    return [sock]
+
+def broken():
+    sock = connect("bus")
+    sock.send(b"nonsense")
+    assert sock.recv(1000) == b""
+    return [sock]
+
+def asked(*packets):
+    sock = connect("bus")
+    ask(sock, *packets)
+    return [sock]
+
+STORIES = [
+    lambda: [connect("bus")],
+    broken,
+    half_closed,
+    lambda: flooded(b"CMSG receipts/on"),
+    lambda: flooded(b"CMSG receipts/on", b"CMSG bye/on", ending=b"nonsense"),
+    lambda: flooded(b"CMSG blocking/soft/error"),
+    lambda: flooded(b"CMSG blocking/hard/block", timeout=0),
+    lambda: flooded(b"CMSG blocking/soft/latest"),
+    lambda: flooded(b"CMSG order/stack", ending=b"CMSG order/random"),
+    lambda: flooded(b"CMSG bundle/on\\065536"),
+    lambda: asked(b"SUB kept/*", b"MSG kept/a\\0 1", b"CMSG last\\0kept/*", b"CMSG interest/on\\0some/key"),
+    lambda: asked(b"SUB !/cred//0//a", b"SUB */b", b"CMSG interest/patterns", b"CMSG observer/on", b"CMSG chain/on"),
+]
+
+async def main():
+    bus = BusService(
+        SeqpacketServerEndpoint(reactor, "bus"),
+        limits=Limits(queue_messages=100),
+        observers=[Ends()],
+        last_values=(LastValueRule(b"kept/*"),),
+    )
+    bus.startService()
+    stays = await threads.deferToThread(connect, "bus")  # so that the user stays
+    left = {}
+    for number, story in enumerate(STORIES * 2):
+        gc.collect()
+        gc.disable()
+        clients = await threads.deferToThread(story)
+        expected = ended + len(bus.registry.clients) - 1
+        for sock in clients:
+            sock.close()
+        del clients, sock
+        while ended < expected or len(bus.registry.clients) > 1:
+            await task.deferLater(reactor, 0.001)
+        await task.deferLater(reactor, 0)  # the call that reported the end is over
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        kinds = {type(o).__name__ for o in gc.garbage if type(o).__module__.startswith("sbus")}
+        if number >= len(STORIES) and kinds:
+            left[number - len(STORIES)] = sorted(kinds)
+        gc.garbage.clear()
+        gc.enable()
+    stays.close()
+    await bus.stopService()
+    return [ended, left]
+
+run(main)
+"""
+)
+
 TWO = (
     TALKING
     + """
@@ -283,6 +387,13 @@ class TestLifetime:
         assert after["BusProtocol"] == 0
         assert after["PacketTransport"] == 0
         assert after["calls"] == 0
+        assert os.listdir(directory) == []
+
+    def test_nothing_waits_for_the_collector(self, directory):
+        """A client that has gone, however it was used and however it ended, leaves no cycle of references."""
+        ended, left = run_program(directory, GONE)
+        assert left == {}
+        assert ended == 1 + 2 * 19
         assert os.listdir(directory) == []
 
 

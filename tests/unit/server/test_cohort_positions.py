@@ -86,6 +86,7 @@ class Client:
 
     def __init__(self, bus: Bus, uid: int) -> None:
         self.peer: Peer = bus.connect(uid=uid)
+        self.draining = self.peer.protocol._draining
         self.offered: list[tuple[bytes, object]] = []  # with the publisher
         self.chosen: set[bytes] = set()
         self.was_slow = False
@@ -313,8 +314,8 @@ class Model:
 
     def _check_draining(self, client: Client) -> None:
         """Check that a client whose socket takes packets gets what waits, or has it coming in a turn."""
-        protocol, queue = client.peer.protocol, client.peer.protocol.queue
-        draining = protocol._draining
+        queue = client.peer.protocol.queue
+        draining = client.draining
         line = self.bus.registry.turns._waiting.get((queue.copies, False))
         assert draining._is_waiting is (line is not None and draining in line.others)
         if not client.peer.is_connected:
