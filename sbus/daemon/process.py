@@ -16,6 +16,7 @@ from twisted.internet.error import ReactorNotRunning
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.logger import Logger
 
+from sbus.daemon.garbage import collect_less
 from sbus.daemon.notify import Notifier
 from sbus.daemon.service import Service
 from sbus.seqpacket.interfaces import Reactor
@@ -41,15 +42,6 @@ def _keep_memory() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK_BYTES)
-
-
-def _collect_less() -> None:
-    """Leave what the process has made to start with out of later garbage collections.
-
-    A full collection that visits all modules takes 30 ms, in which nobody is served.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class Process(Service):
@@ -82,7 +74,7 @@ class Process(Service):
         Multiplexer.of(cast(Reactor, reactor)).on_fatal = self.fail
         # With Twisted's own handlers the process would end by the signal instead of with status 0.
         reactor.callWhenRunning(self._handle_signals)
-        reactor.callWhenRunning(_collect_less)
+        reactor.callWhenRunning(collect_less)
         self._notifier = Notifier(IReactorTime(reactor))
         reactor.callWhenRunning(self._notifier.ready)
 

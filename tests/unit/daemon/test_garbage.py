@@ -1,0 +1,72 @@
+"""Full garbage collections are rare, and still take place."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sbus.daemon.garbage import INTERVAL, RareCollections
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    """Make full collections rare, by a clock of one's own, until the test is over."""
+    before, clock = gc.get_threshold(), Clock()
+    gc.set_threshold(100, 5, 5)
+    gc.collect()
+    gc.freeze()  # a full collection is due when the others have grown by a quarter
+    rare = RareCollections(clock)
+    gc.callbacks.append(rare)
+    yield clock
+    gc.callbacks.remove(rare)
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def collections(made: int) -> int:
+    """Return the number of full collections while lists are made, which stay."""
+    before = gc.get_stats()[2]["collections"]
+    kept: list[Any] = [[] for _ in range(made)]
+    assert len(kept) == made
+    return gc.get_stats()[2]["collections"] - before
+
+
+def test_full_collections_are_rare(clock: Clock) -> None:
+    """However many objects are made, there is none before its time; then there is one."""
+    assert collections(20_000) == 0
+    clock.now += INTERVAL - 1
+    assert collections(20_000) == 0
+    clock.now += 1
+    assert collections(40_000) == 1
+    assert collections(20_000) == 0
+    clock.now += 10 * INTERVAL
+    assert collections(80_000) == 1
+
+
+def test_young_objects_are_collected(clock: Clock) -> None:
+    """The collections of young objects go on meanwhile."""
+    before = [each["collections"] for each in gc.get_stats()]
+    collections(20_000)
+    young, middle, full = (each["collections"] - was for each, was in zip(gc.get_stats(), before, strict=True))
+    assert young > 100
+    assert middle > 20
+    assert full == 0
+
+
+def test_one_by_hand_counts(clock: Clock) -> None:
+    """After a full collection that somebody asked for, the next one waits, too."""
+    clock.now += INTERVAL
+    gc.collect()
+    assert collections(20_000) == 0
