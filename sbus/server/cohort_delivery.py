@@ -3,13 +3,19 @@
 .. rubric:: Theory of operation
 
 A publisher pays nothing for a run that waits for another user's cohort, and one price for a cohort of its own user,
-whatever the number of members. It pays for the decisions that come before:
+whatever the number of members. To make a plan is at the expense of the members' users: otherwise a user with thousands
+of late receivers, one more each moment, would have every publisher pay for a new plan each time. The publisher pays for
+the decisions that come before:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
   their cohort. If there are many, the publisher waits meanwhile, and pays for some of them in each of its turns.
 * From half of the room on, flood control decides about some members in each run. All of them have had their turn when
-  the room is full, unless that would take more than `catch_ups` in one run: no run is a long piece of work. The turns
-  of the members' user make room, too.
+  the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
+  too.
+
+  No run is a long piece of work: if the decisions take 0.5 ms while other users send, a publisher of the members' own
+  user delivers only the part of its run for which there were enough of them, and pays for the time. Others are not
+  held up by another user's receivers: they go on.
 
   These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
   `MANY` members, and no more once a run has taken 0.5 ms for them. Otherwise the sockets count as full.
@@ -29,7 +35,7 @@ from sbus.server.cohort_plans import Plan, Plans
 from sbus.server.cohorts import Cohort
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.late import CATCH_UP_WORK, MANY, Late, catch_ups, is_own_user
-from sbus.server.prices import SHARED
+from sbus.server.prices import POSTPONED, SHARED
 from sbus.server.turns import CONTENDED_BUDGET
 
 __all__ = ["CohortDelivery"]
@@ -65,70 +71,87 @@ class CohortDelivery:
 
     def prepare(
         self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None
-    ) -> tuple[Plan | None, int]:
+    ) -> tuple[Plan | None, int, int]:
         """Decide about members of cohorts that cannot wait for a run.
 
-        :returns: which of the receivers can, and the price, for the publisher. The plan is None if there is more to
-            decide than one step may take: then the publisher goes on when it has paid for this one.
+        :returns: which of the receivers can, the number of packets, from the front, that can be delivered now, and the
+            price, for the publisher. The plan is None if there is more to decide than one step may take: then the
+            publisher goes on when it has paid for this one.
         """
         if not self._cohorts.of:
-            return Plan(receivers, (), 0), 0
-        work = self._serve_overdue(self._plans.find(receivers), packets, publisher)
+            return Plan(receivers, (), 0), len(packets), 0
+        count, work = self._serve_overdue(self._plans.find(receivers), packets, publisher)
         left = catch_ups(len(receivers))
         plan = self._plans.find(receivers)
         while blocking := [each for each in plan.cohorts if each.can_block and self._may_block(each, publisher)]:
             for receiver in [receiver for cohort in blocking for receiver in cohort.members]:
                 if left <= 0:
-                    return None, work
+                    return None, 0, work
                 price = self._late.serve(receiver, are_many=False)
                 work += price
                 left -= 1 + price // CATCH_UP_WORK
             plan = self._plans.find(receivers)
-        work += self._plans.effort
-        self._plans.effort = 0
-        return plan, work
+        return plan, count, work
 
     def add(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> tuple[int, int]:
         """Have a run wait for the cohorts of a plan.
 
-        :returns: the number of cohorts of other users than the publisher's, and the price, for the publisher.
+        :returns: the price, for the publisher; and the work that it does not pay for.
         """
-        size, foreign = total_size(packets), 0
+        size, unpaid = total_size(packets), 0
+        effort, self._plans.effort = self._plans.effort, 0
+        work = effort
         for cohort in plan.cohorts:
             if not cohort.waiting():
                 self._late.set_timer()
             self._cohorts.add(cohort, packets, size)
             if cohort.waiting() >= _WORTH_DECIDING:
                 self._late.call(cohort)
-            foreign += not is_own_user(publisher, cohort.user)
-        return foreign, (len(plan.cohorts) - foreign) * SHARED
+            if is_own_user(publisher, cohort.user):
+                work += SHARED
+            else:
+                part = effort * len(cohort.members) // (plan.members + len(plan.others))
+                cohort.user.copies.work_left -= part
+                work -= part
+                unpaid += POSTPONED + part
+        return work, unpaid
 
     def note_gone(self) -> None:
         """Note that a receiver has gone."""
         self._plans.note_gone()
 
-    def _serve_overdue(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> int:
-        """Decide about some members for which much waits; return the price."""
-        size = total_size(packets)
+    def _serve_overdue(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> tuple[int, int]:
+        """Decide about some members for which much waits.
+
+        :returns: the number of packets, from the front, for which these were enough; and the price.
+        """
+        count, size = len(packets), total_size(packets)
         overdue = [
             (cohort, members)
             for cohort in plan.cohorts
-            if (members := self._overdue(cohort, len(packets), size, is_own_user(publisher, cohort.user)))
+            if (members := self._overdue(cohort, count, size, is_own_user(publisher, cohort.user)))
         ]
+        if not overdue:
+            return count, 0
         # The largest first: else the first ones would be served in each run.
         overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
-        end = self._late.cpu() + CONTENDED_BUDGET * 1_000 if overdue else 0
-        for cohort, members in overdue:
-            sends = are_few or is_own_user(publisher, cohort.user)
-            for receiver in list(itertools.islice(cohort.members, min(members, left))):
-                sends = sends and self._late.cpu() < end
-                price = self._late.serve(receiver, are_many=True, sends=sends)
+        late, began = self._late, self._late.cpu()
+        end, may_stop = began + CONTENDED_BUDGET * 1_000, late.is_contended
+        for cohort, wanted in overdue:
+            is_own = is_own_user(publisher, cohort.user)
+            sends, wanted = are_few or is_own, min(wanted, left)
+            for decided, receiver in enumerate(list(itertools.islice(cohort.members, wanted))):
+                if late.cpu() >= end:
+                    sends = False
+                    if is_own and may_stop:
+                        return max(1, count * decided // wanted), max(work, (late.cpu() - began) // 1_000)
+                price = late.serve(receiver, are_many=True, sends=sends)
                 work += price
                 left -= 1 + price // CATCH_UP_WORK
                 if left <= 0:
-                    return work
-        return work
+                    return count, work
+        return count, work
 
     def _overdue(self, cohort: Cohort, messages: int, size: int, is_own: bool) -> int:
         """Return the number of members to decide about before messages are added to a cohort.

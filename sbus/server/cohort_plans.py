@@ -19,6 +19,7 @@ the receivers. Both tables, and the changes, keep receivers in memory; after som
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -160,22 +161,25 @@ class Plans:
         return kept.plan
 
     def _make(self, receivers: tuple[Receiver, ...]) -> Plan:
-        of = self._cohorts.of
-        others = list(itertools.filterfalse(of.__contains__, receivers))
-        left = set(filter(of.__contains__, receivers))
+        homes = list(map(self._cohorts.of.get, receivers))
         cohorts: list[Cohort] = []
-        while left:
-            cohort = of[next(iter(left))]
-            members = cohort.members.keys() & left
-            left -= members
-            if not cohort.is_closed and len(members) < len(cohort.members):
-                cohort = self._cohorts.split(cohort, members)
-            if cohort.is_closed:
-                others += members
-            else:
+        members = 0
+        for cohort, count in Counter(homes).items():
+            if cohort is None or cohort.is_closed:
+                continue
+            if count < len(cohort.members):
+                part = {receiver for receiver, home in zip(receivers, homes, strict=True) if home is cohort}
+                cohort = self._cohorts.split(cohort, part)
+            if not cohort.is_closed:
                 cohorts.append(cohort)
+                members += count
+        others: tuple[Receiver, ...] = ()
+        if members < len(receivers):
+            others = tuple(
+                receiver for receiver, home in zip(receivers, homes, strict=True) if home is None or home.is_closed
+            )
         self.effort += _PLAN + len(receivers) // _PLANNED_AT_ONCE
-        return Plan(tuple(others), tuple(cohorts), len(receivers) - len(others))
+        return Plan(others, tuple(cohorts), members)
 
     def _forget_all(self) -> None:
         self._by_route.clear()

@@ -63,6 +63,7 @@ from sbus.server.prices import (
     COPIES,
     DECIDED,
     FULL_SOCKET,
+    POSTPONED,
     REFUSED,
     REPLACED,
     SENDING,
@@ -92,7 +93,8 @@ class Delivery:
         by themselves (`SendQueue.deafen`).
     :ivar observers: receivers that do not count as subscribed (`sbus.server.unrouted`).
     :ivar touched: the receivers that `flush` has to see.
-    :ivar postponed: how often a run has waited for a late receiver of another user than its publisher, since the start.
+    :ivar unpaid: the work since the start that was no publisher's to pay, as messages had to wait for late receivers
+        of other users.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
         messages, and the decisions about late receivers that it has caused.
@@ -118,9 +120,9 @@ class Delivery:
         "_publisher",
         "_turns",
         "observers",
-        "postponed",
         "served",
         "touched",
+        "unpaid",
         "work",
     )
 
@@ -152,7 +154,7 @@ class Delivery:
         self._cohorts = self._late.cohorts.of
         self._cohort_delivery = CohortDelivery(self._late, credentials)
         self._catch_ups_left: int | None = None
-        self.served = self.work = self.postponed = 0
+        self.served = self.work = self.unpaid = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
         """Keep last values: a route that contains the keeper is one of keys that are kept."""
@@ -174,17 +176,20 @@ class Delivery:
         :param at_once: these packets are all that is to be sent now, so receivers with an empty queue may get them
             past it.
         :returns: the number of packets, from the front, that were dealt with. It is less than all if a receiver has
-            blocked the publisher, or if there is more to decide before than one step may take: call again then.
+            blocked the publisher, or if there is more to decide before than one step may take: call again then, once
+            the publisher has paid.
         """
         if self.touched and publisher is not self._publisher:
             self.flush()
         late, copies = 0, len(receivers)
         if self._blocking or self._cohorts:
-            plan, work = self._cohort_delivery.prepare(packets, receivers, publisher)
+            plan, now, work = self._cohort_delivery.prepare(packets, receivers, publisher)
             self.work += work
             if plan is None:
                 self.served = 0
                 return 0
+            if now < len(packets):
+                packets = packets[:now]
             if self._blocking and len(packets) > 1 and not self._has_room(packets, plan.others, publisher):
                 # Somewhere in the middle a receiver may block the publisher: find out where.
                 half = len(packets) // 2
@@ -193,12 +198,11 @@ class Delivery:
                     return done
                 return done + self.deliver(packets[half:], receivers, publisher)
             late = plan.members
-            if late:
-                if self.observers and is_unrouted(receivers, self.observers):
-                    self._counters.unrouted += len(packets)
-                foreign, work = self._cohort_delivery.add(plan, packets, publisher)
-                self.postponed += foreign
-                self.work += work
+            if late and self.observers and is_unrouted(receivers, self.observers):
+                self._counters.unrouted += len(packets)
+            work, unpaid = self._cohort_delivery.add(plan, packets, publisher)
+            self.work += work
+            self.unpaid += unpaid
             receivers = plan.others
         count, observers = len(packets), self.observers
         weight = self._count(packets, copies)
@@ -433,7 +437,7 @@ class Delivery:
         """Account for a run that waits for some late receivers of one user."""
         self._late.add(user, receivers * total_size(packets))
         if not is_own_user(publisher, user):
-            self.postponed += receivers
+            self.unpaid += receivers * POSTPONED
 
     def _postpone(
         self,
@@ -460,10 +464,10 @@ class Delivery:
         beyond, are_many = catch_ups_left <= 0, copies >= MANY
         size, is_own = total_size(packets), is_own_user(publisher, receiver.user)
         if are_many and not may_block and self._late.join_with(receiver, queue, packets, size, is_own=is_own):
-            self.postponed += not is_own
+            self.unpaid += 0 if is_own else POSTPONED
             return True
         if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
-            self.postponed += not is_own
+            self.unpaid += 0 if is_own else POSTPONED
             return True
         if queue.is_late:
             spent = queue.copies.work_left

@@ -229,6 +229,11 @@ class Late:
         """Return the CPU time of this thread, in nanoseconds."""
         return self._turns.cpu()
 
+    @property
+    def is_contended(self) -> bool:
+        """Whether clients of several users send."""
+        return self._turns.crowd > 0
+
     def add(self, user: UserShare, size: int) -> None:
         """Count bytes that were put behind those of late receivers of one user, within `room`."""
         self.bytes += size

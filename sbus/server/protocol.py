@@ -87,7 +87,6 @@ from sbus.server.prices import (
     BUNDLED_COPIES,
     COPIES,
     PACKET,
-    POSTPONED,
     REORDERED,
     REPLY,
     SENDING,
@@ -373,7 +372,7 @@ class BusProtocol:
         elif turns.crowd:
             turns.crowd -= 1
         if has_turn:
-            balance, began, postponed = user.work_left, turns.cpu(), self._delivery.postponed
+            balance, began, unpaid = user.work_left, turns.cpu(), self._delivery.unpaid
         try:
             if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
                 receivers, until = next_run(packets, 0, total, routes)
@@ -402,7 +401,7 @@ class BusProtocol:
                             until = min(until, at + self._affordable(receivers, until - at))
                             at_once = until - at >= BATCH or (at == start and until == end)
                             count = deliver(packets[at:until], receivers, self, at_once)
-                            self._pay(receivers, until - at)
+                            self._pay(receivers, count or until - at)
                             at += count
                             continue
                     if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
@@ -421,7 +420,7 @@ class BusProtocol:
             if self._delivery.touched:
                 registry.flush()
             if has_turn:
-                turns.correct(user, balance, began, (self._delivery.postponed - postponed) * POSTPONED)
+                turns.correct(user, balance, began, self._delivery.unpaid - unpaid)
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)

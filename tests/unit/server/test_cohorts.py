@@ -298,10 +298,10 @@ def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
     delivery_ = bus.registry.delivery
 
     def cost(publisher: Peer) -> tuple[int, int]:
-        user, postponed = publisher.protocol.user, delivery_.postponed
+        user, unpaid = publisher.protocol.user, delivery_.unpaid
         user.work_left = TURN_BUDGET
         publisher.transport.deliver(b"MSG k\0")
-        return TURN_BUDGET - user.work_left, delivery_.postponed - postponed
+        return TURN_BUDGET - user.work_left, delivery_.unpaid - unpaid
 
     first, usual = cost(stranger), cost(stranger)
     assert usual == (SENDING, 1)

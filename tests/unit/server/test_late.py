@@ -309,7 +309,7 @@ def test_a_publisher_does_not_pay_for_the_time_of_postponing(uid):
         publisher.protocol.take_turn()
         bus.settle()
         assert publisher.protocol.user.work_left == (0 if uid == 1 else -50 * POSTPONED)
-    assert bus.registry.delivery.postponed == (51 if uid == 1 else 0)
+    assert bus.registry.delivery.unpaid == (51 * POSTPONED if uid == 1 else 0)
 
 
 def test_messages_behind_a_snapshot_can_be_late():
