@@ -4,10 +4,11 @@
 
 An order counts only for a backlog, that is, for packets that a flush has left. `FifoBacklog` keeps the order of
 arrival, replies included, in a list with an empty front: whole slices go in and out with one call, and the memory of
-a packet is freed as soon as it is sent. Long lists of messages, which a thousand queues may share, wait behind that
-list; the backlog copies one only when it needs its messages. So a receiver that does not read costs no copies.
-`StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any other order in a heap. Under these two,
-replies are sent first, in the order of their questions.
+a packet is freed as soon as it is sent. `StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any
+other order in a heap. Under these two, replies are sent first, in the order of their questions.
+
+A thousand queues may share a long list of messages. Each backlog keeps such lists as they are (`_Lists`), and copies
+one only when it needs its messages. So a receiver that does not read costs no copies.
 
 A `FifoBacklog` also has receipts (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
 
@@ -109,6 +110,73 @@ _HEAP_AT_ONCE = 8
 """New entries that exceed this fraction (one over it) of a heap are put in place by building the whole heap."""
 
 
+class _Lists:
+    """Messages in lists, in order of arrival. Other queues may share the lists, save the last one if it is owned.
+
+    :ivar lists: the lists; none of them is empty.
+    :ivar count: the messages in all of them.
+    """
+
+    __slots__ = ("_owns_last", "count", "lists")
+
+    def __init__(self, packets: list[bytes] | None = None) -> None:
+        self.lists: deque[list[bytes]] = deque([packets] if packets else ())
+        self.count = len(packets) if packets else 0
+        self._owns_last = True
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain.from_iterable(self.lists)
+
+    def push(self, packets: list[bytes]) -> None:
+        """Add messages; the caller must not change the list afterwards."""
+        self.count += len(packets)
+        if len(packets) >= _LONG:
+            self.lists.append(packets)
+            self._owns_last = False
+        elif self._owns_last and self.lists:
+            self.lists[-1] += packets
+        else:
+            self.lists.append(packets.copy())
+            self._owns_last = True
+
+    def pop_first(self) -> list[bytes]:
+        """Take out and return the first list; the caller must not change it."""
+        first = self.lists.popleft()
+        self.count -= len(first)
+        return first
+
+    def pop_oldest(self, count: int) -> list[bytes]:
+        """Take out and return the oldest messages, as many as there are of `count`."""
+        packets: list[bytes] = []
+        while self.lists and len(packets) < count:
+            first = self.pop_first()
+            wanted = count - len(packets)
+            packets += first[:wanted]
+            if rest := first[wanted:]:
+                self._owns_last = self._owns_last or not self.lists  # a copy
+                self.lists.appendleft(rest)
+                self.count += len(rest)
+        return packets
+
+    def own_last(self, count: int) -> list[bytes]:
+        """Return the last list, which is owned from now on and has `count` messages at least, if there are as many."""
+        lists = self.lists
+        while lists and not (self._owns_last and (len(lists[-1]) >= count or len(lists) == 1)):
+            last = lists.pop() if self._owns_last else []
+            lists[-1] = lists[-1] + last
+            self._owns_last = True
+        return lists[-1] if lists else []
+
+    def remove(self, at: int, end: int, count: int) -> None:
+        """Take out `count` messages that end at the index `end` of the list with the index `at`, which is owned."""
+        changed = self.lists[at]
+        del changed[end - count : end]
+        self.count -= count
+        if not changed:
+            del self.lists[at]
+            self._owns_last = self._owns_last and at < len(self.lists)
+
+
 class FifoBacklog:
     """A backlog in order of arrival, replies and receipts included.
 
@@ -121,20 +189,18 @@ class FifoBacklog:
     ranked = unranked = 0
     """See `PriorityBacklog`."""
 
-    __slots__ = ("_base", "_front", "_in_lists", "_lists", "_owns_last", "_packets", "_taken", "marks")
+    __slots__ = ("_base", "_front", "_lists", "_packets", "_taken", "marks")
 
     def __init__(self, packets: Iterator[bytes]) -> None:
         self._packets: list[Any] = list(packets)
-        self._lists: deque[list[bytes]] = deque()  # behind `_packets`; other queues may share them
-        self._in_lists = 0  # messages in them
-        self._owns_last = False  # no other queue shares the last of them
+        self._lists = _Lists()  # behind `_packets`
         self._base = 0
         self._front = 0
         self._taken = 0
         self.marks: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._packets) - self._front + self._in_lists
+        return len(self._packets) - self._front + self._lists.count
 
     def __iter__(self) -> Iterator[Any]:
         self._copy_lists()
@@ -148,7 +214,7 @@ class FifoBacklog:
     @property
     def end(self) -> int:
         """The place of the next packet."""
-        return self._base + len(self._packets) + self._in_lists
+        return self._base + len(self._packets) + self._lists.count
 
     def since(self, place: int) -> Iterator[tuple[int, bytes | Receipt]]:
         """Return the packets from a place on, each with its place."""
@@ -229,32 +295,21 @@ class FifoBacklog:
 
     def push(self, packets: list[bytes]) -> None:
         """Add packets in their order of arrival; the caller must not change the list afterwards."""
-        is_long = len(packets) >= _LONG
-        if not is_long and not self._lists:
+        if len(packets) < _LONG and not self._lists.count:
             self._packets += packets
-            return
-        self._in_lists += len(packets)
-        if is_long:
-            self._lists.append(packets)
-            self._owns_last = False
-        elif self._owns_last:
-            self._lists[-1] += packets
         else:
-            self._lists.append(packets.copy())
-            self._owns_last = True
+            self._lists.push(packets)
 
     def _copy_lists(self, wanted: int | None = None) -> None:
         """Copy lists into `_packets` until it has `wanted` packets; None for all lists."""
         lists, packets = self._lists, self._packets
         end = None if wanted is None else self._front + wanted
-        while lists and (end is None or len(packets) < end):
-            first = lists.popleft()
-            self._in_lists -= len(first)
-            packets += first
+        while lists.count and (end is None or len(packets) < end):
+            packets += lists.pop_first()
 
     def take(self, count: int) -> list[Any]:
         """Return the next packets, at most `count`; call `ack` before anything else."""
-        if self._lists:
+        if self._lists.count:
             self._copy_lists(count)
         taken = self._packets[self._front : self._front + count]
         self._taken = len(taken)
@@ -289,50 +344,59 @@ class StackBacklog:
     """This order knows no places for receipts; see `FifoBacklog.marks`."""
 
     def __init__(self, packets: Iterator[bytes]) -> None:
-        self._messages, replies = _split(packets)
+        messages, replies = _split(packets)
+        self._messages = _Lists(messages)
         self._replies = deque(replies)  # each with the number of messages before it
-        self._taken = (0, 0)  # replies, and the end of the messages
+        self._taken = (0, 0, 0)  # replies; the list of the messages, and the index behind them in it
 
     def __len__(self) -> int:
-        return len(self._messages) + len(self._replies)
+        return self._messages.count + len(self._replies)
 
     def __iter__(self) -> Iterator[bytes]:
-        at = 0
+        at, messages = 0, iter(self._messages)
         for before, reply in self._replies:
-            yield from islice(self._messages, at, before)
+            yield from islice(messages, max(0, before - at))
             yield reply
             at = max(at, before)
-        yield from islice(self._messages, at, None)
+        yield from messages
 
     def rank(self, most: int) -> None:
         """Do nothing: no message has a rank."""
 
     def pop_message(self) -> bytes | None:
         """See `FifoBacklog.pop_message`."""
-        return self._messages.pop() if self._messages else None
+        last = self._messages.own_last(1)
+        if not last:
+            return None
+        message = last[-1]
+        self._messages.remove(len(self._messages.lists) - 1, len(last), 1)
+        return message
 
     def push(self, packets: list[bytes]) -> None:
-        """Add messages, or one reply."""
+        """Add messages, or one reply; the caller must not change the list afterwards."""
         if type(packets[0]) is Reply:
-            self._replies.append((len(self._messages), packets[0]))
+            self._replies.append((self._messages.count, packets[0]))
         else:
-            self._messages += packets
+            self._messages.push(packets)
 
     def take(self, count: int) -> list[bytes]:
         """See `FifoBacklog.take`."""
         taken = [reply for _, reply in islice(self._replies, count)]
-        self._taken = len(taken), len(self._messages)
+        last: list[bytes] = []
         if left := count - len(taken):
-            taken += self._messages[: -left - 1 : -1]
+            last = self._messages.own_last(left)
+        self._taken = len(taken), len(self._messages.lists) - 1, len(last)
+        if left:
+            taken += last[: -left - 1 : -1]
         return taken
 
     def ack(self, sent: int) -> None:
         """See `FifoBacklog.ack`; what has come since `take` stays."""
-        replies, end = self._taken
+        replies, at, end = self._taken
         for _ in range(min(sent, replies)):
             self._replies.popleft()
         if sent > replies:
-            del self._messages[end - sent + replies : end]
+            self._messages.remove(at, end, sent - replies)
 
 
 class PriorityBacklog:
@@ -353,12 +417,13 @@ class PriorityBacklog:
         self._arrival = 0
         self._heap: list[tuple[Any, int, bytes]] = []
         self._first: list[tuple[Any, int, bytes]] = []
-        self._unranked, replies = _split(packets)
+        messages, replies = _split(packets)
+        self._unranked = _Lists(messages)
         self._replies = deque((before + 0.5, reply) for before, reply in replies)  # between two arrivals
         self._taken = 0  # replies
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._first) + len(self._replies) + len(self._unranked)
+        return len(self._heap) + len(self._first) + len(self._replies) + self._unranked.count
 
     def __iter__(self) -> Iterator[bytes]:
         entries = sorted([*self._first, *self._heap], key=itemgetter(1))
@@ -376,7 +441,7 @@ class PriorityBacklog:
     @property
     def unranked(self) -> int:
         """The number of messages that have none."""
-        return len(self._unranked)
+        return self._unranked.count
 
     def pop_message(self) -> bytes | None:
         """See `FifoBacklog.pop_message`; call `rank` before."""
@@ -384,18 +449,18 @@ class PriorityBacklog:
         return self._first.pop(0)[2] if self._first else None
 
     def push(self, packets: list[bytes]) -> None:
-        """Add messages, or one reply."""
+        """Add messages, or one reply; the caller must not change the list afterwards."""
         if type(packets[0]) is Reply:
-            self._replies.append((self._arrival + len(self._unranked) + 0.5, packets[0]))
+            self._replies.append((self._arrival + self._unranked.count + 0.5, packets[0]))
         else:
-            self._unranked += packets
+            self._unranked.push(packets)
 
     def rank(self, most: int) -> None:
         """Put the oldest messages without a rank into their places, one by one, or all together if that is less work.
 
         :param most: the number of messages at most.
         """
-        packets, self._unranked = self._unranked[:most], self._unranked[most:]
+        packets = self._unranked.pop_oldest(most)
         key, newest_first, heap, before = self._key, self._newest_first, self._heap, self._arrival
         self._arrival += len(packets)
         entries = [

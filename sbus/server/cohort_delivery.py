@@ -21,8 +21,8 @@ the decisions that come before:
   `MANY` members, and no more once a run has taken 0.5 ms for them. Otherwise the sockets count as full.
 
 The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
-members' own user have a quarter of it. It is smaller for members that keep only the newest message of each key, because
-flood control takes 0.6 µs for each key: the greater the variety of keys, the fewer messages can wait.
+members' own user have a small part of it. It is smaller for members that keep only the newest message of each key,
+because flood control takes 0.6 µs for each key: the greater the variety of keys, the fewer messages can wait.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ __all__ = ["CohortDelivery"]
 
 _WORTH_DECIDING = 2_048
 """The members of a cohort want turns when this number of messages waits for it."""
-_MOST_SHARED = 32_768
-"""Messages that wait undecided for one cohort."""
+_MOST_SHARED = 131_072
+"""Messages that wait undecided for one cohort: about what others publish while 4,000 members have their turns."""
+_MOST_REPLACED = 32_768
+"""The same for receivers that keep only the newest message of each key: to find these takes 0.1 µs a message."""
 _LEAST_REPLACED = 2_048
-"""The same for receivers that keep only the newest message of each key, if each message has a key of its own."""
+"""The same if each message has a key of its own."""
+_MOST_OWN = 8_192
+"""Messages of this room that publishers of the members' own user may take."""
 _OWN_PART = 4
-"""The part (one over it) of this room that publishers of the members' own user may take. Other users pay for decisions
-from half on: if these publishers could take half, one message of another user could pay for deciding about thousands of
-theirs."""
+"""The part (one over it) of the bytes that these publishers may take. Other users pay for decisions from half on: if
+these could take half, one message of another user could pay for deciding about thousands of theirs."""
 _MOST_ANSWERS = 16
 """Publishers for which a cohort knows whether its members may block them."""
 
@@ -159,11 +162,11 @@ class CohortDelivery:
         :param size: the bytes of the messages.
         :param is_own: the publisher and the cohort are of one user.
         """
-        most = _MOST_SHARED
+        most, most_bytes = _MOST_SHARED, self._late.most_bytes
         if cohort.replaces:
-            most = int(max(_LEAST_REPLACED, min(_MOST_SHARED, _LEAST_REPLACED / cohort.variety)))
-        part = _OWN_PART if is_own else 1
-        most, most_bytes = most // part, self._late.most_bytes // part
+            most = int(max(_LEAST_REPLACED, min(_MOST_REPLACED, _LEAST_REPLACED / cohort.variety)))
+        if is_own:
+            most, most_bytes = min(_MOST_OWN, most // _OWN_PART), most_bytes // _OWN_PART
         waiting = cohort.waiting()
         left = min(1 - waiting / most, 1 - self._cohorts.bytes / most_bytes)
         if left > 0.5 or not waiting:

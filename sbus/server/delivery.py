@@ -505,7 +505,7 @@ class Delivery:
         elif shared is None:
             price = waiting // UNSHARED
         else:
-            price = (len(shared.parts) if queue.settings.order.arrival else waiting) // DECIDED
+            price = len(shared.parts) // DECIDED
         transport = receiver.transport
         sends = sends or transport is None or _ends(queue, waiting, shared)
         try:
@@ -518,10 +518,7 @@ class Delivery:
             is_unwatched = not queue.is_congested or len(queue) == len(queue.pending)
             if not queue.is_congested:
                 if sends and not self._keeps_all(queue, waiting, shared):
-                    if shared is not None:
-                        queue.pending = shared.packets.copy()  # a list of its own: the transport takes it
-                    digest = None  # of more than is left then
-                    sent = self._send_some(queue, transport)
+                    sent, digest = self._send_some(queue, transport, shared)
                     is_unwatched = False
                 elif waiting:
                     queue.congest()
@@ -549,22 +546,42 @@ class Delivery:
             return False
         return _has_room(queue, waiting, shared)
 
-    def _send_some(self, queue: SendQueue, transport: IPacketTransport) -> int:
-        """Send pending messages until the socket is full or the time is up; return the number of messages sent.
+    def _send_some(
+        self, queue: SendQueue, transport: IPacketTransport, shared: Digest | None
+    ) -> tuple[int, Digest | None]:
+        """Send messages that wait undecided until the socket is full or the time is up.
 
         When the time is up, the socket counts as full. A receiver that would be disconnected then has no such limit.
+
+        :param shared: as for `_decide`. A part at a time becomes pending, so that a long list is not copied for the few
+            messages that a socket takes; all of it if an observer may publish meanwhile.
+        :returns: the number of messages sent; the digest of those that are left, or None if they are pending.
         """
-        turns, waiting = self._turns, len(queue.pending)
-        goes_on = _ends(queue, waiting, None)
+        turns, waiting = self._turns, len(queue.pending) if shared is None else len(shared)
+        goes_on = _ends(queue, waiting, shared)
+        parts: list[Digest] = []
+        if shared is not None:
+            parts = [shared] if queue.watch is not None else shared.parts[::-1] or [shared]
+            queue.pending = parts.pop().packets.copy()  # a list of its own: the transport takes it
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         while True:
             transport.flush_batch()
-            if not queue.pending or queue.is_congested or queue.is_behind:  # an observer has published meanwhile
+            if queue.is_congested or queue.is_behind:  # an observer has published meanwhile
                 break
+            if not queue.pending:
+                if not parts:
+                    break
+                queue.pending = parts.pop().packets.copy()
             if not goes_on and turns.cpu() >= end:
                 queue.congest()
                 break
-        return max(0, waiting - len(queue.pending))
+        sent = max(0, waiting - len(queue.pending) - sum(map(len, parts)))
+        if not parts:
+            return sent, None
+        if queue.pending:
+            parts.append(Digest(queue.pending))
+            queue.pending = []
+        return sent, Digest.join(parts[::-1])
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

@@ -40,10 +40,9 @@ SENDING = 1
 FULL_SOCKET = 3
 """The price of deciding about a run of messages for a receiver with a full socket."""
 DECIDED = 128
-"""Messages in lists shared by several queues that are put into a backlog for one unit of work. A backlog in order of
-arrival does not copy such lists: there, each list counts as one message."""
+"""Lists shared by several queues that are put into a backlog for one unit of work: they are not copied."""
 UNSHARED = 48
-"""As `DECIDED`, for messages that wait for one receiver alone, in any order."""
+"""Messages that wait for one receiver alone and are put into a backlog for one unit of work."""
 REPLACED = 1
 """The price of each key of the messages that are put in their places for a receiver of the newest ones only."""
 REFUSED = 12

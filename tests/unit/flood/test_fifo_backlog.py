@@ -119,6 +119,6 @@ def test_a_long_list_is_not_copied_before_it_is_needed():
     """Thousands of backlogs can have one list in common: to add it takes no copy."""
     backlog, packets = FifoBacklog(iter(())), [b"MSG a\0"] * (LONG + 1)
     backlog.push(packets)
-    assert backlog._lists[0] is packets
+    assert backlog._lists.lists[0] is packets
     assert backlog.take(1) == packets[:1]
-    assert not backlog._lists
+    assert not backlog._lists.count

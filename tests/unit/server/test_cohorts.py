@@ -20,7 +20,7 @@ from sbus.server.cohort_plans import Plans
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
 from sbus.server.observers import Observer
-from sbus.server.prices import SENDING, SHARED
+from sbus.server.prices import POSTPONED, SENDING, SHARED
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer, kept
 from tests.support.examples import examples
@@ -291,7 +291,7 @@ def test_a_member_blocks_a_publisher_that_it_may_block():
 
 
 def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
-    """A publisher pays nothing for another user's cohort, one price for its own user's, and once for the plan."""
+    """A publisher pays nothing for another user's cohort, nor for the plan, and one price for its own user's."""
     bus = Bus()
     stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
     stalled(bus, stranger, b"blocking/soft/discard", count=32)
@@ -303,10 +303,29 @@ def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
         publisher.transport.deliver(b"MSG k\0")
         return TURN_BUDGET - user.work_left, delivery_.unpaid - unpaid
 
-    first, usual = cost(stranger), cost(stranger)
-    assert usual == (SENDING, 1)
-    assert first == (SENDING + cohort_plans._PLAN + 1 + 2 * 32 // cohort_plans._PLANNED_AT_ONCE, 1)
+    plan = cohort_plans._PLAN + 1 + 2 * 32 // cohort_plans._PLANNED_AT_ONCE
+    balance = friend.protocol.queue.copies
+    before = balance.work_left
+    assert cost(stranger) == (SENDING, POSTPONED + plan)
+    assert balance.work_left == before - plan
+    assert cost(stranger) == (SENDING, POSTPONED)
     assert cost(friend) == (SENDING + SHARED, 0)
+    assert balance.work_left == before - plan
+
+
+def test_a_plan_is_paid_for_by_user():
+    """Each user pays for its part of a plan, the publisher's for what is its own or waits for nobody."""
+    bus = Bus()
+    stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
+    stalled(bus, stranger, b"blocking/soft/discard", count=48)
+    for _ in range(16):
+        bus.connect(uid=1).send(b"SUB k")
+    plan = cohort_plans._PLAN + 1 + 2 * 64 // cohort_plans._PLANNED_AT_ONCE
+    balance, user = friend.protocol.queue.copies, stranger.protocol.user
+    user.work_left, before = TURN_BUDGET, balance.work_left
+    stranger.transport.deliver(b"MSG k\0")
+    assert before - balance.work_left == plan * 48 // 64
+    assert TURN_BUDGET - user.work_left == SENDING + plan - plan * 48 // 64 + 16 * SENDING
 
 
 def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
 from sbus.flood import SOFT_STRATEGIES, SendQueue
-from sbus.server import cohort_delivery, cohorts, delivery, late
+from sbus.server import cohort_delivery, cohort_plans, cohorts, delivery, late
 from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
@@ -298,18 +298,20 @@ def test_a_publisher_does_not_pay_for_the_time_of_postponing(uid):
     publisher = bus.connect(uid=uid)
     for reader in readers:
         reader.send(b"SUB k")
-    for waits in (50, 1 if uid == 1 else 50):  # receivers that become late, and their cohort
+    plan = cohort_plans._PLAN + 1 + 2 * (50 // cohort_plans._PLANNED_AT_ONCE)
+    # Receivers that become late; their cohort, and its plan.
+    for unpaid in (50 * POSTPONED, POSTPONED + plan if uid == 1 else 50 * POSTPONED):
         spend(readers[0])
         publisher.protocol.user.work_left = 0
         publisher.send(b"MSG k\0")
         # Each look at the clock finds that postponing, and a whole budget, have passed.
-        bus.registry.turns.cpu = itertools.count(step=waits * POSTPONED * 1_000 + 1_000 * TURN_BUDGET).__next__
+        bus.registry.turns.cpu = itertools.count(step=(unpaid + TURN_BUDGET) * 1_000).__next__
         publisher.protocol.user.work_left = TURN_BUDGET
         bus.registry.turns.forget(publisher.protocol.user, publisher.protocol)
         publisher.protocol.take_turn()
         bus.settle()
         assert publisher.protocol.user.work_left == (0 if uid == 1 else -50 * POSTPONED)
-    assert bus.registry.delivery.unpaid == (51 * POSTPONED if uid == 1 else 0)
+    assert bus.registry.delivery.unpaid == (51 * POSTPONED + plan if uid == 1 else 0)
 
 
 def test_messages_behind_a_snapshot_can_be_late():

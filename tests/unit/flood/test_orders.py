@@ -1,0 +1,131 @@
+"""The backlogs that are not in order of arrival, beside a plain list."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sbus.flood import orders
+from sbus.flood.orders import ORDERS, PriorityBacklog, Reply, new_backlog
+from tests.support.examples import examples
+
+LONG = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_lists():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orders, "_LONG", LONG)
+        yield
+
+
+class Backlogs(RuleBasedStateMachine):
+    """Messages and replies that come and go, with lists that two backlogs have in common."""
+
+    @initialize(kind=st.sampled_from(ORDERS[1:]), newest_first=st.booleans())
+    def begin(self, kind, newest_first):
+        self.kind, self.newest_first = kind, newest_first
+        self.backlogs = [new_backlog(iter(()), kind, newest_first) for _ in range(2)]
+        self.models: tuple[list, list] = [], []
+        self.pushed: list[tuple[list, list]] = []
+        self.number = 0
+
+    def packet(self, size=0):
+        self.number += 1
+        return b"MSG %06d" % self.number + b"." * size
+
+    def in_order(self, model):
+        """Return the packets as they are to be sent."""
+        messages = [packet for packet in model if type(packet) is bytes]
+        if self.kind is ORDERS[1]:
+            messages.reverse()
+        else:
+            if self.newest_first:
+                messages.reverse()
+            messages.sort(key=len, reverse=True)
+        return [packet for packet in model if type(packet) is Reply] + messages
+
+    def add(self, which, packets):
+        self.backlogs[which].push(packets)
+        self.models[which].extend(packets)
+
+    @rule(sizes=st.lists(st.integers(0, 3), min_size=1, max_size=2 * LONG), both=st.booleans())
+    def push(self, sizes, both):
+        packets = [self.packet(size) for size in sizes]
+        self.pushed.append((packets, packets.copy()))
+        for which in range(1 + both):
+            self.add(which, packets)
+
+    @rule(which=st.sampled_from((0, 1)))
+    def reply(self, which):
+        self.add(which, [Reply(self.packet())])
+
+    @rule(which=st.sampled_from((0, 1)), most=st.integers(1, 6))
+    def rank_some(self, which, most):
+        self.backlogs[which].rank(most)
+
+    @rule(
+        which=st.sampled_from((0, 1)),
+        count=st.integers(1, 12),
+        sent=st.integers(0, 12),
+        sizes=st.lists(st.integers(0, 3), max_size=2 * LONG),
+    )
+    def send(self, which, count, sent, sizes):
+        """Send some; messages may come before it is known how many were sent."""
+        backlog, model = self.backlogs[which], self.models[which]
+        backlog.rank(len(backlog))
+        taken = backlog.take(count)
+        assert taken == self.in_order(model)[:count]
+        if sizes:
+            self.add(which, [self.packet(size) for size in sizes])
+        sent = min(sent, len(taken))
+        backlog.ack(sent)
+        for packet in taken[:sent]:
+            model.remove(packet)
+
+    @rule(which=st.sampled_from((0, 1)))
+    def pop(self, which):
+        backlog, model = self.backlogs[which], self.models[which]
+        backlog.rank(len(backlog))
+        messages = [packet for packet in self.in_order(model) if type(packet) is bytes]
+        assert backlog.pop_message() == (messages[0] if messages else None)
+        if messages:
+            model.remove(messages[0])
+
+    @invariant()
+    def holds(self):
+        for backlog, model in zip(getattr(self, "backlogs", ()), getattr(self, "models", ()), strict=True):
+            assert len(backlog) == len(model)
+            if isinstance(backlog, PriorityBacklog):
+                assert backlog.ranked + backlog.unranked == sum(type(packet) is bytes for packet in model)
+
+    @invariant()
+    def leaves_the_lists(self):
+        assert all(packets == before for packets, before in getattr(self, "pushed", ()))
+
+    def teardown(self):
+        for backlog, model in zip(getattr(self, "backlogs", ()), getattr(self, "models", ()), strict=True):
+            packets = list(backlog)
+            for kind in (bytes, Reply):
+                assert [each for each in packets if type(each) is kind] == [
+                    each for each in model if type(each) is kind
+                ]
+
+
+TestBacklogs = Backlogs.TestCase
+TestBacklogs.settings = settings(stateful_step_count=30, max_examples=examples(400))
+
+
+@pytest.mark.parametrize(("kind", "place"), [(ORDERS[1], "_messages"), (ORDERS[2], "_unranked")], ids=repr)
+def test_a_long_list_is_not_copied_before_it_is_needed(kind, place):
+    """Thousands of backlogs can have one list in common: to add it takes no copy, and to send from it changes none."""
+    backlog, packets = new_backlog(iter(()), kind, False), [b"MSG a\0%d" % n for n in range(LONG + 1)]
+    backlog.push(packets)
+    assert getattr(backlog, place).lists[0] is packets
+    backlog.rank(len(backlog))
+    assert backlog.take(1) == [packets[-1] if kind is ORDERS[1] else packets[0]]
+    backlog.ack(1)
+    assert len(packets) == LONG + 1
+    assert len(backlog) == LONG
