@@ -19,8 +19,8 @@ from twisted.internet import error
 from twisted.python.failure import Failure
 
 from sbus.errors import CloseReason
-from sbus.flood import Verdict
-from sbus.server import cohort_delivery, cohorts, delivery, late
+from sbus.flood import Verdict, orders
+from sbus.server import blocks, cohort_delivery, cohorts, delivery, late
 from sbus.server.credentials import AccessSettings
 from sbus.server.interfaces import Receiver
 from sbus.server.last_values import LastValueRule
@@ -415,7 +415,7 @@ def _steps() -> st.SearchStrategy[tuple[str, int, int, int]]:
     )
 
 
-def _sizes() -> Iterator[tuple[Any, str, st.SearchStrategy[int]]]:
+def _sizes() -> Iterator[tuple[Any, str, st.SearchStrategy[Any]]]:
     """Return what a bus has much of, with small numbers to try."""
     yield late, "MANY", st.sampled_from((1, 2, 4))
     yield late, "_CATCH_UPS", st.sampled_from((1, 16))
@@ -427,6 +427,11 @@ def _sizes() -> Iterator[tuple[Any, str, st.SearchStrategy[int]]]:
     yield cohort_delivery, "_WORTH_DECIDING", st.sampled_from((20, 2_048))
     yield late, "WORTH_DECIDING", st.sampled_from((10, 512))
     yield cohorts, "MOST_COHORTS", st.sampled_from((1, 2, 64))
+    yield blocks, "_BLOCK", st.sampled_from(((4, 200), (1_024, 256 << 10)))
+    yield blocks, "_LEAST", st.sampled_from(((2, 100), (512, 64 << 10)))
+    yield orders, "_LONG", st.sampled_from((2, 64))
+    yield cohort_delivery, "CONTENDED_BUDGET", st.sampled_from((0, 500))
+    yield delivery, "_SENDS_FOR", st.sampled_from((0, 100))
 
 
 SIZES = [(module, name, value) for module, name, value in _sizes()]
@@ -447,7 +452,7 @@ SIZES = [(module, name, value) for module, name, value in _sizes()]
     steps=st.lists(_steps(), max_size=70),
 )
 def test_each_message_is_got_or_lost_and_told_and_nothing_is_left(
-    sizes: tuple[int, ...],
+    sizes: tuple[Any, ...],
     queue_messages: int,
     total: int,
     across_users: bool,
