@@ -343,6 +343,36 @@ def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
     assert sent == [51, 14]
 
 
+@pytest.mark.parametrize(("uid", "crowd", "expected"), [(2, 1, 3), (2, 0, 20), (1, 1, 20)])
+def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, crowd, expected):
+    """A publisher of the members' own user delivers what the decisions were enough for, and pays for their time."""
+    for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_PART", 1)):
+        monkeypatch.setattr(cohort_delivery, name, value)
+    bus = Bus(clock=Clock())
+    stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=20)
+    publisher = bus.connect(uid=uid)
+    for _ in range(20):  # half of the room
+        publisher.transport.deliver(b"MSG k\0")
+    elapsed, serve = [0], late.Late.serve
+
+    def slowly(*args: Any, **choices: Any) -> int:
+        elapsed[0] += 200_000
+        return serve(*args, **choices)
+
+    monkeypatch.setattr(late.Late, "serve", slowly)
+    turns = bus.registry.turns
+    turns.cpu, turns.crowd = lambda: elapsed[0], crowd
+    run = [b"MSG k\0%d" % n for n in range(20)]
+    plan, count, work = bus.registry.delivery._cohort_delivery.prepare(
+        run, bus.registry.route(b"k"), publisher.protocol
+    )
+    assert plan is not None
+    assert count == expected
+    assert elapsed[0] == (600_000 if expected == 3 else late.catch_ups(20) * 200_000)
+    if expected == 3:
+        assert work == 600
+
+
 def test_members_want_turns_when_much_waits(monkeypatch):
     """They need not wait for the timer."""
     monkeypatch.setattr(cohort_delivery, "_WORTH_DECIDING", 20)
