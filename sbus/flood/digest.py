@@ -57,9 +57,13 @@ class Digest:
         return self._packets
 
     def newest(self) -> Digest:
-        """Return the digest of the newest message of each key, in order."""
+        """Return the digest of the newest message of each key, in order.
+
+        Other lists may have the same parts: for each part it is found only once.
+        """
         if self._newest is None:
-            self._newest = Digest(newest(self.packets))
+            packets = list(chain.from_iterable(part.newest().packets for part in self.parts)) or self.packets
+            self._newest = Digest(newest(packets))
         return self._newest
 
     def prefix(self, fits: Callable[[int, int], bool]) -> tuple[int, int]:

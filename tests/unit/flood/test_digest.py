@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, count
 
 import pytest
 from hypothesis import example, given
@@ -56,3 +56,12 @@ def test_the_digest_of_several_lists():
     assert joined.packets is joined.packets
     assert joined.newest().packets == [flat[2], flat[1]]
     assert Digest.join([]).packets == []
+
+
+@given(st.lists(st.lists(st.sampled_from(b"abcd"), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_the_newest_of_several_lists(keys):
+    """They are in the order in which their keys came first, as for one list."""
+    number = count()
+    lists = [[b"MSG %c\0%d" % (key, next(number)) for key in each] for each in keys]
+    flat = [packet for each in lists for packet in each]
+    assert Digest.join([Digest(each) for each in lists]).newest().packets == Digest(flat).newest().packets
