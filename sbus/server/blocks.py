@@ -57,26 +57,30 @@ class Blocks:
         new.size, new._last_size = self.size, self._last_size
         return new
 
-    def add(self, packets: list[bytes], size: int) -> None:
+    def add(self, packets: list[bytes], size: int) -> Digest | None:
         """Add messages at the end.
 
         :param size: their bytes.
+        :returns: the block that was closed, if one was.
         """
         self._last += packets
         self._last_size += size
         self.size += size
-        self._close(_BLOCK)
+        return self._close(_BLOCK)
 
     def close(self) -> None:
         """Close the last block if it is long enough, so that parts that end here share it."""
         self._close(_LEAST)
 
-    def _close(self, least: tuple[int, int]) -> None:
-        if len(self._last) >= least[0] or self._last_size >= least[1]:
-            self._blocks.append(Digest(self._last, self._last_size))
-            self._starts.append(self._last_start)
-            self._last_start = self.end
-            self._last, self._last_size = [], 0
+    def _close(self, least: tuple[int, int]) -> Digest | None:
+        if len(self._last) < least[0] and self._last_size < least[1]:
+            return None
+        block = Digest(self._last, self._last_size)
+        self._blocks.append(block)
+        self._starts.append(self._last_start)
+        self._last_start = self.end
+        self._last, self._last_size = [], 0
+        return block
 
     def between(self, first: int, end: int) -> Digest:
         """Return the messages between two positions.

@@ -44,10 +44,8 @@ _WORTH_DECIDING = 2_048
 """The members of a cohort want turns when this number of messages waits for it."""
 _MOST_SHARED = 131_072
 """Messages that wait undecided for one cohort: about what others publish while 4,000 members have their turns."""
-_MOST_REPLACED = 32_768
-"""The same for receivers that keep only the newest message of each key: to find these takes 0.1 µs a message."""
 _LEAST_REPLACED = 2_048
-"""The same if each message has a key of its own."""
+"""The same for receivers that keep only the newest message of each key, if each message has a key of its own."""
 _MOST_OWN = 8_192
 """Messages of this room that publishers of the members' own user may take."""
 _OWN_PART = 4
@@ -164,7 +162,7 @@ class CohortDelivery:
         """
         most, most_bytes = _MOST_SHARED, self._late.most_bytes
         if cohort.replaces:
-            most = int(max(_LEAST_REPLACED, min(_MOST_REPLACED, _LEAST_REPLACED / cohort.variety)))
+            most = int(max(_LEAST_REPLACED, min(_MOST_SHARED, _LEAST_REPLACED / cohort.variety)))
         if is_own:
             most, most_bytes = min(_MOST_OWN, most // _OWN_PART), most_bytes // _OWN_PART
         waiting = cohort.waiting()

@@ -290,7 +290,9 @@ class Cohorts:
         :param size: their bytes.
         """
         cohort.run = packets
-        cohort.blocks.add(packets, size)
+        block = cohort.blocks.add(packets, size)
+        if block is not None and cohort.replaces:
+            block.newest()  # now: for all blocks together, it would take the first decision 10 ms
         self._count(cohort, size)
 
     def split(self, cohort: Cohort, members: Set[Receiver]) -> Cohort:
