@@ -354,11 +354,11 @@ class PacketTransport(Endings):
 
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""
-        if self._bundle_limit and self.before_read is not None:
-            self.before_read()  # to take bundles apart is work, and others of the user may be read in this pass
+        multiplexer, pacer = self._multiplexer, self._pacer
+        if (self._bundle_limit or multiplexer.contended) and self.before_read is not None:
+            self.before_read()  # to read is work, and others of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
-        multiplexer, pacer = self._multiplexer, self._pacer
         limit = pacer.first_limit(
             self.read_limit, exclusive, multiplexer.contended, multiplexer.pass_number, self._bundle_limit > 0
         )

@@ -13,12 +13,12 @@ the decisions that come before:
   the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
   too.
 
-  No run is a long piece of work: if the decisions take 0.5 ms while other users send, a publisher of the members' own
-  user delivers only the part of its run for which there were enough of them, and pays for the time. Others are not
-  held up by another user's receivers: they go on.
+  No run is a long piece of work: if the decisions take the time of a turn, a publisher of the members' own user
+  delivers only the part of its run for which there were enough of them, and pays for the time. Others are not held up
+  by another user's receivers: they go on.
 
   These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
-  `MANY` members, and no more once a run has taken 0.5 ms for them. Otherwise the sockets count as full.
+  `MANY` members, and no more once a run has taken the time of a turn for them. Otherwise the sockets count as full.
 
 The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
 members' own user have a small part of it. It is smaller for members that keep only the newest message of each key,
@@ -36,7 +36,7 @@ from sbus.server.cohorts import Cohort
 from sbus.server.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.late import CATCH_UP_WORK, MANY, Late, catch_ups, is_own_user
 from sbus.server.prices import POSTPONED, SHARED
-from sbus.server.turns import CONTENDED_BUDGET
+from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
 
 __all__ = ["CohortDelivery"]
 
@@ -138,14 +138,14 @@ class CohortDelivery:
         overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
         late, began = self._late, self._late.cpu()
-        end, may_stop = began + CONTENDED_BUDGET * 1_000, late.is_contended
+        end = began + (CONTENDED_BUDGET if late.is_contended else TURN_BUDGET) * 1_000
         for cohort, wanted in overdue:
             is_own = is_own_user(publisher, cohort.user)
             sends, wanted = are_few or is_own, min(wanted, left)
             for decided, receiver in enumerate(list(itertools.islice(cohort.members, wanted))):
                 if late.cpu() >= end:
                     sends = False
-                    if is_own and may_stop:
+                    if is_own:
                         return max(1, count * decided // wanted), max(work, (late.cpu() - began) // 1_000)
                 price = late.serve(receiver, are_many=True, sends=sends)
                 work += price

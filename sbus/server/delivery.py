@@ -38,6 +38,7 @@ An exception of a plugged-in strategy or order is the trouble of the client that
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Set
 
 from twisted.logger import Logger
@@ -75,6 +76,8 @@ from sbus.syscalls.batch import BATCH
 
 __all__ = ["Delivery"]
 
+_FLUSHED_PER_LOOK = 64
+"""Receivers that are flushed between two looks at the clock."""
 _SENDS_FOR = CONTENDED_BUDGET // 5
 """Microseconds for which a decision sends while other users send as well, so that a turn is enough for several."""
 _CLOSE = Verdict.CLOSE
@@ -321,25 +324,35 @@ class Delivery:
             while self.touched:
                 touched, self.touched = self.touched, []
                 if len(touched) > FLUSHED_AT_ONCE:
-                    touched = self._flush_later(touched)
+                    touched = self._flush_later(touched, FLUSHED_AT_ONCE)
                 publisher, self._publisher = self._publisher, None
-                are_many = len(touched) >= MANY
-                for receiver in touched:
-                    queue, transport = receiver.queue, receiver.transport
-                    try:
-                        if queue is None or transport is None:
-                            receiver.flush()
-                            continue
-                        transport.flush()
-                        if queue.pending and not queue.is_behind:
-                            lost = queue.lost
-                            self._settle(receiver, queue, transport, publisher)
-                            if are_many and (queue.is_congested or queue.lost > lost):
-                                self._late.join(receiver, queue)
-                    except Exception:
-                        self._failed(receiver)
+                end = self._turns.cpu() + TURN_BUDGET * 1_000 if len(touched) > _FLUSHED_PER_LOOK else 0
+                are_many, done = len(touched) >= MANY, 0
+                while done < len(touched):
+                    for receiver in touched[done : done + _FLUSHED_PER_LOOK]:
+                        self._flush_one(receiver, publisher, are_many)
+                    done += _FLUSHED_PER_LOOK
+                    if done < len(touched) and self._turns.cpu() >= end:
+                        touched = self._flush_later(touched, done)
+                        end = sys.maxsize  # what is left cannot be late
         finally:
             self._flushing = False
+
+    def _flush_one(self, receiver: Receiver, publisher: Publisher | None, is_one_of_many: bool) -> None:
+        """Send what the batch has brought for one receiver, and settle what its socket did not take."""
+        queue, transport = receiver.queue, receiver.transport
+        try:
+            if queue is None or transport is None:
+                receiver.flush()
+                return
+            transport.flush()
+            if queue.pending and not queue.is_behind:
+                lost = queue.lost
+                self._settle(receiver, queue, transport, publisher)
+                if is_one_of_many and (queue.is_congested or queue.lost > lost):
+                    self._late.join(receiver, queue)
+        except Exception:
+            self._failed(receiver)
 
     def catch_up(self, receiver: Receiver) -> None:
         """Decide about the messages that wait for a late receiver; its user pays."""
@@ -478,14 +491,18 @@ class Delivery:
             self.work += work
         return False
 
-    def _flush_later(self, touched: list[Receiver]) -> list[Receiver]:
-        """Make most of very many touched receivers late; return those to flush now."""
-        now = touched[:FLUSHED_AT_ONCE]
-        for receiver in touched[FLUSHED_AT_ONCE:]:
+    def _flush_later(self, touched: list[Receiver], now: int) -> list[Receiver]:
+        """Make touched receivers late, beyond the first `now`; return all that are to be flushed in this go."""
+        first = touched[:now]
+        for receiver in touched[now:]:
             queue = receiver.queue
-            if queue is None or queue.can_block or not self._late.postpone(receiver, queue, [], 0):
-                now.append(receiver)
-        return now
+            if (
+                queue is None
+                or queue.can_block
+                or not self._late.postpone(receiver, queue, [], total_size(queue.pending))
+            ):
+                first.append(receiver)
+        return first
 
     def _decide(self, receiver: Receiver, queue: SendQueue, sends: bool, shared: Digest | None) -> int:
         """Send what a receiver's socket takes in limited time, and let flood control decide about the rest.
@@ -574,6 +591,7 @@ class Delivery:
                 queue.pending = parts.pop().packets.copy()
             if not goes_on and turns.cpu() >= end:
                 queue.congest()
+                transport.flush_later()
                 break
         sent = max(0, waiting - len(queue.pending) - sum(map(len, parts)))
         if not parts:

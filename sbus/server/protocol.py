@@ -463,9 +463,14 @@ class BusProtocol:
         self._kept = 0
 
     def _check_balance(self) -> None:
-        """Wait for a turn, before a read, if other clients of the user have spent the balance."""
+        """Wait for a turn, before a read, if other clients of the user have spent the balance.
+
+        A stream whose packet is not complete yet comes first: it cannot have spent anything.
+        """
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
-            self._wait_for_turn(is_first=self._has_turn or not self.settings.bundles)
+            transport = self.transport
+            is_partial = transport is not None and transport.partial_limit() > 0 and not self.settings.bundles
+            self._wait_for_turn(is_first=self._has_turn or is_partial)
 
     def _pay_vain_reads(self, count: int) -> None:
         """Pay for reads that have completed no packet; wait for a turn if that has spent the balance."""

@@ -1252,6 +1252,27 @@ def test_protocol_that_fails_to_start(world):
     peer.close()
 
 
+def test_a_read_beside_others_can_wait(world):
+    """The protocol is asked before a read if other sockets can be read in the same pass, and may pause."""
+    recorders = [Recorder(), Recorder()]
+    peers = [world.connect(recorder) for recorder in recorders]
+    transport = recorders[1].transport
+    transport.before_read = mock.Mock(side_effect=transport.pauseProducing)
+    peers[1].send(b"alone")
+    world.turn()
+    assert recorders[1].packets == [b"alone"]
+    assert not transport.before_read.called
+    for peer in peers:
+        peer.send(b"beside others")
+    world.turn()
+    transport.before_read.assert_called_once_with()
+    assert [recorder.packets[-1] for recorder in recorders] == [b"beside others", b"alone"]
+    transport.before_read = None
+    transport.resumeProducing()
+    world.turn()
+    assert recorders[1].packets == [b"alone", b"beside others"]
+
+
 # --- addresses ----------------------------------------------------------------------------------
 
 

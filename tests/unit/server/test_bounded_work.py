@@ -385,15 +385,18 @@ def test_bundles_are_read_in_the_turns_of_their_user():
 def test_a_stream_client_that_could_not_read_comes_first():
     """A client that finds the balance spent before it has read anything goes on before those that have spent it."""
     bus = Turned()
-    spender, other = bus.connect(), bus.connect()
+    spender, other, plain = (bus.connect() for _ in range(3))
+    setattr(other.transport, "partial_limit", lambda: 1)  # noqa: B010
     user = spender.protocol.user
     user.work_left = 0
+    assert plain.transport.before_read is not None
+    plain.transport.before_read()
     assert spender.transport.on_vain_read is not None
     assert other.transport.before_read is not None
     spender.transport.on_vain_read(1)
     other.transport.before_read()
     line = bus.registry.turns._waiting[user, False]
-    assert (list(line.first), list(line.others)) == ([other.protocol], [spender.protocol])
+    assert (list(line.first), list(line.others)) == ([other.protocol], [plain.protocol, spender.protocol])
 
 
 @pytest.mark.parametrize("order", [b"order/queue", b"order/stack", b"order/random"])

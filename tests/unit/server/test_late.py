@@ -400,6 +400,25 @@ def test_most_of_very_many_receivers_are_flushed_later(monkeypatch):
     assert sum(len(reader.take()) for reader in readers) == 7
 
 
+@pytest.mark.parametrize("choice", [b"blocking/soft/queue", b"blocking/soft/block"])
+def test_a_flush_that_takes_long_goes_on_later(monkeypatch, choice):
+    """When the time of a long turn is up, the other receivers are late, save those that may block a publisher."""
+    monkeypatch.setattr(delivery, "_FLUSHED_PER_LOOK", 2)
+    bus = Turned()
+    readers = [bus.connect(uid=2) for _ in range(10)]
+    for reader in readers:
+        reader.send(b"CMSG " + choice, b"SUB k")
+    publisher = bus.connect(uid=1)
+    looks = itertools.chain((0, TURN_BUDGET * 1_000 - 1), itertools.repeat(TURN_BUDGET * 1_000))
+    monkeypatch.setattr(bus.registry.turns, "cpu", looks.__next__)
+    publisher.send(b"MSG k\0")
+    assert sum(len(reader.take()) for reader in readers) == (4 if choice == b"blocking/soft/queue" else 10)
+    monkeypatch.undo()
+    bus.turn()
+    assert sum(len(reader.take()) for reader in readers) == (6 if choice == b"blocking/soft/queue" else 0)
+    assert bus.registry.delivery._late.bytes == 0
+
+
 @pytest.mark.parametrize("end", ["close", "leave"])
 def test_a_late_receiver_that_leaves_is_forgotten(end):
     """Nothing of a late receiver stays behind."""
