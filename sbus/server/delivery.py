@@ -330,29 +330,25 @@ class Delivery:
                 are_many, done = len(touched) >= MANY, 0
                 while done < len(touched):
                     for receiver in touched[done : done + _FLUSHED_PER_LOOK]:
-                        self._flush_one(receiver, publisher, are_many)
+                        queue, transport = receiver.queue, receiver.transport
+                        try:
+                            if queue is None or transport is None:
+                                receiver.flush()
+                                continue
+                            transport.flush()
+                            if queue.pending and not queue.is_behind:
+                                lost = queue.lost
+                                self._settle(receiver, queue, transport, publisher)
+                                if are_many and (queue.is_congested or queue.lost > lost):
+                                    self._late.join(receiver, queue)
+                        except Exception:
+                            self._failed(receiver)
                     done += _FLUSHED_PER_LOOK
                     if done < len(touched) and self._turns.cpu() >= end:
                         touched = self._flush_later(touched, done)
                         end = sys.maxsize  # what is left cannot be late
         finally:
             self._flushing = False
-
-    def _flush_one(self, receiver: Receiver, publisher: Publisher | None, is_one_of_many: bool) -> None:
-        """Send what the batch has brought for one receiver, and settle what its socket did not take."""
-        queue, transport = receiver.queue, receiver.transport
-        try:
-            if queue is None or transport is None:
-                receiver.flush()
-                return
-            transport.flush()
-            if queue.pending and not queue.is_behind:
-                lost = queue.lost
-                self._settle(receiver, queue, transport, publisher)
-                if is_one_of_many and (queue.is_congested or queue.lost > lost):
-                    self._late.join(receiver, queue)
-        except Exception:
-            self._failed(receiver)
 
     def catch_up(self, receiver: Receiver) -> None:
         """Decide about the messages that wait for a late receiver; its user pays."""
