@@ -432,6 +432,7 @@ _EAGER: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "latest": ("latest", (b"blocking/soft/latest",)),
     "bundles": ("with bundles", (b"bundle/on",)),
 }
+_MIXED = ((b"order/stack",), (b"order/random",), (b"blocking/soft/latest",))
 
 
 def _silent(number: int, *choices: bytes) -> Part:
@@ -467,9 +468,10 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack("drains", "800 readers that let their sockets get full, then drain them", (_draining(800), flood))
     for name, (mode, choices) in _EAGER.items():
         yield Attack(
-            f"eager-{name}", f"1,000 readers that read all the time, {mode}", (_draining(1_000, *choices), flood)
+            f"eager-{name}", f"1,000 readers that read all the time, {mode}", (_draining(1_000, choices), flood)
         )
     yield Attack("eager-most", "3,900 readers that read all the time", (_draining(3_900), flood))
+    yield Attack("eager-mixed", "the same, with stack, random, latest", (_draining(3_900, *_MIXED), flood))
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
     yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
@@ -508,13 +510,16 @@ def _subscribers(me: Attacker) -> None:
     me.hold(1_000, b"SUB k")
 
 
-def _draining(number: int, *choices: bytes) -> Part:
-    """Connect readers of everything, which one after the other read all that their sockets hold."""
+def _draining(number: int, *choices: tuple[bytes, ...]) -> Part:
+    """Connect readers of everything, which one after the other read all that their sockets hold.
+
+    :param choices: those of the first reader, of the second one, and so on, again and again; by default none.
+    """
 
     def readers(me: Attacker) -> None:
         held = []
-        for _ in range(number):
-            held.append(me.connect(*(b"CMSG " + choice for choice in choices), _EVERYTHING))
+        for each in itertools.islice(itertools.cycle(choices or ((),)), number):
+            held.append(me.connect(*(b"CMSG " + choice for choice in each), _EVERYTHING))
             if len(held) >= _AT_ONCE:
                 time.sleep(_PACE)
         me.ready()
