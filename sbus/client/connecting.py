@@ -185,4 +185,6 @@ def describe_connect_error(address: str, error: Exception) -> str:
         errno.EPROTOTYPE: f"that is a socket of another kind, not a bus; {where}",
         errno.ENOTSOCK: f"that is not a socket; {where}",
     }
-    return f"no bus at {address}{others}: {why}: {remedies.get(number, where)}"
+    # Without the permission there is no telling whether a bus is there.
+    what = "cannot connect to" if number in (errno.EACCES, errno.EPERM) else "no bus at"
+    return f"{what} {address}{others}: {why}: {remedies.get(number, where)}"

@@ -738,7 +738,7 @@ def test_not_permitted(bus: StartBus, become: list[str]) -> None:
 
     started = bus()
     assert as_other(started) == (
-        f"sbus: no bus at {started.address}: Permission denied: you lack the permission; "
+        f"sbus: cannot connect to {started.address}: Permission denied: you lack the permission; "
         "ask the operator of the bus for --mode, --group or --allow-user\n"
     )
     os.chmod(started.address, 0o777)

@@ -135,7 +135,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
 
 def test_remedies_know_the_errors_of_both_worlds() -> None:
     """An OSError, Twisted's error with an errno, and an error without a text are all described."""
-    refused = "no bus at @x: Permission denied: you lack the permission; ask the operator of the bus"
+    refused = "cannot connect to @x: Permission denied: you lack the permission; ask the operator of the bus"
     assert describe_connect_error("@x", PermissionError(errno.EACCES, "")).startswith(refused)
     assert describe_connect_error("@x", error.ConnectError(osError=errno.EACCES)).startswith(refused)
     assert "say where the bus is" in describe_connect_error("@x", error.UserError())
