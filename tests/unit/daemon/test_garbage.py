@@ -25,8 +25,8 @@ def clock() -> Iterator[Clock]:
     """Make full collections rare, by a clock of one's own, until the test is over."""
     before, clock = gc.get_threshold(), Clock()
     gc.set_threshold(100, 5, 5)
+    gc.freeze()  # a full collection is due when what is not frozen has grown by a quarter since the last one
     gc.collect()
-    gc.freeze()  # a full collection is due when the others have grown by a quarter
     rare = RareCollections(clock)
     gc.callbacks.append(rare)
     yield clock
