@@ -356,7 +356,7 @@ class PacketTransport(Endings):
         """Read and deliver as many packets as the pacer allows in this pass."""
         multiplexer, pacer = self._multiplexer, self._pacer
         if (self._bundle_limit or multiplexer.contended) and self.before_read is not None:
-            self.before_read()  # to read is work, and others of the user may have been read in this pass
+            self.before_read()  # a read causes work, and others of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
         limit = pacer.first_limit(
