@@ -1,14 +1,16 @@
-"""Garbage collections that keep nobody waiting: what was there at the start is left out, and full ones are rare.
+"""Less garbage collection: objects made at startup are left out, and full collections are rare.
 
 .. rubric:: Theory of operation
 
-A full collection visits every object that can be in a cycle of references: on a bus with thousands of clients, all that
-they hold. It takes 0.1 s, in which nobody is served, and the interpreter starts one whenever the number of such objects
-has grown by a quarter: clients that come, or queues that grow, cause one after the other.
+A full collection visits every object that can be in a cycle of references: on a bus with thousands of clients,
+everything that they hold. It takes up to 0.1 s, and the server serves nobody meanwhile. The interpreter starts one
+whenever the number of such objects has grown by a quarter: clients that connect, or queues that grow, cause one after
+the other.
 
-They are needed only for cycles that have lived for some time. What clients leave behind is in no cycle, so there is
-time: at most one full collection takes place in `INTERVAL` seconds. The frequent collections, of young objects alone,
-go on as always.
+Only cycles that have lived for some time need a full collection, and clients that have gone leave none. So full
+collections can wait: the interpreter starts at most one in `INTERVAL` seconds. Until then, its threshold for them is
+out of reach; when the time is up, the next collection of the middle generation puts the threshold back. The frequent
+collections of young objects go on as always.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable
 __all__ = ["INTERVAL", "RareCollections", "collect_less"]
 
 INTERVAL = 60.0
-"""Seconds between two full collections at least."""
+"""Minimum interval between two full collections, in seconds."""
 _FULL = 2
 """The generation of a full collection."""
 _NEVER = 2**31 - 1
@@ -28,9 +30,9 @@ _NEVER = 2**31 - 1
 
 
 class RareCollections:
-    """Keeps full collections apart; call it as one of `gc.callbacks`.
+    """Keeps full collections apart, as one of `gc.callbacks`.
 
-    :param clock: returns seconds.
+    :param clock: returns the time in seconds; it never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +41,11 @@ class RareCollections:
         self._hold()
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """Note the begin or the end of a collection."""
+        """Note the start or the end of a collection, as `gc.callbacks` specifies.
+
+        :param phase: ``start`` or ``stop``.
+        :param info: facts about the collection, among them its ``generation``.
+        """
         if phase == "stop":
             if info["generation"] == _FULL:
                 self._hold()
@@ -53,9 +59,9 @@ class RareCollections:
 
 
 def collect_less() -> None:
-    """Leave what the process has made to start with out of later collections, and have few full ones from now on.
+    """Leave the objects made so far out of later collections, and keep full ones apart.
 
-    A full collection that visits all modules takes 30 ms.
+    Call it once, when the process has started: the modules alone make a full collection 30 ms longer.
     """
     gc.collect()
     gc.freeze()

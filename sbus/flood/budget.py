@@ -125,7 +125,7 @@ class CopyBalance:
 
     @property
     def owner(self) -> CopyBalance:
-        """What stands for the user (`sbus.server.turns`)."""
+        """The object that identifies the user (`sbus.server.turns.Balance`)."""
         return self
 
 
@@ -156,9 +156,10 @@ class UserShare:
 
     @property
     def owner(self) -> CopyBalance:
-        """What stands for the user (`sbus.server.turns`).
+        """The object that identifies the user (`sbus.server.turns.Balance`).
 
-        If it were the user, each user would wait for the garbage collector.
+        It is not the user itself: the balance of copies would refer to the user, and the user to it. Only the garbage
+        collector frees objects in such a cycle.
         """
         return self.copies
 

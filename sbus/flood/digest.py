@@ -59,7 +59,7 @@ class Digest:
     def newest(self) -> Digest:
         """Return the digest of the newest message of each key, in order.
 
-        Other lists may have the same parts: for each part it is found only once.
+        Lists can have parts in common: each part computes its own newest messages only once, for all of these lists.
         """
         if self._newest is None:
             packets = list(chain.from_iterable(part.newest().packets for part in self.parts)) or self.packets

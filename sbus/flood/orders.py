@@ -7,8 +7,8 @@ arrival, replies included, in a list with an empty front: whole slices go in and
 a packet is freed as soon as it is sent. `StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any
 other order in a heap. Under these two, replies are sent first, in the order of their questions.
 
-A thousand queues may share a long list of messages. Each backlog keeps such lists as they are (`_Lists`), and copies
-one only when it needs its messages. So a receiver that does not read costs no copies.
+A thousand queues may share a long list of messages. A backlog keeps such lists as they are (`_Lists`), and copies a
+list only when it needs the messages in it. So a receiver that does not read costs no copies.
 
 A `FifoBacklog` also has receipts (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
 
@@ -105,16 +105,19 @@ PRICE = 64
 RANKED = 192
 """Bytes that the rank of a message takes."""
 _LONG = 64
-"""A list of at least this many messages is not copied when it is pushed: it takes little memory beside them."""
+"""A backlog keeps a pushed list of at least this number of messages as it is. Shorter ones are copied, as the list
+object itself would take much memory beside the messages."""
 _HEAP_AT_ONCE = 8
 """New entries that exceed this fraction (one over it) of a heap are put in place by building the whole heap."""
 
 
 class _Lists:
-    """Messages in lists, in order of arrival. Other queues may share the lists, save the last one if it is owned.
+    """Messages in order of arrival, in lists that other queues may share.
+
+    The last list can be *owned*: no other queue shares it, so it may be changed.
 
     :ivar lists: the lists; none of them is empty.
-    :ivar count: the messages in all of them.
+    :ivar count: the number of messages in all of them.
     """
 
     __slots__ = ("_owns_last", "count", "lists")
@@ -146,20 +149,23 @@ class _Lists:
         return first
 
     def pop_oldest(self, count: int) -> list[bytes]:
-        """Take out and return the oldest messages, as many as there are of `count`."""
+        """Take out and return the oldest messages, at most `count`."""
         packets: list[bytes] = []
         while self.lists and len(packets) < count:
             first = self.pop_first()
             wanted = count - len(packets)
             packets += first[:wanted]
             if rest := first[wanted:]:
-                self._owns_last = self._owns_last or not self.lists  # a copy
+                self._owns_last = self._owns_last or not self.lists  # `rest` is a copy
                 self.lists.appendleft(rest)
                 self.count += len(rest)
         return packets
 
     def own_last(self, count: int) -> list[bytes]:
-        """Return the last list, which is owned from now on and has `count` messages at least, if there are as many."""
+        """Make the last list an owned one, with at least `count` messages or with all, and return it.
+
+        Without messages it returns an empty list.
+        """
         lists = self.lists
         while lists and not (self._owns_last and (len(lists[-1]) >= count or len(lists) == 1)):
             last = lists.pop() if self._owns_last else []
@@ -168,7 +174,12 @@ class _Lists:
         return lists[-1] if lists else []
 
     def remove(self, at: int, end: int, count: int) -> None:
-        """Take out `count` messages that end at the index `end` of the list with the index `at`, which is owned."""
+        """Take out messages of one list, which no other queue shares.
+
+        :param at: the index of the list.
+        :param end: the index in it behind these messages.
+        :param count: the number of messages.
+        """
         changed = self.lists[at]
         del changed[end - count : end]
         self.count -= count
@@ -347,7 +358,7 @@ class StackBacklog:
         messages, replies = _split(packets)
         self._messages = _Lists(messages)
         self._replies = deque(replies)  # each with the number of messages before it
-        self._taken = (0, 0, 0)  # replies; the list of the messages, and the index behind them in it
+        self._taken = (0, 0, 0)  # the number of replies; the index of the messages' list; the index in it behind them
 
     def __len__(self) -> int:
         return self._messages.count + len(self._replies)

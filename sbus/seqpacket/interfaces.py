@@ -73,9 +73,9 @@ class IPacketTransport(Interface):
         "returns whether it has. If not, the transport waits for the call. None to have it called at once."
     )
     before_read: Callable[[], None] | None = Attribute(
-        "Called before each read of a stream socket, which may complete no packet, of a peer that sends bundles, and "
-        "of any socket while others can be read as well; if it is not None. It may pause the transport, which does not "
-        "read then."
+        "If it is not None, called before a read of a stream socket (the read may complete no packet), of a peer that "
+        "sends bundles, and of any socket while others can be read as well. It may pause the transport, which then "
+        "does not read."
     )
     on_vain_read: Callable[[int], None] | None = Attribute(
         "Called with the number of reads of a stream socket that have completed no packet, at least 1, if it is not "

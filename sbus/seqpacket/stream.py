@@ -44,6 +44,8 @@ class StreamTransport(PacketTransport):
         connection in any case.
     """
 
+    _may_read_in_vain = True
+
     __slots__ = ("_frames", "_unsent")
 
     def __init__(
@@ -59,10 +61,6 @@ class StreamTransport(PacketTransport):
         self._send_batch = self._send_frames
 
     def _read(self, exclusive: bool) -> None:
-        if self.before_read is not None and not self._bundle_limit:
-            self.before_read()
-            if self.read_side is not ReadSide.OPEN:
-                return
         super()._read(exclusive)
         count, self._frames.vain = self._frames.vain, 0
         if count and self.on_vain_read is not None:

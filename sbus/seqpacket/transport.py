@@ -189,6 +189,9 @@ class PacketTransport(Endings):
 
     TLS = False
 
+    _may_read_in_vain = False
+    """Whether a read may complete no packet."""
+
     _log = Logger(namespace="sbus.seqpacket")
 
     __slots__ = (
@@ -355,8 +358,8 @@ class PacketTransport(Endings):
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""
         multiplexer, pacer = self._multiplexer, self._pacer
-        if (self._bundle_limit or multiplexer.contended) and self.before_read is not None:
-            self.before_read()  # to read is work, and others of the user may have been read in this pass
+        if (self._bundle_limit or multiplexer.contended or self._may_read_in_vain) and self.before_read is not None:
+            self.before_read()  # a read causes work, and others of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
         limit = pacer.first_limit(

@@ -61,7 +61,7 @@ class Blocks:
         """Add messages at the end.
 
         :param size: their bytes.
-        :returns: the block that was closed, if one was.
+        :returns: the block that was closed, or None if none was.
         """
         self._last += packets
         self._last_size += size

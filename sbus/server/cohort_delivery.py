@@ -3,9 +3,9 @@
 .. rubric:: Theory of operation
 
 A publisher pays nothing for a run that waits for another user's cohort, and one price for a cohort of its own user,
-whatever the number of members. To make a plan is at the expense of the members' users: otherwise a user with thousands
-of late receivers, one more each moment, would have every publisher pay for a new plan each time. The publisher pays for
-the decisions that come before:
+whatever the number of members. Other users also pay for their members' part of a plan: otherwise a user whose receivers
+become late one after the other, thousands of them, would have every publisher pay for a new plan each time. The
+publisher pays for the decisions that come before the run:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
   their cohort. If there are many, the publisher waits meanwhile, and pays for some of them in each of its turns.
@@ -13,9 +13,9 @@ the decisions that come before:
   the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
   too.
 
-  No run is a long piece of work: if the decisions take the time of a turn, a publisher of the members' own user
-  delivers only the part of its run for which there were enough of them, and pays for the time. Others are not held up
-  by another user's receivers: they go on.
+  No run is a long piece of work. If the decisions take the time of a turn, a publisher of the members' own user
+  delivers only the part of its run for which they have made room, and pays for the time. Another user's publisher
+  delivers its whole run: these receivers do not hold it up.
 
   These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
   `MANY` members, and no more once a run has taken the time of a turn for them. Otherwise the sockets count as full.
@@ -75,9 +75,9 @@ class CohortDelivery:
     ) -> tuple[Plan | None, int, int]:
         """Decide about members of cohorts that cannot wait for a run.
 
-        :returns: which of the receivers can, the number of packets, from the front, that can be delivered now, and the
-            price, for the publisher. The plan is None if there is more to decide than one step may take: then the
-            publisher goes on when it has paid for this one.
+        :returns: the plan, for the receivers that can wait; the number of packets, from the front, that can be
+            delivered now; and the price, for the publisher. The plan is None if there is more to decide than one step
+            may take: then the publisher goes on when it has paid for this one.
         """
         if not self._cohorts.of:
             return Plan(receivers, (), 0), len(packets), 0
@@ -97,7 +97,7 @@ class CohortDelivery:
     def add(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> tuple[int, int]:
         """Have a run wait for the cohorts of a plan.
 
-        :returns: the price, for the publisher; and the work that it does not pay for.
+        :returns: the price, for the publisher; and the work that it does not pay for (`Delivery.unpaid`).
         """
         size, unpaid = total_size(packets), 0
         effort, self._plans.effort = self._plans.effort, 0
@@ -124,7 +124,7 @@ class CohortDelivery:
     def _serve_overdue(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> tuple[int, int]:
         """Decide about some members for which much waits.
 
-        :returns: the number of packets, from the front, for which these were enough; and the price.
+        :returns: the number of packets, from the front, for which this has made room; and the price.
         """
         count, size = len(packets), total_size(packets)
         overdue = [

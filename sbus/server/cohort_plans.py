@@ -2,9 +2,9 @@
 
 .. rubric:: Theory of operation
 
-A run is added to a cohort in one step, so it has to be for all members or for none. To make the plan of a route, each
-cohort is split of which the route contains only a part. After some runs the cohorts fit the routes, and nothing is
-split any more.
+A run is added to a cohort in one step, so it has to be for all members or for none. Making the plan of a route splits
+each cohort of which the route contains only a part. After some runs the cohorts fit the routes, and nothing is split
+any more.
 
 To make a plan takes time in proportion to the receivers, so plans are kept. When receivers have joined or left cohorts,
 or cohorts were split, a plan *follows*: it applies the changes since it was last up to date. It is made again if there

@@ -292,7 +292,7 @@ class Cohorts:
         cohort.run = packets
         block = cohort.blocks.add(packets, size)
         if block is not None and cohort.replaces:
-            block.newest()  # now: for all blocks together, it would take the first decision 10 ms
+            block.newest()  # now, block by block: for all of them, the first decision would take 10 ms
         self._count(cohort, size)
 
     def split(self, cohort: Cohort, members: Set[Receiver]) -> Cohort:

@@ -96,11 +96,11 @@ class Delivery:
         by themselves (`SendQueue.deafen`).
     :ivar observers: receivers that do not count as subscribed (`sbus.server.unrouted`).
     :ivar touched: the receivers that `flush` has to see.
-    :ivar unpaid: the work since the start that was no publisher's to pay, as messages had to wait for late receivers
-        of other users.
+    :ivar unpaid: the work since the start that no publisher pays for: to have messages wait for late receivers of
+        another user, and that user's part of the plans.
     :ivar served: the receivers of the last run that did not have to wait.
     :ivar work: the work to charge to the publisher since it was last set to 0: the copies that were made of its
-        messages, and the decisions about late receivers that it has caused.
+        messages, its part of the plans, and the decisions about late receivers that it has caused.
     """
 
     log = Logger(namespace="sbus.bus")
@@ -313,7 +313,8 @@ class Delivery:
     def flush(self) -> None:
         """Send what the batch has brought, with one call for each receiver.
 
-        Then settle what the sockets did not take.
+        Then settle what the sockets did not take. Where that takes long, the other receivers become late
+        (`sbus.server.late`).
 
         Messages that are published meanwhile, as by an observer of deliveries, are sent before it returns.
         """
@@ -346,7 +347,7 @@ class Delivery:
                     done += _FLUSHED_PER_LOOK
                     if done < len(touched) and self._turns.cpu() >= end:
                         touched = self._flush_later(touched, done)
-                        end = sys.maxsize  # what is left cannot be late
+                        end = sys.maxsize  # those that are left cannot wait
         finally:
             self._flushing = False
 
@@ -472,10 +473,10 @@ class Delivery:
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond, are_many = catch_ups_left <= 0, copies >= MANY
         size, is_own = total_size(packets), is_own_user(publisher, receiver.user)
-        if are_many and not may_block and self._late.join_with(receiver, queue, packets, size, is_own=is_own):
-            self.unpaid += 0 if is_own else POSTPONED
-            return True
-        if not may_block and self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond):
+        if not may_block and (
+            (are_many and self._late.join_with(receiver, queue, packets, size, is_own=is_own))
+            or self._late.postpone(receiver, queue, packets, size, is_own=is_own, beyond=beyond)
+        ):
             self.unpaid += 0 if is_own else POSTPONED
             return True
         if queue.is_late:
@@ -487,18 +488,22 @@ class Delivery:
             self.work += work
         return False
 
-    def _flush_later(self, touched: list[Receiver], now: int) -> list[Receiver]:
-        """Make touched receivers late, beyond the first `now`; return all that are to be flushed in this go."""
-        first = touched[:now]
-        for receiver in touched[now:]:
+    def _flush_later(self, touched: list[Receiver], first: int) -> list[Receiver]:
+        """Make touched receivers late, as far as they can wait.
+
+        :param first: the number of receivers, from the front, that do not become late.
+        :returns: these receivers, and the others that cannot wait.
+        """
+        left = touched[:first]
+        for receiver in touched[first:]:
             queue = receiver.queue
             if (
                 queue is None
                 or queue.can_block
                 or not self._late.postpone(receiver, queue, [], total_size(queue.pending))
             ):
-                first.append(receiver)
-        return first
+                left.append(receiver)
+        return left
 
     def _decide(self, receiver: Receiver, queue: SendQueue, sends: bool, shared: Digest | None) -> int:
         """Send what a receiver's socket takes in limited time, and let flood control decide about the rest.
@@ -562,13 +567,14 @@ class Delivery:
     def _send_some(
         self, queue: SendQueue, transport: IPacketTransport, shared: Digest | None
     ) -> tuple[int, Digest | None]:
-        """Send messages that wait undecided until the socket is full or the time is up.
+        """Send messages that wait undecided, until the socket is full or the time is up.
 
         When the time is up, the socket counts as full. A receiver that would be disconnected then has no such limit.
 
-        :param shared: as for `_decide`. A part at a time becomes pending, so that a long list is not copied for the few
-            messages that a socket takes; all of it if an observer may publish meanwhile.
-        :returns: the number of messages sent; the digest of those that are left, or None if they are pending.
+        :param shared: as for `_decide`. Its parts become pending one by one: a socket takes few messages, and a long
+            list is not copied for these. If there are observers, all parts become pending together, as an observer may
+            publish meanwhile.
+        :returns: the number of messages sent, and the digest of those that are left; None if these are pending.
         """
         turns, waiting = self._turns, len(queue.pending) if shared is None else len(shared)
         goes_on = _ends(queue, waiting, shared)

@@ -27,8 +27,8 @@ Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`). 
 has to wait for it, or when its socket was found full and it is one of many. In a turn, flood control decides about a
 member as about any late receiver; if its socket is full, or more waits for it, it stays in its cohort.
 
-Lateness also bounds the flush of a message with very many receivers: `FLUSHED_AT_ONCE` of them are flushed at once, or
-as many as the time of a long turn is enough for, and the others are late.
+Lateness also bounds the flush of a message with very many receivers. `FLUSHED_AT_ONCE` of them are flushed, or fewer
+if these take the time of a long turn (`sbus.server.turns`). The others are late, save those that can block publishers.
 
 .. rubric:: Invariants
 

@@ -40,7 +40,7 @@ SENDING = 1
 FULL_SOCKET = 3
 """The price of deciding about a run of messages for a receiver with a full socket."""
 DECIDED = 128
-"""Lists shared by several queues that are put into a backlog for one unit of work: they are not copied."""
+"""Lists that are put into a backlog for one unit of work, where queues share them: they are not copied."""
 UNSHARED = 48
 """Messages that wait for one receiver alone and are put into a backlog for one unit of work."""
 REPLACED = 1

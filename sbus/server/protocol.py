@@ -35,6 +35,9 @@ handling stops in the middle of the batch, as it does when a receiver blocks the
 the user. On the hot path that is one comparison and one subtraction: a run that costs more than the balance is left to
 the loop, which takes as much of it as there is balance for, but at least one message.
 
+Thousands of clients that send little would each be read although others of their user have spent the balance. So while
+several sockets can be read, a client whose user has spent it waits for a turn before the read (`_check_balance`).
+
 A client is read from unless there is a reason not to: a receiver blocks it, too many of its replies wait, or it waits
 for its turn. The three are independent, and the last one to go resumes the transport. A client that has
 been closed handles no packet more, which bounds the time that the server takes to stop.
@@ -327,7 +330,7 @@ class BusProtocol:
         self._kept = self._in_kernel = 0
         self._registry.memory.add_buffer(self.user, -self._buffer)
         self._registry.disconnect_user(self.user)
-        # These refer to this object, which would wait for the garbage collector.
+        # These refer to this object, and it to them: only the garbage collector would free such a cycle.
         self.queue.owner = _NOBODY
         self._drain_timer = None
         del self._draining
@@ -439,7 +442,10 @@ class BusProtocol:
         return min(wanted, 1 + int((self.user.work_left + OVERDRAFT) / price))
 
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
-        """Pay for a run of `count` messages that was just delivered, by the copies that were made of it."""
+        """Pay for a run by the work that it has caused.
+
+        :param count: the number of messages delivered; if none could be delivered yet, the number in the run.
+        """
         delivery = self._delivery
         work = delivery.work + SENDING + count // (BUNDLED_COPIES if self.settings.bundles else COPIES)
         delivery.work = 0
@@ -465,12 +471,13 @@ class BusProtocol:
     def _check_balance(self) -> None:
         """Wait for a turn, before a read, if other clients of the user have spent the balance.
 
-        A stream whose packet is not complete yet comes first: it cannot have spent anything.
+        A client on a stream socket comes first, unless it sends bundles: its packet may be incomplete, and then it has
+        spent nothing on messages.
         """
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
             transport = self.transport
-            is_partial = transport is not None and transport.partial_limit() > 0 and not self.settings.bundles
-            self._wait_for_turn(is_first=self._has_turn or is_partial)
+            is_stream = transport is not None and transport.partial_limit() > 0
+            self._wait_for_turn(is_first=self._has_turn or (is_stream and not self.settings.bundles))
 
     def _pay_vain_reads(self, count: int) -> None:
         """Pay for reads that have completed no packet; wait for a turn if that has spent the balance."""

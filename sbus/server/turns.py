@@ -39,8 +39,8 @@ The prices are estimates: they bound a turn in advance, and some clients find wo
 slow machine or in plain Python. So what is done in a turn is also measured, as the CPU time of the thread, and work
 that took longer than was paid for is a debt (`Turns.correct`). A client that has waited for a turn pays by the
 clock, and one that never waits is not measured. Full garbage collections are left out (`sbus.server.work_clock`). A
-publisher whose messages have to wait for late receivers does not pay for the time that this takes: they are receivers
-of a user that has spent its balance (`sbus.server.prices.POSTPONED`).
+publisher whose messages have to wait for late receivers of another user does not pay for the time that this takes:
+that user has spent its balance (`sbus.server.delivery.Delivery.unpaid`).
 
 Rejected: a budget of packets (a bundle of subscriptions costs a hundred bundles of messages); a balance of time alone,
 read from a clock for each batch (0.3 µs for each look at the thread's CPU time; wall-clock time would charge a client
@@ -80,7 +80,7 @@ class Balance(Protocol):
 
     @property
     def owner(self) -> object:
-        """What stands for the user: the same object for both balances of one user."""
+        """The object that identifies the user: the same one for both balances of a user."""
 
 
 class _Reactor(Protocol):

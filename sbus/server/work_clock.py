@@ -30,7 +30,7 @@ class _WorkClock:
         return time.thread_time_ns() - self._collected
 
     def collection(self, phase: str, info: dict[str, int]) -> None:
-        """Note the begin or the end of a collection (`gc.callbacks`)."""
+        """Note the start or the end of a collection (`gc.callbacks`)."""
         if info["generation"] != _FULL or threading.get_ident() != self._thread:
             return
         now = time.thread_time_ns()

@@ -47,7 +47,7 @@ def paused(pid: int) -> Iterator[None]:
 
 
 def _state(thread: Path) -> str:
-    """Return the letter for what a thread does, as in proc_pid_stat(5); one that has ended meanwhile stands still."""
+    """Return the letter for a thread's state, as in proc_pid_stat(5); "T", as for a stopped one, if it has ended."""
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What tests wait with: a process that stands still."""
+"""The helpers with which tests wait: a process that stands still."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.waiting import paused
 
 
 def test_paused_process_may_end() -> None:
-    """A body that ends the process, and takes its status, ends like any other."""
+    """The body may end the process and collect its status."""
     process = subprocess.Popen(["sleep", "60"])
     with paused(process.pid):
         process.kill()

@@ -393,7 +393,7 @@ class TestLifetime:
         """A client that has gone, however it was used and however it ended, leaves no cycle of references."""
         ended, left = run_program(directory, GONE)
         assert left == {}
-        assert ended == 1 + 2 * 19
+        assert ended == 1 + 2 * 19  # the client that stays until the end, and those of all stories, twice
         assert os.listdir(directory) == []
 
 

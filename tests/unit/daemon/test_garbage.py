@@ -22,7 +22,7 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
-    """Make full collections rare, by a clock of one's own, until the test is over."""
+    """Keep full collections apart, by a clock that the test sets, until the test is over."""
     before, clock = gc.get_threshold(), Clock()
     gc.set_threshold(100, 5, 5)
     gc.freeze()  # a full collection is due when what is not frozen has grown by a quarter since the last one
@@ -36,7 +36,7 @@ def clock() -> Iterator[Clock]:
 
 
 def collections(made: int) -> int:
-    """Return the number of full collections while lists are made, which stay."""
+    """Return the number of full collections while a number of lists is made, and kept."""
     before = gc.get_stats()[2]["collections"]
     kept: list[Any] = [[] for _ in range(made)]
     assert len(kept) == made
@@ -44,7 +44,7 @@ def collections(made: int) -> int:
 
 
 def test_full_collections_are_rare(clock: Clock) -> None:
-    """However many objects are made, there is none before its time; then there is one."""
+    """However many objects are made, none takes place before its time; then one does."""
     assert collections(20_000) == 0
     clock.now += INTERVAL - 1
     assert collections(20_000) == 0
@@ -65,8 +65,8 @@ def test_young_objects_are_collected(clock: Clock) -> None:
     assert full == 0
 
 
-def test_one_by_hand_counts(clock: Clock) -> None:
-    """After a full collection that somebody asked for, the next one waits, too."""
+def test_an_explicit_collection_counts(clock: Clock) -> None:
+    """After a full collection by `gc.collect`, the next one waits for the whole interval, too."""
     clock.now += INTERVAL
     gc.collect()
     assert collections(20_000) == 0

@@ -60,7 +60,7 @@ def test_the_digest_of_several_lists():
 
 @given(st.lists(st.lists(st.sampled_from(b"abcd"), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_the_newest_of_several_lists(keys):
-    """They are in the order in which their keys came first, as for one list."""
+    """They are the same, and in the same order, as those of one list with all messages."""
     number = count()
     lists = [[b"MSG %c\0%d" % (key, next(number)) for key in each] for each in keys]
     flat = [packet for each in lists for packet in each]

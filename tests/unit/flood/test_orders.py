@@ -1,4 +1,4 @@
-"""The backlogs that are not in order of arrival, beside a plain list."""
+"""Backlogs that are not in order of arrival do what a plain list would do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def short_lists():
 
 
 class Backlogs(RuleBasedStateMachine):
-    """Messages and replies that come and go, with lists that two backlogs have in common."""
+    """Messages and replies come and go; two backlogs share some lists of messages."""
 
     @initialize(kind=st.sampled_from(ORDERS[1:]), newest_first=st.booleans())
     def begin(self, kind, newest_first):
@@ -120,7 +120,7 @@ TestBacklogs.settings = settings(stateful_step_count=30, max_examples=examples(4
 
 @pytest.mark.parametrize(("kind", "place"), [(ORDERS[1], "_messages"), (ORDERS[2], "_unranked")], ids=repr)
 def test_a_long_list_is_not_copied_before_it_is_needed(kind, place):
-    """Thousands of backlogs can have one list in common: to add it takes no copy, and to send from it changes none."""
+    """Thousands of backlogs can share one list: pushing it makes no copy, and sending from it does not change it."""
     backlog, packets = new_backlog(iter(()), kind, False), [b"MSG a\0%d" % n for n in range(LONG + 1)]
     backlog.push(packets)
     assert getattr(backlog, place).lists[0] is packets

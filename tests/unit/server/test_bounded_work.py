@@ -383,7 +383,7 @@ def test_bundles_are_read_in_the_turns_of_their_user():
 
 
 def test_a_stream_client_that_could_not_read_comes_first():
-    """A client that finds the balance spent before it has read anything goes on before those that have spent it."""
+    """A stream client that finds the balance spent before a read goes on before those that have spent it."""
     bus = Turned()
     spender, other, plain = (bus.connect() for _ in range(3))
     setattr(other.transport, "partial_limit", lambda: 1)  # noqa: B010

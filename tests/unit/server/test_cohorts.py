@@ -291,7 +291,7 @@ def test_a_member_blocks_a_publisher_that_it_may_block():
 
 
 def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
-    """A publisher pays nothing for another user's cohort, nor for the plan, and one price for its own user's."""
+    """A publisher pays one price for a cohort of its own user; for another user's, not even for the plan."""
     bus = Bus()
     stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
     stalled(bus, stranger, b"blocking/soft/discard", count=32)
@@ -314,7 +314,7 @@ def test_a_run_that_waits_costs_only_a_publisher_of_its_own_user():
 
 
 def test_a_plan_is_paid_for_by_user():
-    """Each user pays for its part of a plan, the publisher's for what is its own or waits for nobody."""
+    """Each user pays for its members' part of a plan; the publisher pays for the rest, the other receivers included."""
     bus = Bus()
     stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
     stalled(bus, stranger, b"blocking/soft/discard", count=48)
@@ -345,7 +345,7 @@ def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
 
 @pytest.mark.parametrize(("uid", "crowd", "looks"), [(2, 1, 3), (2, 0, 3), (1, 1, None)])
 def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, crowd, looks):
-    """A publisher of the members' own user delivers what the decisions were enough for, and pays for their time."""
+    """A publisher of the members' own user delivers what the decisions have made room for, and pays for their time."""
     for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_PART", 1)):
         monkeypatch.setattr(cohort_delivery, name, value)
     bus = Bus(clock=Clock())

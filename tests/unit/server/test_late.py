@@ -299,7 +299,7 @@ def test_a_publisher_does_not_pay_for_the_time_of_postponing(uid):
     for reader in readers:
         reader.send(b"SUB k")
     plan = cohort_plans._PLAN + 1 + 2 * (50 // cohort_plans._PLANNED_AT_ONCE)
-    # Receivers that become late; their cohort, and its plan.
+    # First 50 receivers become late; then they are a cohort, for which the publisher's first run makes a plan.
     for unpaid in (50 * POSTPONED, POSTPONED + plan if uid == 1 else 50 * POSTPONED):
         spend(readers[0])
         publisher.protocol.user.work_left = 0
@@ -402,7 +402,7 @@ def test_most_of_very_many_receivers_are_flushed_later(monkeypatch):
 
 @pytest.mark.parametrize("choice", [b"blocking/soft/queue", b"blocking/soft/block"])
 def test_a_flush_that_takes_long_goes_on_later(monkeypatch, choice):
-    """When the time of a long turn is up, the other receivers are late, save those that may block a publisher."""
+    """When the time of a long turn is up, the other receivers are late, save those that can block publishers."""
     monkeypatch.setattr(delivery, "_FLUSHED_PER_LOOK", 2)
     bus = Turned()
     readers = [bus.connect(uid=2) for _ in range(10)]
