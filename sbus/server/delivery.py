@@ -497,11 +497,11 @@ class Delivery:
         left = touched[:first]
         for receiver in touched[first:]:
             queue = receiver.queue
-            if (
-                queue is None
-                or queue.can_block
-                or not self._late.postpone(receiver, queue, [], total_size(queue.pending))
-            ):
+            if queue is None or queue.can_block:
+                left.append(receiver)
+                continue
+            size = total_size(queue.pending) - queue.late_bytes  # the rest has been counted
+            if not self._late.postpone(receiver, queue, [], size):
                 left.append(receiver)
         return left
 

@@ -400,6 +400,26 @@ def test_most_of_very_many_receivers_are_flushed_later(monkeypatch):
     assert sum(len(reader.take()) for reader in readers) == 7
 
 
+def test_what_is_flushed_later_counts_once(monkeypatch):
+    """Messages that wait behind those of this batch, and what the batch has brought before, count once."""
+    monkeypatch.setattr(delivery, "FLUSHED_AT_ONCE", 2)
+    bus = Turned()
+    readers = [bus.connect(uid=2) for _ in range(4)]
+    for reader in readers:
+        reader.send(b"SUB k", *([b"SUB j"] if reader is not readers[0] else []))
+    publisher = bus.connect(uid=1)
+    found, memory = bus.registry.delivery._late, readers[0].protocol.user.memory
+    readers[0].protocol.queue.copies.work_left = 4
+    publisher.send(*[b"MSG k\0first", b"MSG j\0second", b"MSG k\0third"] * 3)
+    for reader in readers[2:]:
+        assert reader.protocol.queue.late_bytes == sum(map(len, reader.protocol.queue.pending)) > 0
+    while bus.turn():
+        pass
+    assert found.bytes == 0
+    assert readers[0].protocol.user.memory == memory
+    assert [len(reader.take()) for reader in readers] == [6, 9, 9, 9]
+
+
 @pytest.mark.parametrize("choice", [b"blocking/soft/queue", b"blocking/soft/block"])
 def test_a_flush_that_takes_long_goes_on_later(monkeypatch, choice):
     """When the time of a long turn is up, the other receivers are late, save those that can block publishers."""
