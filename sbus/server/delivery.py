@@ -594,7 +594,8 @@ class Delivery:
             if not goes_on and turns.cpu() >= end:
                 queue.congest()
                 transport.flush_later()
-                break
+                if queue.is_congested:  # else nothing can be sent any more: all of it is lost, part by part
+                    break
         sent = max(0, waiting - len(queue.pending) - sum(map(len, parts)))
         if not parts:
             return sent, None

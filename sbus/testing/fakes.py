@@ -193,7 +193,10 @@ class FakePacketTransport(Endings):
 
     def flush_later(self) -> None:
         """Send the queue soon, if the socket takes packets then; see `IPacketTransport`."""
-        self._call_soon(self._writable)
+        if self._is_writable():
+            self._call_soon(self._writable)
+        else:
+            self.queue.discard_all()
 
     def send_on(self, exclusive: bool) -> None:
         """Send what waited until the socket takes packets again; see `IPacketTransport`."""

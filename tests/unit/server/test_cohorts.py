@@ -15,7 +15,7 @@ from twisted.internet import error
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from sbus.server import cohort_delivery, cohort_plans, cohorts, delivery, late
+from sbus.server import blocks, cohort_delivery, cohort_plans, cohorts, delivery, late
 from sbus.server.cohort_plans import Plans
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
@@ -680,3 +680,22 @@ def test_what_may_block_whom_is_asked_once_for_each_member():
     for _ in range(len(cohort.members) + 1):
         cohort.add_member(own.protocol)
     assert (cohort.blockable, cohort.unasked) == ({}, [])
+
+
+def test_a_member_that_leaves_while_it_is_sent_a_long_list_loses_all_of_it(monkeypatch):
+    """When its time is up, too, what is left of the list is counted as lost, and is no error of the server's."""
+    monkeypatch.setattr(blocks, "_BLOCK", (2, 1_000))
+    bus = Bus(clock=Clock())
+    publisher = bus.connect(uid=1)
+    reader, _ = stalled(bus, publisher, b"blocking/soft/discard")
+    for n in range(7):
+        publisher.transport.deliver(b"MSG k\0%d" % n)
+    transport, lost = reader.transport, reader.protocol.lost
+    cohort = bus.registry.delivery._late.cohorts.of[reader.protocol]
+    cohort.want_turns()
+    monkeypatch.setattr(transport, "flush_batch", transport.breakDown)
+    bus.registry.turns.cpu = itertools.count(0, TURN_BUDGET * 1_000).__next__
+    bus.registry.delivery._late.serve(reader.protocol, are_many=True)
+    assert reader.protocol.lost == lost + 7
+    assert reader.protocol.reason is None
+    assert reader.is_connected
