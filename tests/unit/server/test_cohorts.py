@@ -328,6 +328,30 @@ def test_a_plan_is_paid_for_by_user():
     assert TURN_BUDGET - user.work_left == SENDING + plan - plan * 48 // 64 + 16 * SENDING
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_route_that_is_new_to_unchanged_cohorts_is_at_the_publishers_expense(monkeypatch, is_known):
+    """Neither a publisher without echo nor one with very many routes spends the time of the receivers' user."""
+    bus = Bus()
+    stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
+    stalled(bus, stranger, b"blocking/soft/discard", count=32)
+    if not is_known:
+        monkeypatch.setattr(cohort_plans, "_MOST_PLANNED", 0)
+    stranger.transport.deliver(b"MSG k\0")
+    receivers = list(bus.registry.route(b"k"))
+    balance, delivery_ = friend.protocol.queue.copies.work_left, bus.registry.delivery
+    plan = 1 + 32 // cohort_plans._PLANNED_AT_ONCE
+    if not is_known:
+        plan += cohort_plans._PLAN + 32 // cohort_plans._PLANNED_AT_ONCE
+    for _ in range(3):
+        delivery_.work, unpaid = 0, delivery_.unpaid
+        if not is_known:
+            receivers.reverse()
+        bus.registry.deliver([b"MSG k\0"], tuple(receivers), stranger.protocol)
+        assert delivery_.work == plan
+        assert delivery_.unpaid - unpaid == POSTPONED
+    assert friend.protocol.queue.copies.work_left == balance
+
+
 def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
     """Flood control decides about members when half of the room is taken, and for their own user's flood, an eighth."""
     monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 100)
