@@ -571,14 +571,15 @@ class Delivery:
         When the time is up, the socket counts as full. A receiver that would be disconnected then has no such limit.
 
         :param shared: as for `_decide`. A part at a time becomes pending, so that a long list is not copied for the few
-            messages that a socket takes; all of it if an observer may publish meanwhile.
+            messages that a socket takes; all of it if an observer may publish meanwhile, whose message comes behind.
         :returns: the number of messages sent; the digest of those that are left, or None if they are pending.
         """
         turns, waiting = self._turns, len(queue.pending) if shared is None else len(shared)
         goes_on = _ends(queue, waiting, shared)
         parts: list[Digest] = []
         if shared is not None:
-            parts = [shared] if queue.watch is not None else shared.parts[::-1] or [shared]
+            is_observed = queue.watch is not None or self._events.dropped
+            parts = [shared] if is_observed else shared.parts[::-1] or [shared]
             queue.pending = parts.pop().packets.copy()  # a list of its own: the transport takes it
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         while True:

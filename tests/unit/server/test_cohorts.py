@@ -723,3 +723,40 @@ def test_a_member_that_leaves_while_it_is_sent_a_long_list_loses_all_of_it(monke
     assert reader.protocol.lost == lost + 7
     assert reader.protocol.reason is None
     assert reader.is_connected
+
+
+class Grumbling(Observer):
+    """Publishes when a message is dropped."""
+
+    def __init__(self) -> None:
+        self.publish = lambda: None
+
+    def dropped(self, client, messages, size) -> None:
+        publish, self.publish = self.publish, lambda: None
+        publish()
+
+
+@pytest.mark.parametrize("key", [b"j", b"k"])
+def test_what_is_published_because_of_a_loss_comes_behind_the_rest_of_a_long_list(monkeypatch, key):
+    """An observer publishes while a list is sent part by part, even if that closes the cohort: the order stays."""
+    grumbling = Grumbling()
+    bus = Bus(clock=Clock(), observers=[grumbling])
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher, b"blocking/soft/discard", count=4)
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    monkeypatch.setattr(blocks, "_BLOCK", (2, 1_000))
+    for reader in readers[1:]:
+        reader.send(b"SUB j")
+    publisher.transport.deliver(b"MSG k\0much longer")
+    for n in range(6):
+        publisher.transport.deliver(b"MSG k\0%d" % n)
+    late_, reader = bus.registry.delivery._late, readers[1]
+    late_.cohorts.of[reader.protocol].want_turns()
+    reader.transport.longest, reader.transport.capacity = 10, None
+    grumbling.publish = lambda: bus.registry.publish(key, b"behind")
+    late_.serve(reader.protocol, are_many=True)
+    reader.transport.longest = None
+    bus.clock.advance(LONGEST_WAIT)
+    bus.settle()
+    assert [packet.partition(b"\0")[2] for packet in reader.take()] == [*(b"%d" % n for n in range(6)), b"behind"]
+    assert reader.is_connected
