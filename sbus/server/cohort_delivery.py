@@ -3,9 +3,10 @@
 .. rubric:: Theory of operation
 
 A publisher pays nothing for a run that waits for another user's cohort, and one price for a cohort of its own user,
-whatever the number of members. Other users also pay for their members' part of a plan: otherwise a user whose receivers
-become late one after the other, thousands of them, would have every publisher pay for a new plan each time. The
-publisher pays for the decisions that come before the run:
+whatever the number of members. If cohorts have changed, other users also pay for their members' part of a new plan:
+otherwise a user whose receivers become late one after the other, thousands of them, would have every publisher pay for
+a new plan each time. If nothing has changed but the route, as for a publisher without echo, the publisher pays for the
+plan. It also pays for the decisions that come before the run:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
   their cohort. If there are many, the publisher waits meanwhile, and pays for some of them in each of its turns.
@@ -101,7 +102,7 @@ class CohortDelivery:
         """
         size, unpaid = total_size(packets), 0
         effort, self._plans.effort = self._plans.effort, 0
-        work = effort
+        work, self._plans.searches = effort + self._plans.searches, 0
         for cohort in plan.cohorts:
             if not cohort.waiting():
                 self._late.set_timer()

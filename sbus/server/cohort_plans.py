@@ -113,26 +113,36 @@ class Plans:
     """The plans of routes.
 
     :param cohorts: the cohorts of all users, which are split as routes require.
-    :ivar effort: work of making plans since it was last set to 0.
+    :ivar effort: work of making plans since it was last set to 0, as far as cohorts had changed.
+    :ivar searches: the same, for routes that were new while the cohorts had not changed.
     """
 
-    __slots__ = ("_by_receivers", "_by_route", "_cohorts", "_planned", "effort")
+    __slots__ = ("_by_receivers", "_by_route", "_cohorts", "_planned", "_seen", "effort", "searches")
 
     def __init__(self, cohorts: Cohorts) -> None:
         self._cohorts = cohorts
         self._by_route: dict[int, tuple[tuple[Receiver, ...], _Kept]] = {}  # with the tuple, whose ID stays its own
         self._by_receivers: dict[tuple[Receiver, ...], _Kept] = {}
         self._planned = 0
-        self.effort = 0
+        self._seen = -1  # `Cohorts.version` when a plan was last made or brought up to date
+        self.effort = self.searches = 0
 
     def find(self, receivers: tuple[Receiver, ...]) -> Plan:
         """Return the plan of a route, after splitting the cohorts of which it contains only a part."""
         known = self._by_route.get(id(receivers))
         if known is not None:
             return known[1].plan if known[1].version == self._cohorts.version else self._renewed(known[1])
-        kept = self._by_receivers.get(receivers) or _Kept(receivers, self._make(receivers), self._cohorts.version)
+        kept, price = self._by_receivers.get(receivers), 1 + len(receivers) // _PLANNED_AT_ONCE
+        has_changed = kept is None and self._cohorts.version != self._seen
+        if kept is None:
+            price += _plan_work(receivers)
+            kept = _Kept(receivers, self._make(receivers), self._cohorts.version)
+            self._seen = self._cohorts.version
+        if has_changed:
+            self.effort += price
+        else:
+            self.searches += price
         self._planned += _KEPT_PLAN + len(receivers)
-        self.effort += 1 + len(receivers) // _PLANNED_AT_ONCE
         if self._planned > _MOST_PLANNED:
             self._forget_all()
             self._planned = _KEPT_PLAN + len(receivers)
@@ -157,7 +167,9 @@ class Plans:
                 or missed > len(receivers)
                 or not kept.follow(itertools.islice(changes, len(changes) - missed, None), version)
             ):
+                self.effort += _plan_work(receivers)
                 kept.replace(self._make(receivers), self._cohorts.version)
+            self._seen = self._cohorts.version
         return kept.plan
 
     def _make(self, receivers: tuple[Receiver, ...]) -> Plan:
@@ -178,7 +190,6 @@ class Plans:
             others = tuple(
                 receiver for receiver, home in zip(receivers, homes, strict=True) if home is None or home.is_closed
             )
-        self.effort += _PLAN + len(receivers) // _PLANNED_AT_ONCE
         return Plan(others, tuple(cohorts), members)
 
     def _forget_all(self) -> None:
@@ -186,3 +197,8 @@ class Plans:
         self._by_receivers.clear()
         self._cohorts.forget_changes()
         self._planned = 0
+
+
+def _plan_work(receivers: tuple[Receiver, ...]) -> int:
+    """Return the price of making a plan."""
+    return _PLAN + len(receivers) // _PLANNED_AT_ONCE

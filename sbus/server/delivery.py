@@ -572,15 +572,16 @@ class Delivery:
         When the time is up, the socket counts as full. A receiver that would be disconnected then has no such limit.
 
         :param shared: as for `_decide`. Its parts become pending one by one: a socket takes few messages, and a long
-            list is not copied for these. If there are observers, all parts become pending together, as an observer may
-            publish meanwhile.
+            list is not copied for these. If there are observers, all parts become pending together: an observer may
+            publish meanwhile, and its message comes behind them.
         :returns: the number of messages sent, and the digest of those that are left; None if these are pending.
         """
         turns, waiting = self._turns, len(queue.pending) if shared is None else len(shared)
         goes_on = _ends(queue, waiting, shared)
         parts: list[Digest] = []
         if shared is not None:
-            parts = [shared] if queue.watch is not None else shared.parts[::-1] or [shared]
+            is_observed = queue.watch is not None or self._events.dropped
+            parts = [shared] if is_observed else shared.parts[::-1] or [shared]
             queue.pending = parts.pop().packets.copy()  # a list of its own: the transport takes it
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         while True:

@@ -165,6 +165,7 @@ class BusProtocol:
         "_draining",
         "_fast_path",
         "_has_echo",
+        "_has_spent",
         "_has_turn",
         "_held",
         "_in_kernel",
@@ -218,7 +219,7 @@ class BusProtocol:
         self._is_blocked = False
         self._is_loading = False
         self._is_waiting = False
-        self._has_turn = False
+        self._has_turn = self._has_spent = False
         self._held: list[bytes | None] = []
         self._fast_path = registry.fast_path
         self._has_echo = True
@@ -367,7 +368,7 @@ class BusProtocol:
         routes, deliver = registry.routes, registry.deliver
         total = len(packets)
         at = 0
-        has_turn, self._has_turn = self._has_turn, False
+        has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
         user = self.user
         turns = registry.turns
         if turns.last is not user:
@@ -471,17 +472,18 @@ class BusProtocol:
     def _check_balance(self) -> None:
         """Wait for a turn, before a read, if other clients of the user have spent the balance.
 
-        A client on a stream socket comes first, unless it sends bundles: its packet may be incomplete, and then it has
-        spent nothing on messages.
+        A client on a stream socket that has spent nothing of it since its last turn comes first, unless it sends
+        bundles: its packet may be incomplete.
         """
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
             transport = self.transport
-            is_stream = transport is not None and transport.partial_limit() > 0
-            self._wait_for_turn(is_first=self._has_turn or (is_stream and not self.settings.bundles))
+            is_stream = transport is not None and transport.partial_limit() > 0 and not self.settings.bundles
+            self._wait_for_turn(is_first=self._has_turn or (is_stream and not self._has_spent))
 
     def _pay_vain_reads(self, count: int) -> None:
         """Pay for reads that have completed no packet; wait for a turn if that has spent the balance."""
         self.user.work_left -= VAIN_READ * count
+        self._has_spent = True
         if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
             self._wait_for_turn(is_first=False)
 
@@ -497,7 +499,7 @@ class BusProtocol:
 
     def take_turn(self) -> None:
         """Go on with the packets that were kept: the user has work left again (`sbus.server.turns`)."""
-        self._is_waiting = False
+        self._is_waiting = self._has_spent = False
         self._has_turn = True
         self._maybe_resume()
 

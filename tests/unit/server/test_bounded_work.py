@@ -399,6 +399,22 @@ def test_a_stream_client_that_could_not_read_comes_first():
     assert (list(line.first), list(line.others)) == ([other.protocol], [plain.protocol, spender.protocol])
 
 
+def test_a_stream_client_that_spends_the_balance_by_itself_comes_behind_the_others():
+    """One whose messages cost a turn each does not keep its user's other clients from theirs."""
+    bus = Turned()
+    plain, stream = bus.connect(), bus.connect()
+    setattr(stream.transport, "partial_limit", lambda: 1)  # noqa: B010
+    user = stream.protocol.user
+    user.work_left = 1
+    stream.transport.deliver(b"MSG k\0" + bytes(10_000))
+    assert user.work_left < 0
+    for peer in (plain, stream):
+        assert peer.transport.before_read is not None
+        peer.transport.before_read()
+    line = bus.registry.turns._waiting[user, False]
+    assert (list(line.first), list(line.others)) == ([], [plain.protocol, stream.protocol])
+
+
 @pytest.mark.parametrize("order", [b"order/queue", b"order/stack", b"order/random"])
 def test_a_message_that_is_ranked_is_work(order):
     """A message costs a late receiver's user little at the end of a queue, and one unit when it is ranked."""

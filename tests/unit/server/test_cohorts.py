@@ -328,6 +328,30 @@ def test_a_plan_is_paid_for_by_user():
     assert TURN_BUDGET - user.work_left == SENDING + plan - plan * 48 // 64 + 16 * SENDING
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_route_that_is_new_to_unchanged_cohorts_is_at_the_publishers_expense(monkeypatch, is_known):
+    """Neither a publisher without echo nor one with very many routes spends the time of the receivers' user."""
+    bus = Bus()
+    stranger, friend = bus.connect(uid=1), bus.connect(uid=2)
+    stalled(bus, stranger, b"blocking/soft/discard", count=32)
+    if not is_known:
+        monkeypatch.setattr(cohort_plans, "_MOST_PLANNED", 0)
+    stranger.transport.deliver(b"MSG k\0")
+    receivers = list(bus.registry.route(b"k"))
+    balance, delivery_ = friend.protocol.queue.copies.work_left, bus.registry.delivery
+    plan = 1 + 32 // cohort_plans._PLANNED_AT_ONCE
+    if not is_known:
+        plan += cohort_plans._PLAN + 32 // cohort_plans._PLANNED_AT_ONCE
+    for _ in range(3):
+        delivery_.work, unpaid = 0, delivery_.unpaid
+        if not is_known:
+            receivers.reverse()
+        bus.registry.deliver([b"MSG k\0"], tuple(receivers), stranger.protocol)
+        assert delivery_.work == plan
+        assert delivery_.unpaid - unpaid == POSTPONED
+    assert friend.protocol.queue.copies.work_left == balance
+
+
 def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
     """Flood control decides about members when half of the room is taken, and for their own user's flood, an eighth."""
     monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 100)
@@ -698,4 +722,41 @@ def test_a_member_that_leaves_while_it_is_sent_a_long_list_loses_all_of_it(monke
     bus.registry.delivery._late.serve(reader.protocol, are_many=True)
     assert reader.protocol.lost == lost + 7
     assert reader.protocol.reason is None
+    assert reader.is_connected
+
+
+class Grumbling(Observer):
+    """Publishes when a message is dropped."""
+
+    def __init__(self) -> None:
+        self.publish = lambda: None
+
+    def dropped(self, client, messages, size) -> None:
+        publish, self.publish = self.publish, lambda: None
+        publish()
+
+
+@pytest.mark.parametrize("key", [b"j", b"k"])
+def test_what_is_published_because_of_a_loss_comes_behind_the_rest_of_a_long_list(monkeypatch, key):
+    """An observer publishes while a list is sent part by part, even if that closes the cohort: the order stays."""
+    grumbling = Grumbling()
+    bus = Bus(clock=Clock(), observers=[grumbling])
+    publisher = bus.connect(uid=1)
+    readers = stalled(bus, publisher, b"blocking/soft/discard", count=4)
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
+    monkeypatch.setattr(blocks, "_BLOCK", (2, 1_000))
+    for reader in readers[1:]:
+        reader.send(b"SUB j")
+    publisher.transport.deliver(b"MSG k\0much longer")
+    for n in range(6):
+        publisher.transport.deliver(b"MSG k\0%d" % n)
+    late_, reader = bus.registry.delivery._late, readers[1]
+    late_.cohorts.of[reader.protocol].want_turns()
+    reader.transport.longest, reader.transport.capacity = 10, None
+    grumbling.publish = lambda: bus.registry.publish(key, b"behind")
+    late_.serve(reader.protocol, are_many=True)
+    reader.transport.longest = None
+    bus.clock.advance(LONGEST_WAIT)
+    bus.settle()
+    assert [packet.partition(b"\0")[2] for packet in reader.take()] == [*(b"%d" % n for n in range(6)), b"behind"]
     assert reader.is_connected
