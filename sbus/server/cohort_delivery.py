@@ -16,7 +16,8 @@ plan. It also pays for the decisions that come before the run:
 
   No run is a long piece of work. If the decisions take the time of a turn, a publisher of the members' own user
   delivers only the part of its run for which they have made room, and pays for the time. Another user's publisher
-  delivers its whole run: these receivers do not hold it up.
+  delivers its whole run, as these receivers must not hold it up, and makes no more decisions after 4 ms: then more
+  waits than there is room for, at the members' user's expense.
 
   These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
   `MANY` members, and no more once a run has taken the time of a turn for them. Otherwise the sockets count as full.
@@ -144,10 +145,13 @@ class CohortDelivery:
             is_own = is_own_user(publisher, cohort.user)
             sends, wanted = are_few or is_own, min(wanted, left)
             for decided, receiver in enumerate(list(itertools.islice(cohort.members, wanted))):
-                if late.cpu() >= end:
+                now = late.cpu()
+                if now >= end:
                     sends = False
                     if is_own:
-                        return max(1, count * decided // wanted), max(work, (late.cpu() - began) // 1_000)
+                        return max(1, count * decided // wanted), max(work, (now - began) // 1_000)
+                    if now >= began + TURN_BUDGET * 1_000:
+                        return count, work
                 price = late.serve(receiver, are_many=True, sends=sends)
                 work += price
                 left -= 1 + price // CATCH_UP_WORK
