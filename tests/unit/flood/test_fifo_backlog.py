@@ -7,22 +7,17 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbus.flood import orders
 from sbus.flood.latest import KeyIndex
 from sbus.flood.orders import FifoBacklog, Reply
 from sbus.flood.receipts import Receipt
 from sbus.protocol.notices import LossReason
 from tests.support.examples import examples
+from tests.unit.flood.conftest import LONG
 
-LONG = 3
 KEYS = (b"MSG a\0", b"MSG b\0", b"MSG c\0")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def short_lists():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(orders, "_LONG", LONG)
-        yield
+pytestmark = pytest.mark.usefixtures("short_lists")
 
 
 class Backlogs(RuleBasedStateMachine):

@@ -7,18 +7,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sbus.flood import orders
 from sbus.flood.orders import ORDERS, PriorityBacklog, Reply, new_backlog
 from tests.support.examples import examples
+from tests.unit.flood.conftest import LONG
 
-LONG = 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def short_lists():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(orders, "_LONG", LONG)
-        yield
+pytestmark = pytest.mark.usefixtures("short_lists")
 
 
 class Backlogs(RuleBasedStateMachine):
