@@ -24,8 +24,9 @@ finds the receivers changed in its middle.
 
 For a receiver with receipts, each drop is noted at its place (`sbus.flood.receipts`). A receiver with
 ``blocking/soft/latest`` has an index of the keys that wait (`sbus.flood.latest`), and a message of such a key takes the
-place of the one that waits. If messages come together and all have room, the queue first reduces them to the newest of
-each key: to look up each of them takes five times as long.
+place of the one that waits. If messages come together, the queue first reduces them to the newest of each key, once for
+all queues (`sbus.flood.digest`): to look up each message for each queue takes milliseconds if many wait. Only where the
+limits end a connection or block a publisher, it decides one by one about messages that do not all have room.
 
 .. rubric:: Invariants
 
@@ -393,16 +394,12 @@ class SendQueue:
         if blocks or (soft is Verdict.KEEP and fits):
             self._keep(backlog, digest)
             return _BLOCK if blocks else None
-        if soft is Verdict.REPLACE and (fits or (hard is Verdict.DROP and self._lacks_any_room(digest))):
-            if fits:
-                self._count_conflated(len(digest) - len(digest.newest()))
-                digest = digest.newest()
-            if self.messages:
-                left = self._replace(digest.packets)
-                if not left:
-                    return self._outcome(None, None)
-                digest = Digest(left)
-            self._keep_what_fits(backlog, digest)
+        if soft is Verdict.REPLACE and (fits or hard is Verdict.DROP):
+            newest = digest.newest()
+            self._count_conflated(len(digest) - len(newest))
+            left = self._replace(newest.packets) if self.messages else newest.packets
+            if left:
+                self._keep_what_fits(backlog, newest if len(left) == len(newest) else Digest(left))
             return self._outcome(None, None)
         if soft is Verdict.DROP:
             self._lose(len(digest), size, LossReason.DISCARD)

@@ -260,6 +260,31 @@ def test_a_queue_without_room_for_the_newest_of_other_keys():
     assert queue.queue.lost == 2
 
 
+def test_a_full_queue_for_the_newest_takes_only_the_newest():
+    """An older message never goes behind a newer one of its key, though there is room for it after the whole batch."""
+    queue = Connection(soft="latest", size=40)
+    queue.publish(b"MSG j\0" + bytes(20), b"MSG k\0" + bytes(5))
+    queue.flush()
+    queue.publish(b"MSG k\0" + bytes(12), b"MSG k\0", b"MSG j\0")
+    assert queue.flush(10) == [b"MSG j\0", b"MSG k\0"]
+    assert (queue.queue.lost, queue.queue.conflated) == (0, 3)
+
+
+def test_a_full_queue_for_the_newest_looks_up_each_key_once():
+    """A decision about a long list takes no longer in a full queue than in one with room."""
+    lists = [Digest([b"MSG %d\0%d" % (key, number) for number in range(500) for key in range(2)]) for _ in range(9)]
+    digest = Digest.join(lists)
+    queues = [Connection(soft="latest", messages=most) for most in (1, 10_000)]
+    for queue in queues:
+        queue.publish(b"MSG 0\0")
+        queue.flush()
+        queue.queue.enqueue([b"MSG 0\0"], True)
+    digest.newest()
+    looks = [calls(lambda queue=queue: queue.queue.enqueue(digest.packets, True, digest)) for queue in queues]
+    assert max(looks) < 200
+    assert [(queue.queue.lost, queue.queue.conflated) for queue in queues] == [(1, 9_000), (0, 9_000)]
+
+
 def test_interfaces():
     """The built-in strategies, orders and the queue keep the promises of their interfaces."""
     assert all(verifyObject(ISoftStrategy, strategy) for strategy in SOFT_STRATEGIES)
