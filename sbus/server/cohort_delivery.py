@@ -14,10 +14,10 @@ plan. It also pays for the decisions that come before the run:
   the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
   too.
 
-  No run is a long piece of work. If the decisions take the time of a turn, a publisher of the members' own user
-  delivers only the part of its run for which they have made room, and pays for the time. Another user's publisher
-  delivers its whole run, as these receivers must not hold it up, and makes no more decisions after 4 ms: then more
-  waits than there is room for, at the members' user's expense.
+  No run is a long piece of work. A publisher of the members' own user pays for the time that the decisions take. If it
+  is the time of a turn, the publisher delivers only the part of its run for which they have made room. Another user's
+  publisher delivers its whole run, as these receivers must not hold it up, and makes no more decisions after 4 ms: then
+  more waits than there is room for, at the members' user's expense.
 
   These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
   `MANY` members, and no more once a run has taken the time of a turn for them. Otherwise the sockets count as full.
@@ -139,21 +139,22 @@ class CohortDelivery:
         # The largest first: else the first ones would be served in each run.
         overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
-        late, began = self._late, self._late.cpu()
+        late = self._late
+        began = now = late.cpu()
         end = began + (CONTENDED_BUDGET if late.is_contended else TURN_BUDGET) * 1_000
         for cohort, wanted in overdue:
             is_own = is_own_user(publisher, cohort.user)
             sends, wanted = are_few or is_own, min(wanted, left)
             for decided, receiver in enumerate(list(itertools.islice(cohort.members, wanted))):
-                now = late.cpu()
                 if now >= end:
                     sends = False
                     if is_own:
-                        return max(1, count * decided // wanted), max(work, (now - began) // 1_000)
+                        return max(1, count * decided // wanted), work
                     if now >= began + TURN_BUDGET * 1_000:
                         return count, work
                 price = late.serve(receiver, are_many=True, sends=sends)
-                work += price
+                before, now = now, late.cpu()
+                work += max(price, (now - before) // 1_000) if is_own else price
                 left -= 1 + price // CATCH_UP_WORK
                 if left <= 0:
                     return count, work

@@ -400,6 +400,32 @@ def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, 
         assert work == elapsed[0] // 1_000 == looks * budget * 4 // 10
 
 
+@pytest.mark.parametrize(("uid", "is_own"), [(2, True), (1, False)])
+def test_a_publisher_pays_for_the_time_of_its_decisions(monkeypatch, uid, is_own):
+    """A decision can take longer than its price says, and less than a turn; another user's publisher pays the price."""
+    for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_PART", 1)):
+        monkeypatch.setattr(cohort_delivery, name, value)
+    bus = Bus(clock=Clock())
+    stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=20)
+    publisher = bus.connect(uid=uid)
+    for _ in range(20):  # half of the room
+        publisher.transport.deliver(b"MSG k\0")
+    elapsed, serve = [0], late.Late.serve
+
+    def slowly(*args: Any, **choices: Any) -> int:
+        elapsed[0] += 100_000
+        return min(serve(*args, **choices), 99)
+
+    monkeypatch.setattr(late.Late, "serve", slowly)
+    bus.registry.turns.cpu = lambda: elapsed[0]
+    _, count, work = bus.registry.delivery._cohort_delivery.prepare(
+        [b"MSG k\0"], bus.registry.route(b"k"), publisher.protocol
+    )
+    assert count == 1
+    assert elapsed[0] >= 100_000
+    assert (work == elapsed[0] // 1_000) is is_own
+
+
 def test_members_want_turns_when_much_waits(monkeypatch):
     """They need not wait for the timer."""
     monkeypatch.setattr(cohort_delivery, "_WORTH_DECIDING", 20)
