@@ -572,11 +572,12 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if the protocol forbids the key.
         """
+        delivery, router = self.delivery, self._router
+        work, steps = delivery.work, router.steps  # of a client's batch, if an observer publishes meanwhile
         receivers = self.route(key)
-        self.routing_work()  # not for the next client to pay
         self.deliver([build(MSG, key, payload)], receivers, None)
-        self.delivery.work = 0
-        self.delivery.flush()
+        delivery.work, router.steps = work, steps  # no client pays for this message
+        delivery.flush()
 
     def touch(self, client: Client) -> None:
         """Have `flush` send what a client's own packets have brought into its queue."""

@@ -200,3 +200,23 @@ def test_a_receiver_that_leaves_blocks_nobody(strategy):
         assert not bus.registry.clients
         assert not bus.registry.delivery._blocking
         assert bus.registry.users.budget.bytes == 0
+
+
+@pytest.mark.parametrize("is_loud", [False, True])
+def test_what_an_observer_publishes_takes_nothing_from_a_clients_bill(is_loud):
+    """Nobody pays for a message of the program; the client in whose run an observer publishes pays as without it."""
+
+    class Losses(Observer):
+        def dropped(self, client: Any, packets: int, size: int) -> None:
+            if is_loud:
+                bus.registry.publish(b"other", b"")
+
+    bus = Bus(observers=(Losses(),), limits=Limits(queue_messages=1))
+    reader, publisher = bus.connect(), bus.connect(uid=1001)
+    reader.send(b"SUB k")
+    reader.transport.capacity = 0
+    publisher.send(*messages(1))
+    before = publisher.protocol.user.work_left
+    publisher.send(b"MSG k\0" + bytes(50_000))
+    assert bus.registry.counters.dropped == 1
+    assert before - publisher.protocol.user.work_left == 60
