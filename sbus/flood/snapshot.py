@@ -102,7 +102,9 @@ class Snapshot:
         if first:
             self._front.ack(taken[:first], min(sent, first))
             if self._front.pending and self._front.is_congested:
-                self._front.settle(False)  # it was not flushed before the snapshot began
+                outcome = self._front.settle(False)  # it was not flushed before the snapshot began
+                if outcome is not None and outcome.losses:
+                    self._owner.on_lost(outcome.losses)
         gone = min(max(sent - first, 0), second)
         if gone:
             if self._live.watch is not None:

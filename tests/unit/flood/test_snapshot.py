@@ -10,7 +10,7 @@ from zope.interface.verify import verifyObject
 from sbus.flood import QueueLimits, SendQueue, SharedBudget, UserShare
 from sbus.flood.snapshot import Snapshot
 from sbus.interfaces import IPacketQueue
-from tests.unit.flood.test_send_queue import Connection
+from tests.unit.flood.test_send_queue import SOFT, Connection
 
 LONGEST = 60
 """Bytes that the socket takes at most."""
@@ -126,3 +126,14 @@ def test_a_socket_with_little_room() -> None:
     assert reader.is_over
     reader.queue.close()
     reader.queue.close()
+
+
+def test_what_is_dropped_before_a_snapshot_is_reported() -> None:
+    """If the socket gets full before the snapshot, the strategy decides about what waits, and the owner learns it."""
+    reader = Reader(b"a", b"b", b"c", snapshot=packets(b"one"))
+    reader.connection.set_strategies(soft=SOFT["discard"])
+    taken = reader.queue.take(2)
+    reader.queue.ack(taken, 1)
+    assert reader.connection.lost == [2, 2]
+    reader.flush(times=2)
+    assert reader.wire == [b"one"]
