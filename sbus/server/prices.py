@@ -15,6 +15,7 @@ __all__ = [
     "LOOK_UP_STEPS",
     "PACKET",
     "POSTPONED",
+    "READ",
     "REFUSED",
     "REORDERED",
     "REPLACED",
@@ -29,6 +30,8 @@ __all__ = [
 
 PACKET = 2
 """The price of a packet that is handled by itself."""
+READ = 8
+"""The price of a read from one of several sockets that can be read; without others, it is part of the other prices."""
 COPIES = 2
 """Copies of messages for one unit of work; reading a message counts as one copy."""
 BUNDLED_COPIES = 24

@@ -90,6 +90,7 @@ from sbus.server.prices import (
     BUNDLED_COPIES,
     COPIES,
     PACKET,
+    READ,
     REORDERED,
     REPLY,
     SENDING,
@@ -470,7 +471,7 @@ class BusProtocol:
         self._kept = 0
 
     def _check_balance(self) -> None:
-        """Wait for a turn, before a read, if other clients of the user have spent the balance.
+        """Wait for a turn, before a read, if other clients of the user have spent the balance; else pay for the read.
 
         A client on a stream socket that has spent nothing of it since its last turn comes first, unless it sends
         bundles: its packet may be incomplete.
@@ -479,6 +480,8 @@ class BusProtocol:
             transport = self.transport
             is_stream = transport is not None and transport.partial_limit() > 0 and not self.settings.bundles
             self._wait_for_turn(is_first=self._has_turn or (is_stream and not self._has_spent))
+        else:
+            self.user.work_left -= READ
 
     def _pay_vain_reads(self, count: int) -> None:
         """Pay for reads that have completed no packet; wait for a turn if that has spent the balance."""

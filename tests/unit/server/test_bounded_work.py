@@ -14,6 +14,7 @@ from sbus.server.prices import (
     COPIES,
     LOOK_UP_STEPS,
     PACKET,
+    READ,
     REORDERED,
     REPLY,
     SUBSCRIPTION,
@@ -380,6 +381,19 @@ def test_bundles_are_read_in_the_turns_of_their_user():
     client.protocol.take_turn()
     before_read()
     assert list(line.first) == [client.protocol]
+
+
+def test_a_read_among_others_has_a_price():
+    """A thousand clients with one message each spend their user's balance with the reads, and the others wait."""
+    bus = Turned()
+    clients = [bus.connect() for _ in range(3)]
+    user = clients[0].protocol.user
+    user.work_left = 2 * READ
+    for client in clients:
+        assert client.transport.before_read is not None
+        client.transport.before_read()
+    assert [client.protocol.is_paused for client in clients] == [False, False, True]
+    assert user.work_left == 0
 
 
 def test_a_stream_client_that_could_not_read_comes_first():
