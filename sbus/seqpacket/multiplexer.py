@@ -264,11 +264,8 @@ class Multiplexer:
             return
         try:
             ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
-            while len(ready) > 1:
-                kinds = {events for _, events in ready}
-                if kinds == _ONLY_READ or not self._put_off_hang_ups(self._epoll, ready) or ready:
-                    break
-                ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
+            exclusive = len(ready) < 2
+            self.contended = not exclusive and self._are_contended(self._epoll, ready)
         except OSError as e:
             self._log.critical("The sockets cannot be waited for any more, and are lost: {why}", why=str(e))
             if self.on_fatal is not None:
@@ -276,11 +273,6 @@ class Multiplexer:
             raise
         if not ready:
             return
-        exclusive = len(ready) == 1
-        if exclusive:
-            self.contended = False
-        else:
-            self.contended = kinds == _ONLY_READ or len([events for _, events in ready if events & READ]) > 1
         self._dispatching = True
         try:
             for fd, events in ready:
@@ -302,6 +294,20 @@ class Multiplexer:
             self._dispatching = False
             if self._deferred:
                 self.reactor.callLater(0, self._run_deferred)
+
+    def _are_contended(self, epoll: select.epoll, ready: list[tuple[int, int]]) -> bool:
+        """Put off hang-ups, if there are many, and return whether several of the ready sockets have packets to be read.
+
+        :param ready: the ready sockets; those behind hang-ups, if nothing else is left.
+        """
+        while len(ready) > 1:
+            kinds = {events for _, events in ready}
+            if kinds == _ONLY_READ:
+                return True
+            if not self._put_off_hang_ups(epoll, ready) or ready:
+                return len([events for _, events in ready if events & READ]) > 1
+            ready += epoll.poll(0, _SOCKETS_PER_PASS)
+        return False
 
     def _put_off_hang_ups(self, epoll: select.epoll, ready: list[tuple[int, int]]) -> bool:
         """Take sockets that hung up from the ready ones, to be served later, if there are many; return whether so."""

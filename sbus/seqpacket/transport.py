@@ -119,6 +119,7 @@ _NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM)
 _PEER_LEFT: Final = (errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOTCONN)
 """The errors of a send to a peer that reads no more; what it sent before can still be read."""
 
+_READABLE: Final = READ | HANGUP
 # A member looked up in its enum costs ten times a global.
 _READ_OPEN: Final = ReadSide.OPEN
 _WRITE_OPEN: Final = WriteSide.OPEN
@@ -304,7 +305,7 @@ class PacketTransport(Endings):
             elif not self.on_writable(exclusive):
                 self._watch_writing(False)
         if self.read_side is _READ_OPEN:
-            if events & (READ | HANGUP):
+            if events & _READABLE:
                 self._read(exclusive)
         elif events & HANGUP:
             self._hung_up()
@@ -358,13 +359,12 @@ class PacketTransport(Endings):
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""
         multiplexer, pacer = self._multiplexer, self._pacer
-        if (self._bundle_limit or multiplexer.contended or self._may_read_in_vain) and self.before_read is not None:
+        contended, bundled = multiplexer.contended, self._bundle_limit > 0
+        if (contended or bundled or self._may_read_in_vain) and self.before_read is not None:
             self.before_read()  # a read causes work, and others of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
-        limit = pacer.first_limit(
-            self.read_limit, exclusive, multiplexer.contended, multiplexer.pass_number, self._bundle_limit > 0
-        )
+        limit = pacer.first_limit(self.read_limit, exclusive, contended, multiplexer.pass_number, bundled)
         while limit:
             try:
                 packets, ended = self._reader.read(self._sock, limit)
@@ -377,7 +377,7 @@ class PacketTransport(Endings):
             if ended:
                 self.move(Event.END_OF_FILE)
             if packets:
-                if self._bundle_limit:
+                if bundled:
                     packets = self._taken_apart(packets)
                 taken = self._receiver.packetsReceived(packets)
                 if taken < len(packets):

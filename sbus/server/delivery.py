@@ -212,10 +212,8 @@ class Delivery:
         if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
-        packed: BundleCache | None = None
+        packed: BundleCache | None = {} if count > 1 else None
         waiting = bundled = work_left = discount = 0
-        if count > 1:
-            packed, discount = {}, count // COPIES - count // BUNDLED_COPIES
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catch_ups_left = None
@@ -276,6 +274,8 @@ class Delivery:
                         self._late.join(receiver, queue)
                     continue
             if count > 1 and queue.settings.bundles:
+                if not bundled:
+                    discount = count // COPIES - count // BUNDLED_COPIES
                 bundled += 1
                 work_left -= price - discount
             else:
