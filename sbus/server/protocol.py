@@ -91,6 +91,7 @@ from sbus.server.prices import (
     COPIES,
     PACKET,
     READ,
+    READING,
     REORDERED,
     REPLY,
     SENDING,
@@ -371,6 +372,8 @@ class BusProtocol:
         at = 0
         has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
         user = self.user
+        if READING and not self._kept:
+            user.work_left -= READING * total
         turns = registry.turns
         if turns.last is not user:
             turns.change(user)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbus.server import turns
+from sbus.server import protocol, turns
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.observers import Observer
 from sbus.server.prices import (
@@ -394,6 +394,25 @@ def test_a_read_among_others_has_a_price():
         client.transport.before_read()
     assert [client.protocol.is_paused for client in clients] == [False, False, True]
     assert user.work_left == 0
+
+
+def test_packets_that_are_read_without_the_compiled_helper_have_a_price(monkeypatch):
+    """Each is paid for once, also if it is kept until a later turn."""
+    paid = []
+    for price in (0, 3):
+        monkeypatch.setattr(protocol, "READING", price)
+        bus = Turned()
+        client = bus.connect()
+        user = client.protocol.user
+        user.work_left = first = 20 + 5 * price
+        client.send(*[b"SUB k"] * 5)
+        assert client.protocol.is_paused
+        second, user.work_left = user.work_left, 1_000
+        client.protocol.take_turn()
+        bus.settle()
+        assert not client.protocol.is_paused
+        paid.append(first - second + 1_000 - user.work_left)
+    assert paid == [5 * (PACKET + SUBSCRIPTION), 5 * (PACKET + SUBSCRIPTION + 3)]
 
 
 def test_a_stream_client_that_could_not_read_comes_first():
