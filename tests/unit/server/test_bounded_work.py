@@ -398,7 +398,7 @@ def test_a_read_among_others_has_a_price():
 
 def test_packets_that_are_read_without_the_compiled_helper_have_a_price(monkeypatch):
     """Each is paid for once, also if it is kept until a later turn."""
-    paid = []
+    paid: list[int] = []
     for price in (0, 3):
         monkeypatch.setattr(protocol, "READING", price)
         bus = Turned()
