@@ -559,11 +559,13 @@ class SendQueue:
             keys = self._keys = KeyIndex(backlog)
         before, read = keys.memory, keys.read
         left, shrunk = keys.replace(packets, self._grow)
+        if shrunk:
+            self._count(0, -shrunk)
+            if left:  # some may find the room to grow that others have made
+                left, _ = keys.replace(left, self._grow)
         self.copies.work_left -= (keys.read - read) // _INDEXED
         if keys.memory != before:
             self._charge(keys.memory - before)
-        if shrunk:
-            self._count(0, -shrunk)
         self._count_conflated(len(packets) - len(left))
         return left
 

@@ -34,7 +34,8 @@ __all__ = [
 PACKET = 2
 """The price of a packet that is handled by itself."""
 READ = 8 if COMPILED else 24
-"""The price of a read from one of several sockets that can be read; without others, it is part of the other prices."""
+"""The price of a read that is announced: of bundles, from a stream, or from one of several sockets that can be read.
+Elsewhere it is part of the other prices."""
 READING = 0 if COMPILED else 3
 """The price of a packet that is read without the compiled helper, which takes 5 µs in place of 1 µs."""
 COPIES = 2

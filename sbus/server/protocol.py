@@ -80,6 +80,7 @@ from sbus.protocol.notices import bye
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
+from sbus.seqpacket.pacing import BUNDLES_PER_READ
 from sbus.seqpacket.send_buffer import START
 from sbus.server.draining import Draining
 from sbus.server.interfaces import Client, Receiver
@@ -373,7 +374,7 @@ class BusProtocol:
         has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
         user = self.user
         if READING and not self._kept:
-            user.work_left -= READING * total
+            user.work_left -= READING * (min(total, BUNDLES_PER_READ) if self.settings.bundles else total)
         turns = registry.turns
         if turns.last is not user:
             turns.change(user)

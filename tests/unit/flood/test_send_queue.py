@@ -260,6 +260,34 @@ def test_a_queue_without_room_for_the_newest_of_other_keys():
     assert queue.queue.lost == 2
 
 
+@pytest.mark.parametrize("most", [2, 10])
+def test_a_message_that_shrinks_makes_room_for_the_next_one(most):
+    """Together, messages find the room that they would find one by one."""
+    old = [b"MSG j\0" + bytes(20), b"MSG k\0" + bytes(5)]
+    new = [b"MSG j\0", b"MSG k\0" + bytes(21)]
+    for batches in ([new], [[packet] for packet in new]):
+        queue = Connection(soft="latest", messages=most, size=43)
+        queue.publish(*old)
+        queue.flush()
+        for batch in batches:
+            queue.publish(*batch)
+        assert queue.queue.size == len(b"".join(new))
+        assert queue.flush(10) == new
+        assert (queue.queue.lost, queue.queue.conflated) == (0, 2)
+        assert queue.budget.bytes == 0
+
+
+def test_no_key_waits_twice_because_messages_came_together():
+    """A message takes the place of the waiting one also if only later messages of its batch make room for it."""
+    queue = Connection(soft="latest", size=43)
+    queue.publish(b"MSG j\0" + bytes(20), b"MSG k\0" + bytes(5))
+    queue.flush()
+    queue.publish(b"MSG l\0", b"MSG k\0" + bytes(12), b"MSG m\0", b"MSG j\0")
+    assert queue.flush(10) == [b"MSG j\0", b"MSG k\0" + bytes(12), b"MSG l\0", b"MSG m\0"]
+    assert (queue.queue.lost, queue.queue.conflated) == (0, 2)
+    assert queue.budget.bytes == 0
+
+
 def test_a_full_queue_for_the_newest_takes_only_the_newest():
     """An older message never goes behind a newer one of its key, though there is room for it after the whole batch."""
     queue = Connection(soft="latest", size=40)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbus.seqpacket.pacing import BUNDLES_PER_READ
 from sbus.server import protocol, turns
 from sbus.server.limits import MAX_REPLIES
 from sbus.server.observers import Observer
@@ -413,6 +414,17 @@ def test_packets_that_are_read_without_the_compiled_helper_have_a_price(monkeypa
         assert not client.protocol.is_paused
         paid.append(first - second + 1_000 - user.work_left)
     assert paid == [5 * (PACKET + SUBSCRIPTION), 5 * (PACKET + SUBSCRIPTION + 3)]
+
+
+def test_the_messages_of_a_bundle_were_not_read_one_by_one(monkeypatch):
+    """No more packets are paid for than one read finds."""
+    paid: list[int] = []
+    for price in (0, 3):
+        monkeypatch.setattr(protocol, "READING", price)
+        client = connect(Turned(), b"CMSG bundle/on")
+        client.protocol.packetsReceived([b"MSG nobody\0"] * 600)
+        paid.append(TURN_BUDGET - client.protocol.user.work_left)
+    assert paid[1] - paid[0] == 3 * BUNDLES_PER_READ
 
 
 def test_a_stream_client_that_could_not_read_comes_first():
