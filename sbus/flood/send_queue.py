@@ -25,8 +25,9 @@ finds the receivers changed in its middle.
 For a receiver with receipts, each drop is noted at its place (`sbus.flood.receipts`). A receiver with
 ``blocking/soft/latest`` has an index of the keys that wait (`sbus.flood.latest`), and a message of such a key takes the
 place of the one that waits. If messages come together, the queue first reduces them to the newest of each key, once for
-all queues (`sbus.flood.digest`): to look up each message for each queue takes milliseconds if many wait. Only where the
-limits end a connection or block a publisher, it decides one by one about messages that do not all have room.
+all queues (`sbus.flood.digest`): looking up each message for each queue takes milliseconds if many wait. It decides one
+by one about messages that do not all have room only where a limit would end the connection or block a publisher, where
+a reply is pending, or where a plugged-in strategy has to be asked.
 
 .. rubric:: Invariants
 

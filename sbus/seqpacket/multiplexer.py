@@ -298,7 +298,8 @@ class Multiplexer:
     def _are_contended(self, epoll: select.epoll, ready: list[tuple[int, int]]) -> bool:
         """Put off hang-ups, if there are many, and return whether several of the ready sockets have packets to be read.
 
-        :param ready: the ready sockets; those behind hang-ups, if nothing else is left.
+        :param ready: the ready sockets. Hang-ups that are put off are taken out of this list; if that leaves it empty,
+            the sockets that are ready behind them are put in.
         """
         while len(ready) > 1:
             kinds = {events for _, events in ready}

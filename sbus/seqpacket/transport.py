@@ -361,7 +361,7 @@ class PacketTransport(Endings):
         multiplexer, pacer = self._multiplexer, self._pacer
         contended, bundled = multiplexer.contended, self._bundle_limit > 0
         if (contended or bundled or self._may_read_in_vain) and self.before_read is not None:
-            self.before_read()  # a read causes work, and others of the user may have been read in this pass
+            self.before_read()  # a read causes work, and other clients of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
         limit = pacer.first_limit(self.read_limit, exclusive, contended, multiplexer.pass_number, bundled)

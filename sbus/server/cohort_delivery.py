@@ -14,10 +14,10 @@ plan. It also pays for the decisions that come before the run:
   the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
   too.
 
-  No run is a long piece of work. A publisher of the members' own user pays for the time that the decisions take. If it
-  is the time of a turn, the publisher delivers only the part of its run for which they have made room. Another user's
-  publisher delivers its whole run, as these receivers must not hold it up, and makes no more decisions after 4 ms: then
-  more waits than there is room for, at the members' user's expense.
+  No run is a long piece of work. A publisher of the members' own user pays for the decisions by the clock, and at least
+  their price. Once they have taken the time of a turn, it delivers only the part of its run for which they have made
+  room. Another user's publisher delivers its whole run, as these receivers must not hold it up, and makes no more
+  decisions after 4 ms: then more waits than there is room for, at the members' user's expense.
 
   These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
   `MANY` members, and no more once a run has taken the time of a turn for them. Otherwise the sockets count as full.

@@ -245,7 +245,7 @@ class BusProtocol:
         self.settings = self.queue.settings
         transport.queue = self.queue
         transport.may_grow = self._may_grow
-        transport.on_kept = self._keep
+        transport.on_kept = self._keep_last
         transport.before_read = self._check_balance
         transport.on_vain_read = self._pay_vain_reads
         self.user.charge_memory(CLIENT_MEMORY)
@@ -374,7 +374,7 @@ class BusProtocol:
         has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
         user = self.user
         if READING and not self._kept:
-            user.work_left -= READING * (min(total, BUNDLES_PER_READ) if self.settings.bundles else total)
+            self._pay_reading(total)
         turns = registry.turns
         if turns.last is not user:
             turns.change(user)
@@ -437,6 +437,10 @@ class BusProtocol:
             self._release_kept()
         return total if self.reason is not None else at
 
+    def _pay_reading(self, messages: int) -> None:
+        """Pay for packets read without the compiled helper; those of a peer that sends bundles have many messages."""
+        self.user.work_left -= READING * (min(messages, BUNDLES_PER_READ) if self.settings.bundles else messages)
+
     def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
         """Return how many messages of a run the balance pays for, and `OVERDRAFT`; at most `wanted`.
 
@@ -470,12 +474,22 @@ class BusProtocol:
             self.user.charge_memory(self._kept)
             self._registry.memory.check()
 
+    def _keep_last(self, packets: list[bytes]) -> None:
+        """Pay for the last read of a client that has left while it was paused, and charge what the transport keeps.
+
+        What was kept before is paid for once more: that is less than a batch.
+        """
+        self.user.work_left -= READ
+        if READING:
+            self._pay_reading(len(packets))
+        self._keep(packets)
+
     def _release_kept(self) -> None:
         self.user.charge_memory(-self._kept)
         self._kept = 0
 
     def _check_balance(self) -> None:
-        """Wait for a turn, before a read, if other clients of the user have spent the balance; else pay for the read.
+        """Before a read, wait for a turn if other clients of the user have spent the balance; else pay for the read.
 
         A client on a stream socket that has spent nothing of it since its last turn comes first, unless it sends
         bundles: its packet may be incomplete.

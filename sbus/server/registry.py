@@ -573,7 +573,7 @@ class SubscriptionRegistry(Service):
         :raises Violation: if the protocol forbids the key.
         """
         delivery, router = self.delivery, self._router
-        work, steps = delivery.work, router.steps  # of a client's batch, if an observer publishes meanwhile
+        work, steps = delivery.work, router.steps  # of a client's batch, if an observer publishes in the middle of it
         receivers = self.route(key)
         self.deliver([build(MSG, key, payload)], receivers, None)
         delivery.work, router.steps = work, steps  # no client pays for this message

@@ -427,6 +427,16 @@ def test_the_messages_of_a_bundle_were_not_read_one_by_one(monkeypatch):
     assert paid[1] - paid[0] == 3 * BUNDLES_PER_READ
 
 
+def test_what_is_read_of_a_paused_client_that_has_left_has_a_price(monkeypatch):
+    """The read itself, and without the compiled helper each packet."""
+    for price in (0, 3):
+        monkeypatch.setattr(protocol, "READING", price)
+        client = connect(Turned())
+        assert client.transport.on_kept is not None
+        client.transport.on_kept([b"SUB k"] * 100)
+        assert client.protocol.user.work_left == TURN_BUDGET - READ - 100 * price
+
+
 def test_a_stream_client_that_could_not_read_comes_first():
     """A stream client that finds the balance spent before a read goes on before those that have spent it."""
     bus = Turned()
