@@ -367,16 +367,22 @@ def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
     assert sent == [51, 14]
 
 
-@pytest.mark.parametrize(("uid", "crowd", "looks"), [(2, 1, 3), (2, 0, 3), (1, 1, None), (1, 0, None)])
-def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, crowd, looks):
-    """A publisher of the members' own user delivers what the decisions have made room for, and pays for their time."""
+def half_full(monkeypatch: pytest.MonkeyPatch, uid: int) -> tuple[Bus, Peer]:
+    """Return a bus with a cohort of 20 members of one user whose room is half taken, and its publisher."""
     for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_PART", 1)):
         monkeypatch.setattr(cohort_delivery, name, value)
     bus = Bus(clock=Clock())
     stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=20)
     publisher = bus.connect(uid=uid)
-    for _ in range(20):  # half of the room
+    for _ in range(20):
         publisher.transport.deliver(b"MSG k\0")
+    return bus, publisher
+
+
+@pytest.mark.parametrize(("uid", "crowd", "looks"), [(2, 1, 3), (2, 0, 3), (1, 1, None), (1, 0, None)])
+def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, crowd, looks):
+    """A publisher of the members' own user delivers what the decisions have made room for, and pays for their time."""
+    bus, publisher = half_full(monkeypatch, uid)
     budget = CONTENDED_BUDGET if crowd else TURN_BUDGET
     elapsed, serve = [0], late.Late.serve
 
@@ -403,13 +409,7 @@ def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, 
 @pytest.mark.parametrize(("uid", "is_own"), [(2, True), (1, False)])
 def test_a_publisher_pays_for_the_time_of_its_decisions(monkeypatch, uid, is_own):
     """A decision can take longer than its price says, and less than a turn; another user's publisher pays the price."""
-    for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_PART", 1)):
-        monkeypatch.setattr(cohort_delivery, name, value)
-    bus = Bus(clock=Clock())
-    stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=20)
-    publisher = bus.connect(uid=uid)
-    for _ in range(20):  # half of the room
-        publisher.transport.deliver(b"MSG k\0")
+    bus, publisher = half_full(monkeypatch, uid)
     elapsed, serve = [0], late.Late.serve
 
     def slowly(*args: Any, **choices: Any) -> int:
