@@ -277,25 +277,24 @@ def test_a_message_that_shrinks_makes_room_for_the_next_one(most):
         assert queue.budget.bytes == 0
 
 
-def test_no_key_waits_twice_because_messages_came_together():
-    """A message takes the place of the waiting one also if only later messages of its batch make room for it."""
-    queue = Connection(soft="latest", size=43)
+@pytest.mark.parametrize(
+    ("size", "batch", "sent", "conflated"),
+    [
+        # Only later messages of the batch make room.
+        (43, [b"MSG l\0", b"MSG k\0" + bytes(12), b"MSG m\0", b"MSG j\0"], [1, 0, 2], 2),
+        # The older message of a key would have room behind the newer one, after the whole batch.
+        (40, [b"MSG k\0" + bytes(12), b"MSG k\0", b"MSG j\0"], [1], 3),
+    ],
+)
+def test_no_key_waits_twice_because_messages_came_together(size, batch, sent, conflated):
+    """A message takes the place of the waiting one of its key, and never goes behind it."""
+    queue = Connection(soft="latest", size=size)
     queue.publish(b"MSG j\0" + bytes(20), b"MSG k\0" + bytes(5))
     queue.flush()
-    queue.publish(b"MSG l\0", b"MSG k\0" + bytes(12), b"MSG m\0", b"MSG j\0")
-    assert queue.flush(10) == [b"MSG j\0", b"MSG k\0" + bytes(12), b"MSG l\0", b"MSG m\0"]
-    assert (queue.queue.lost, queue.queue.conflated) == (0, 2)
+    queue.publish(*batch)
+    assert queue.flush(10) == [batch[-1], *(batch[at] for at in sent)]
+    assert (queue.queue.lost, queue.queue.conflated) == (0, conflated)
     assert queue.budget.bytes == 0
-
-
-def test_a_full_queue_for_the_newest_takes_only_the_newest():
-    """An older message never goes behind a newer one of its key, though there is room for it after the whole batch."""
-    queue = Connection(soft="latest", size=40)
-    queue.publish(b"MSG j\0" + bytes(20), b"MSG k\0" + bytes(5))
-    queue.flush()
-    queue.publish(b"MSG k\0" + bytes(12), b"MSG k\0", b"MSG j\0")
-    assert queue.flush(10) == [b"MSG j\0", b"MSG k\0"]
-    assert (queue.queue.lost, queue.queue.conflated) == (0, 3)
 
 
 def test_a_full_queue_for_the_newest_looks_up_each_key_once():
