@@ -129,16 +129,14 @@ class _Connection:
         self._core = link.core
         self._known = link.core.known[side]
         self._waiting = self.queue.waiting
-        self._send: Callable[[list[bytes]], int] = _send_nothing
-        self._hand_over: Callable[[list[bytes]], int] = _send_nothing
+        self._pair: PairedTransport | None = None  # the transport, if it is one in memory
 
     def makeConnection(self, transport: ITransport) -> None:
         self.transport = cast("PacketTransport | PairedTransport", transport)
         self.transport.queue = self.queue
-        self._send = self._hand_over = self.transport.try_send
         if isinstance(transport, PairedTransport):
             transport.take_lone = self._take_lone
-            self._hand_over = transport.hand_over
+            self._pair = transport
 
     def connectionMade(self) -> None:
         """Do nothing more (`IProtocol`)."""
@@ -173,13 +171,20 @@ class _Connection:
         link, side, core = self._link, self.side, self._core
         if core.is_up and link.connections[side] is self and next_run(packets, 0, 1, self._known)[0] is not None:
             target = link.connections[self._other]
-            if target is not None and not target._waiting and target._send(packets):
+            transport = None if target is None or target._waiting else target.transport
+            if transport is not None and transport.try_send(packets):
                 core.carried[side] += 1
                 self._owed += 1
                 if self._owed == _SETTLED:
                     link.call_later(self._settle)  # not now: the bus has the balance in hand
                 return True
         return False
+
+    def _hand_over(self, packets: list[bytes]) -> int:
+        """Send a lone message, and call the bus at once if it is in the same process and nothing waits for it."""
+        if self._pair is not None:
+            return self._pair.hand_over(packets)
+        return 0 if self.transport is None else self.transport.try_send(packets)
 
     def _settle(self) -> None:
         """Pay for the lone messages since the last payment."""
@@ -212,14 +217,9 @@ class _Connection:
         self.resume()
 
     def connectionLost(self, reason: Failure) -> None:
-        self.transport = None
-        self._send = self._hand_over = _send_nothing
+        self.transport = self._pair = None
         clean = reason.check(error.ConnectionDone)
         self._link.ended(self, "it closed the connection" if clean else reason.getErrorMessage())
-
-
-def _send_nothing(packets: list[bytes]) -> int:
-    return 0
 
 
 class _Factory(Factory):

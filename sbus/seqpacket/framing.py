@@ -28,6 +28,8 @@ import errno
 import socket
 import struct
 
+from sbus.syscalls.sockets import DONTWAIT
+
 __all__ = ["EMPTY_FRAME", "HEADER", "LARGEST_READ", "READ_SIZE", "FrameReader", "frame"]
 
 HEADER = struct.Struct("<I")
@@ -80,7 +82,7 @@ class FrameReader:
         while not packets and not self._has_ended:
             wanted = self._wanted()
             try:
-                data = sock.recv(wanted, socket.MSG_DONTWAIT)
+                data = sock.recv(wanted, DONTWAIT)
             except BlockingIOError:
                 break
             if not data:

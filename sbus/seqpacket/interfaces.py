@@ -109,6 +109,8 @@ class IPacketTransport(Interface):
     def try_send(packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets now, past the queue, which must be empty.
 
+        A transport may replace this function when its state changes: look it up for each call.
+
         :param cache: bundles made of these packets, by limit; the transports that send the same packets share it.
         :returns: the number of packets, from the front, that the socket took. It can be 0 although a `flush` could
             send them: the caller adds the others to the queue, and `flush` finds the reason.

@@ -260,12 +260,13 @@ class Multiplexer:
 
     def _dispatch(self) -> None:
         """Make one pass."""
-        if self._epoll is None:
+        epoll = self._epoll
+        if epoll is None:
             return
         try:
-            ready = self._epoll.poll(0, _SOCKETS_PER_PASS)
+            ready = epoll.poll(0, _SOCKETS_PER_PASS)
             exclusive = len(ready) < 2
-            self.contended = not exclusive and self._are_contended(self._epoll, ready)
+            self.contended = not exclusive and self._are_contended(epoll, ready)
         except OSError as e:
             self._log.critical("The sockets cannot be waited for any more, and are lost: {why}", why=str(e))
             if self.on_fatal is not None:

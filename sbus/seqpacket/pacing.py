@@ -106,14 +106,16 @@ class ReadPacer:
         self._packets_left = 0
         self._reads_left = 0
 
-    def first_limit(self, read_limit: int, exclusive: bool, contended: bool, pass_number: int, bundled: bool) -> int:
+    def first_limit(
+        self, read_limit: int, exclusive: bool, contended: bool, pass_number: int, bundle_limit: int
+    ) -> int:
         """Return the packets to ask for in the first read of a pass.
 
         :param read_limit: packets to read in a pass under contention, as the protocol set it.
         :param exclusive: no other socket is ready.
         :param contended: other sockets have packets to be read.
         :param pass_number: passes before this one in the same turn of the reactor.
-        :param bundled: the peer sends bundles.
+        :param bundle_limit: bytes in the largest bundle that the peer sends; 0 if it sends none.
         """
         if contended:
             self._contention_ttl = CONTENTION_TTL
@@ -121,7 +123,7 @@ class ReadPacer:
             self._contention_ttl -= 1
         if not self._last_read_full and not pass_number:
             return 1
-        if bundled:
+        if bundle_limit:
             self._reads_left = 1
             return BUNDLES_PER_READ
         self._reads_left = READS_PER_PASS if exclusive else 1

@@ -33,6 +33,7 @@ from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import ReadSide
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH
+from sbus.syscalls.sockets import SEND_NOW
 
 __all__ = ["StreamTransport"]
 
@@ -44,7 +45,7 @@ class StreamTransport(PacketTransport):
         connection in any case.
     """
 
-    _may_read_in_vain = True
+    _has_frames = True
 
     __slots__ = ("_frames", "_unsent")
 
@@ -89,9 +90,8 @@ class StreamTransport(PacketTransport):
         """Return the bytes of the longest packet that can arrive in part; see `IPacketTransport`."""
         return self._frames.max_packet
 
-    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
-        """Send packets past the queue, which must be empty; see `IPacketTransport`."""
-        sent = super().try_send(packets, cache)
+    def _try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
+        sent = super()._try_send(packets, cache)
         if self._unsent:
             self._watch_writing(True)
         return sent
@@ -120,7 +120,7 @@ class StreamTransport(PacketTransport):
 
     def _send_bytes(self, data: bytes) -> int:
         try:
-            return self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._sock.send(data, SEND_NOW)
         except BlockingIOError:
             return 0
 

@@ -57,7 +57,7 @@ import errno
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from twisted.internet import error, main
 from twisted.internet.interfaces import (
@@ -87,7 +87,7 @@ from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
-from sbus.syscalls.batch import BATCH, PacketReader, send_packets
+from sbus.syscalls.batch import BATCH, PacketReader, send_packets, try_send_packets
 from sbus.syscalls.sockets import (
     OVERHEAD,
     discard_input,
@@ -131,6 +131,10 @@ _PAUSED: Final = frozenset({ReadSide.PAUSED, ReadSide.PAUSED_EOF})
 _RESUMABLE: Final = frozenset({ReadSide.RESUMING, ReadSide.EOF})
 _DELIVERING: Final = frozenset({ReadSide.OPEN, ReadSide.RESUMING, ReadSide.EOF})
 """The states in which the protocol takes packets."""
+
+
+class _TrySend(Protocol):
+    def __call__(self, packets: list[bytes], cache: BundleCache | None = None) -> int: ...
 
 
 class _Pace(enum.Enum):
@@ -190,8 +194,8 @@ class PacketTransport(Endings):
 
     TLS = False
 
-    _may_read_in_vain = False
-    """Whether a read may complete no packet."""
+    _has_frames = False
+    """Whether packets travel as frames of a byte stream, so that a read may complete none."""
 
     _log = Logger(namespace="sbus.seqpacket")
 
@@ -228,6 +232,7 @@ class PacketTransport(Endings):
         "protocol",
         "queue",
         "read_limit",
+        "try_send",
     )
 
     def __init__(
@@ -264,6 +269,7 @@ class PacketTransport(Endings):
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
         self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
+        self.try_send = self._choose_try_send()
         self._flush_scheduled = False
         self._memory_retry: IDelayedCall | None = None
         self._producer: IPushProducer | None = None
@@ -359,12 +365,12 @@ class PacketTransport(Endings):
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""
         multiplexer, pacer = self._multiplexer, self._pacer
-        contended, bundled = multiplexer.contended, self._bundle_limit > 0
-        if (contended or bundled or self._may_read_in_vain) and self.before_read is not None:
+        contended, bundle_limit = multiplexer.contended, self._bundle_limit
+        if (contended or bundle_limit or self._has_frames) and self.before_read is not None:
             self.before_read()  # a read causes work, and other clients of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
-        limit = pacer.first_limit(self.read_limit, exclusive, contended, multiplexer.pass_number, bundled)
+        limit = pacer.first_limit(self.read_limit, exclusive, contended, multiplexer.pass_number, bundle_limit)
         while limit:
             try:
                 packets, ended = self._reader.read(self._sock, limit)
@@ -377,7 +383,7 @@ class PacketTransport(Endings):
             if ended:
                 self.move(Event.END_OF_FILE)
             if packets:
-                if bundled:
+                if bundle_limit:
                     packets = self._taken_apart(packets)
                 taken = self._receiver.packetsReceived(packets)
                 if taken < len(packets):
@@ -391,7 +397,7 @@ class PacketTransport(Endings):
                 return
             multiplexer.has_read = True
             limit = pacer.next_limit(len(packets))
-            if self.read_side is not _READ_OPEN or self._bundle_limit:
+            if limit and (self.read_side is not _READ_OPEN or self._bundle_limit):
                 return
 
     def _taken_apart(self, packets: list[bytes]) -> list[bytes]:
@@ -577,14 +583,26 @@ class PacketTransport(Endings):
                 self._sock.shutdown(socket.SHUT_WR)
                 self._end_writing(Event.SHUT_DOWN)
 
-    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
-        """Send packets past the queue, which must be empty; see `IPacketTransport`."""
-        if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
-            return 0
+    def _choose_try_send(self) -> _TrySend:
+        """Return what `try_send` is from now on.
+
+        Without bundles and frames it is the helper itself: a method around it would cost a call for each copy of a
+        message.
+        """
+        if not self._is_writable():
+            return _send_nothing
+        if self._bundle_limit or self._has_frames:
+            return self._try_send
+        return partial(try_send_packets, self._sock)
+
+    def _moved(self) -> None:
+        self.try_send = self._choose_try_send()
+
+    def _try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
+        """As `try_send`, on a socket that has bundles or frames."""
         try:
             if not self._bundle_limit or len(packets) == 1:
-                send = self._send_batch  # a slot: called in place, it would be looked up as a method first
-                return send(packets)
+                return self._send_batch(packets)
             limit = self._send_bundle_limit
             if not limit:
                 return 0
@@ -618,6 +636,7 @@ class PacketTransport(Endings):
         """
         buffer = self._send_buffer
         self._bundle_limit = min(limit, max_sendable(self._sock) if buffer is None else buffer.full_size - OVERHEAD)
+        self.try_send = self._choose_try_send()
         return self._bundle_limit
 
     def _packing_limit(self) -> int:
@@ -632,6 +651,7 @@ class PacketTransport(Endings):
     def stop_bundling(self) -> None:
         """Accept and send no more bundles."""
         self._bundle_limit = self._send_bundle_limit = 0
+        self.try_send = self._choose_try_send()
 
     def _send_bundled(self, taken: list[bytes]) -> int | None:
         """As `_send`, with many packets in one."""
@@ -898,6 +918,10 @@ class PacketTransport(Endings):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} fd {self._sock.fileno()} {self.credentials}>"
+
+
+def _send_nothing(packets: list[bytes], cache: BundleCache | None = None) -> int:
+    return 0
 
 
 def _connection_lost(e: OSError) -> error.ConnectionLost:

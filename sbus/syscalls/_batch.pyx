@@ -179,6 +179,18 @@ cdef int _send_one(int fd, object packet) except -1:
 
 def send_packets(sock not None, list packets not None):
     """See `sbus.syscalls._pure.send_packets`."""
+    return _send_batch(sock, packets)
+
+
+def try_send_packets(sock not None, list packets not None, cache=None):
+    """See `sbus.syscalls._pure.try_send_packets`."""
+    try:
+        return _send_batch(sock, packets)
+    except OSError:
+        return 0
+
+
+cdef int _send_batch(sock, list packets) except -1:
     cdef mmsghdr headers[MAX_BATCH]
     cdef iovec vectors[MAX_BATCH]
     cdef int fd = sock.fileno()

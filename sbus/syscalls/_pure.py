@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import socket
 
-__all__ = ["MAX_BATCH", "PacketReader", "send_packets"]
+from sbus.syscalls.sockets import DONTWAIT, SEND_NOW, TRUNC
+
+__all__ = ["MAX_BATCH", "PacketReader", "send_packets", "try_send_packets"]
 
 MAX_BATCH = 64
 """Packets in the largest batch."""
 _READ_BYTES = 1 << 20
 """Bytes after which a read ends, if the caller does not say."""
+_READ_NOW = DONTWAIT | TRUNC
+"""Flags of recv(2): return at once, and return the length of the packet, even if it did not fit."""
 
 
 class PacketReader:
@@ -37,21 +41,21 @@ class PacketReader:
         twin reads a few packets more, or a whole batch if there was no large one within the last seconds.
 
         A packet longer than `max_packet` becomes the empty packet. Descriptors that a peer sends along are not
-        received: without room for control data the kernel closes them (recvmsg(2)).
+        received: recv(2) has no room for control data, so the kernel closes them.
 
         :param most: packets to receive at most, if fewer than a batch.
         :returns: the packets, and whether the stream ended behind them (end of file, or an empty packet).
         :raises ValueError: if `most` is not positive.
-        :raises OSError: as recvmsg(2), if nothing was received; but not EAGAIN.
+        :raises OSError: as recv(2), if nothing was received; but not EAGAIN.
         """
         if most <= 0:
             raise ValueError("a batch has at least 1 packet")
         packets: list[bytes] = []
         retried = False
-        total = 0
-        while len(packets) < min(self.batch, most) and total < self._read_bytes:
+        total, most = 0, min(self.batch, most)
+        while len(packets) < most and total < self._read_bytes:
             try:
-                size, _, flags, _ = sock.recvmsg_into([self._buffer], 0, socket.MSG_DONTWAIT)
+                size = sock.recv_into(self._buffer, 0, _READ_NOW)
             except BlockingIOError:
                 break
             except OSError as e:
@@ -65,7 +69,7 @@ class PacketReader:
             if not size:
                 return packets, True
             total += size
-            packets.append(b"" if flags & socket.MSG_TRUNC else bytes(self._view[:size]))
+            packets.append(bytes(self._view[:size]) if size <= self.max_packet else b"")
         return packets, False
 
 
@@ -78,7 +82,7 @@ def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
     sent = 0
     for packet in packets[:MAX_BATCH]:
         try:
-            sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            sock.send(packet, SEND_NOW)
         except BlockingIOError:
             break
         except OSError:
@@ -87,3 +91,14 @@ def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
             raise
         sent += 1
     return sent
+
+
+def try_send_packets(sock: socket.socket, packets: list[bytes], cache: object = None) -> int:
+    """As `send_packets`, but return 0 in place of an error, for a caller that sends again and meets it then.
+
+    :param cache: ignored; so this can be the `try_send` of a transport without bundles.
+    """
+    try:
+        return send_packets(sock, packets)
+    except OSError:
+        return 0

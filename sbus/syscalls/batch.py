@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from sbus.speedups import is_wanted
 
-__all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets"]
+__all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets", "try_send_packets"]
 
 BATCH = 64
 """Packets in one batch: enough to share the cost of a system call, few enough to keep the wait of others short."""
@@ -35,11 +35,11 @@ COMPILED = False
 """Whether the compiled helper is in use."""
 
 if TYPE_CHECKING or not is_wanted():
-    from sbus.syscalls._pure import PacketReader, send_packets
+    from sbus.syscalls._pure import PacketReader, send_packets, try_send_packets
 else:
     try:
-        from sbus.syscalls._batch import PacketReader, send_packets
+        from sbus.syscalls._batch import PacketReader, send_packets, try_send_packets
 
         COMPILED = True
     except ImportError:
-        from sbus.syscalls._pure import PacketReader, send_packets
+        from sbus.syscalls._pure import PacketReader, send_packets, try_send_packets

@@ -29,6 +29,7 @@ from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.snapshots import LastValue
 from sbus.errors import Closed, Disconnected, TimedOut
+from sbus.syscalls.sockets import DONTWAIT, PEEK
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -107,14 +108,14 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.Disconnected: if no more messages will come.
         """
         messages = self._messages
-        deadline = deadline_in(0.0 if flags & socket.MSG_DONTWAIT else timeout)
+        deadline = deadline_in(0.0 if flags & DONTWAIT else timeout)
         try:
             self._wait_for_messages(messages, deadline)
         except TimedOut:
-            if flags & socket.MSG_DONTWAIT:
+            if flags & DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
             raise
-        return messages[0] if flags & socket.MSG_PEEK else messages.popleft()
+        return messages[0] if flags & PEEK else messages.popleft()
 
     def get_ready(self) -> list[Message]:
         """Return all messages that are here, without waiting; call it after a poll.

@@ -68,7 +68,7 @@ from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import LARGEST_SEND_BUFFER, max_sendable
+from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, max_sendable
 
 __all__ = ["BlockingConnection"]
 
@@ -149,7 +149,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _send_one(self, packet: bytes, flags: int, timeout: float | None) -> None:
         """Send one message within a timeout, or leave it unsent."""
-        deadline = deadline_in(0.0 if flags & socket.MSG_DONTWAIT else timeout)
+        deadline = deadline_in(0.0 if flags & DONTWAIT else timeout)
         try:
             while True:
                 self._drain(deadline)
@@ -161,7 +161,7 @@ class BlockingConnection(ClientApi[Sub]):
                 if sock is self._sock:
                     self._wait_writable(sock, deadline)
         except TimedOut:
-            if flags & socket.MSG_DONTWAIT:
+            if flags & DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected at present") from None
             raise TimedOut(f"not sent: the socket was full, or not connected, for {timeout} seconds") from None
 
@@ -193,7 +193,7 @@ class BlockingConnection(ClientApi[Sub]):
         try:
             if not flags:
                 return send_some(sock, packets, self.core.bundle_limit) if packets else 0
-            sock.send(packets[0], flags | socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            sock.send(packets[0], flags | SEND_NOW)
             return 1
         except BlockingIOError:
             return 0
@@ -211,7 +211,7 @@ class BlockingConnection(ClientApi[Sub]):
     def _read_bundle_reply(self, sock: socket.socket) -> None:
         """Read the reply to ``bundle/on`` if it is the first packet (see *Bundles*)."""
         try:
-            first = sock.recv(len(_BUNDLE_REPLY), socket.MSG_DONTWAIT | socket.MSG_PEEK)
+            first = sock.recv(len(_BUNDLE_REPLY), DONTWAIT | PEEK)
             self._expects_bundle_reply = False
             if first == _BUNDLE_REPLY:
                 self.core.receive(self._reader.read(sock, 1)[0])

@@ -28,10 +28,10 @@ def first(
     exclusive: bool = True,
     contended: bool = False,
     pass_number: int = 0,
-    bundled: bool = False,
+    bundle_limit: int = 0,
 ) -> int:
     """The first limit of a pass, by default on a socket that alone is ready."""
-    return pacer.first_limit(read_limit, exclusive, contended, pass_number, bundled)
+    return pacer.first_limit(read_limit, exclusive, contended, pass_number, bundle_limit)
 
 
 def test_a_batch_at_first() -> None:
@@ -87,7 +87,7 @@ def test_contention_is_remembered() -> None:
 def test_bundles() -> None:
     """From a peer that sends bundles a few are read, once in a pass; contention is remembered meanwhile."""
     pacer = ReadPacer()
-    assert first(pacer, bundled=True, contended=True) == BUNDLES_PER_READ
+    assert first(pacer, bundle_limit=1000, contended=True) == BUNDLES_PER_READ
     assert pacer.next_limit(BUNDLES_PER_READ) == 0
     assert first(pacer, read_limit=6) == 6
 
@@ -98,12 +98,15 @@ def test_batch_size(max_packet: int, packets: int) -> None:
     assert batch_size(max_packet) == packets
 
 
-@given(st.lists(st.tuples(st.integers(1, BATCH), st.booleans(), st.booleans(), st.booleans()), max_size=50), st.data())
-def test_bounds(passes: list[tuple[int, bool, bool, bool]], data: st.DataObject) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, BATCH), st.booleans(), st.booleans(), st.sampled_from((0, 1000))), max_size=50),
+    st.data(),
+)
+def test_bounds(passes: list[tuple[int, bool, bool, int]], data: st.DataObject) -> None:
     """Whatever is found, a pass reads at most a batch in a few reads, and never asks for nothing."""
     pacer = ReadPacer()
-    for read_limit, exclusive, contended, bundled in passes:
-        limit = first(pacer, read_limit=read_limit, exclusive=exclusive, contended=contended, bundled=bundled)
+    for read_limit, exclusive, contended, bundle_limit in passes:
+        limit = first(pacer, read_limit=read_limit, exclusive=exclusive, contended=contended, bundle_limit=bundle_limit)
         assert limit > 0
         total = reads = 0
         while limit:
@@ -112,7 +115,7 @@ def test_bounds(passes: list[tuple[int, bool, bool, bool]], data: st.DataObject)
             total += found
             reads += 1
             limit = pacer.next_limit(found)
-        assert reads <= (READS_PER_PASS if exclusive and not bundled else 1)
+        assert reads <= (READS_PER_PASS if exclusive and not bundle_limit else 1)
 
 
 class Accepting:

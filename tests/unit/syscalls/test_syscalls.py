@@ -356,13 +356,13 @@ class Scripted:
     def __init__(self, *answers: bytes | OSError) -> None:
         self.answers = list(answers)
 
-    def recvmsg_into(self, buffers, size, flags):
+    def recv_into(self, buffer, size, flags):
         assert flags & socket.MSG_DONTWAIT
         answer = self.answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
-        buffers[0][: len(answer)] = answer
-        return len(answer), [], 0, None
+        buffer[: len(answer)] = answer
+        return len(answer)
 
 
 def test_errors_in_the_middle_lose_nothing():
@@ -528,6 +528,23 @@ def test_send_side_shut_down(helper, pair, packets):
         helper.send_packets(ours, packets)
     theirs.send(b"x")
     assert helper.PacketReader(100).read(ours) == ([b"x"], False)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 64])
+def test_an_attempt_to_send(helper, pair, count):
+    """An attempt sends like any other call, and returns 0 in place of an error that the next call meets."""
+    ours, theirs = pair
+    packets = [b"%d." % i for i in range(count)]
+    assert helper.try_send_packets(ours, packets, None) == count
+    assert [theirs.recv(10) for _ in range(count)] == packets
+    too_long = b"x" * (max_sendable(ours) + 1)
+    assert helper.try_send_packets(ours, [too_long, b"a"]) == 0
+    assert helper.try_send_packets(ours, [b"a", too_long]) == 1
+    theirs.close()
+    assert helper.try_send_packets(ours, [b"a"]) == 0
+    assert helper.try_send_packets(ours, [b"a", b"b"]) == 0
+    with pytest.raises(TypeError):
+        helper.try_send_packets(ours, ["text"])
 
 
 def test_subclasses_of_bytes(helper, pair):
