@@ -176,8 +176,9 @@ class Turns:
         if len(self._senders) < 2:  # more make no difference, and without a turn they would pile up
             self._senders.add(balance.owner)
         if balance is not self._previous:
+            if self._previous is not None:
+                self.crowd = CROWD
             self._previous = balance
-            self.crowd = CROWD
 
     def wait(self, balance: Balance, client: _Client, is_first: bool = False, is_apart: bool = False) -> None:
         """Have a client go on in a later turn, when its balance is above 0: its ``take_turn`` is called, once.

@@ -431,7 +431,7 @@ def test_a_flush_that_takes_long_goes_on_later(monkeypatch, choice):
     publisher = bus.connect(uid=1)
     looks = itertools.chain((0, TURN_BUDGET * 1_000 - 1), itertools.repeat(TURN_BUDGET * 1_000))
     monkeypatch.setattr(bus.registry.turns, "cpu", looks.__next__)
-    publisher.send(b"MSG k\0")
+    publisher.send(b"MSG k\0", b"MSG nobody\0")  # two runs, so that the first one waits for the flush
     assert sum(len(reader.take()) for reader in readers) == (4 if choice == b"blocking/soft/queue" else 10)
     monkeypatch.undo()
     bus.turn()

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET, Turns
+from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET, Turns
 from tests.support.examples import examples
 
 
@@ -37,6 +37,18 @@ class User:
     @property
     def owner(self) -> object:
         return self
+
+
+class Copies(User):
+    """The balance of the copies that a user's receivers get."""
+
+    def __init__(self, owner: User) -> None:
+        super().__init__()
+        self._owner = owner
+
+    @property
+    def owner(self) -> object:
+        return self._owner
 
 
 class Client:
@@ -118,6 +130,20 @@ def test_turns_are_short_while_others_are_served():
     assert done[-3:] == [TURN_BUDGET] * 3
 
 
+def test_a_crowd_takes_two():
+    """The first user that sends is alone; batches of another one, or of two in turn, make a crowd."""
+    turns, one, two = Turns(Reactor()), User(), User()
+    turns.change(one)
+    assert turns.crowd == 0
+    turns.change(two)
+    assert turns.crowd == CROWD
+    turns.crowd = 0
+    turns.change(two)
+    assert turns.crowd == 0
+    turns.change(one)
+    assert turns.crowd == CROWD
+
+
 def test_users_are_not_kept_while_nobody_waits():
     """On a bus where nobody has to wait for a turn, users that come and go are forgotten."""
     turns = Turns(Reactor())
@@ -128,16 +154,6 @@ def test_users_are_not_kept_while_nobody_waits():
 
 def test_the_two_balances_of_a_user_share_its_turns():
     """A user that waits with both of its balances gets as many turns as one that waits with one."""
-
-    class Copies(User):
-        def __init__(self, owner: User) -> None:
-            super().__init__()
-            self._owner = owner
-
-        @property
-        def owner(self) -> object:
-            return self._owner
-
     reactor = Reactor()
     turns = Turns(reactor)
     one, two = User(), User()
