@@ -212,8 +212,8 @@ class Delivery:
         if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
             self._counters.unrouted += count
         at_once = at_once and copies <= self._most_at_once
-        packed: BundleCache | None = {} if count > 1 else None
-        waiting = bundled = work_left = discount = 0
+        packed: BundleCache | None = None
+        waiting = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catch_ups_left = None
@@ -274,8 +274,8 @@ class Delivery:
                         self._late.join(receiver, queue)
                     continue
             if count > 1 and queue.settings.bundles:
-                if not bundled:
-                    discount = count // COPIES - count // BUNDLED_COPIES
+                if packed is None:
+                    packed, discount = {}, count // COPIES - count // BUNDLED_COPIES
                 bundled += 1
                 work_left -= price - discount
             else:
@@ -283,14 +283,14 @@ class Delivery:
             if queue.pending:
                 queue.pending += packets
             else:
-                transport = receiver.transport
-                sent = 0
-                if at_once and transport is not None and queue.is_clear:
+                transport, sent = receiver.transport, 0
+                if at_once and queue.is_clear and transport is not None:
                     sent = transport.try_send(packets, packed)
-                if sent < count:
-                    self.touched.append(receiver)  # not a local list: an observer may have published meanwhile
-                    self._publisher = publisher
-                    queue.pending += packets[sent:] if sent else packets
+                    if sent == count:
+                        continue
+                self.touched.append(receiver)  # not a local list: an observer may have published meanwhile
+                self._publisher = publisher
+                queue.pending += packets[sent:] if sent else packets
         if balance is not None:
             balance.work_left = work_left
         if user is not None:

@@ -15,11 +15,11 @@ The hot path is a batch of at most 64 packets that is one run with a known route
 delivered at once, and nothing is parsed. It is closed on a bus whose policy or observers want to see each message
 (`BusProtocol._fast_path`), and to messages that a client without echo would receive itself.
 
-Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. A client
-without echo has its runs, too; it is taken out of their receivers. It stops at
-the packet at which the client is paused or closed; the transport keeps the rest and hands it over again on resuming.
-A batch can hold any number of packets, as the transport takes bundles apart: after `MAX_RUN` packets the
-queues are flushed, so that flood control learns of a full socket before the whole batch is queued.
+Everything else goes through the loop below it: runs through ``deliver``, other packets through the parser. New keys are
+looked up ahead, so that their messages make runs, too. A client without echo has runs, too; it is taken out of their
+receivers. The loop stops at the packet at which the client is paused or closed; the transport keeps the rest and hands
+it over again on resuming. A batch can hold any number of packets, as the transport takes bundles apart: after `MAX_RUN`
+packets the queues are flushed, so that flood control learns of a full socket before the whole batch is queued.
 
 .. rubric:: Fairness
 
@@ -78,6 +78,7 @@ from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.notices import bye
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
+from sbus.routing.cache import LONGEST_KEY
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.pacing import BUNDLES_PER_READ
@@ -399,11 +400,15 @@ class BusProtocol:
                     if total >= MIN_READ and self.transport is not None:
                         limit = FANOUT_BUDGET // (delivery.served or 1)
                         self.transport.read_limit = max(MIN_READ, min(BATCH, limit))
+                    if at == total and not self._kept:
+                        return total  # as nearly always
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
                 while at < end and self._may_continue():
                     if registry.fast_path:
                         receivers, until = next_run(packets, at, end, routes)
+                        if receivers is None and self._learn(packets, at, end):
+                            receivers, until = next_run(packets, at, end, routes)
                         if receivers is not None:
                             if not self._has_echo and self in receivers:
                                 receivers = tuple(receiver for receiver in receivers if receiver is not self)
@@ -437,19 +442,51 @@ class BusProtocol:
             self._release_kept()
         return total if self.reason is not None else at
 
+    def _learn(self, packets: list[bytes], start: int, end: int) -> bool:
+        """Look up the new keys of the messages from `start` on, as far as the balance lasts, so that they make runs.
+
+        A user who subscribes to everything and leaves, all day, makes all keys new again and again. Handled one by one,
+        their messages would cost three times as much.
+
+        At most `BATCH` messages are looked at: a batch of bundles may hold more keys than the cache, which would forget
+        the first ones before they are used, again for each message.
+
+        :returns: whether the first message has a known route now.
+        """
+        registry, user = self._registry, self.user
+        routes, first = registry.routes, None
+        # No slice: that, or the way to the middle of a long batch, would cost as much as a turn.
+        for at in range(start, min(end, start + BATCH)):
+            packet = packets[at]
+            nul = packet.find(b"\0", 4)
+            if not 0 < nul <= 4 + LONGEST_KEY or not packet.startswith(b"MSG ") or packet.startswith(b"MSG !"):
+                break
+            key = packet[4:nul]
+            if key not in routes:
+                try:
+                    registry.route(key)
+                except Violation:
+                    break  # it is handled when its turn comes
+                user.work_left -= registry.routing_work()
+            if first is None:
+                first = key
+            if user.work_left <= 0 or key not in routes:
+                break
+        return first is not None and first in routes
+
     def _pay_reading(self, messages: int) -> None:
         """Pay for packets read without the compiled helper; those of a peer that sends bundles have many messages."""
         self.user.work_left -= READING * (min(messages, BUNDLES_PER_READ) if self.settings.bundles else messages)
 
     def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
-        """Return how many messages of a run the balance pays for, and `OVERDRAFT`; at most `wanted`.
+        """Return how many messages of a run the balance pays for, and `OVERDRAFT`: 1 to `wanted`.
 
         The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        return min(wanted, 1 + int((self.user.work_left + OVERDRAFT) / price))
+        return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
 
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run by the work that it has caused.

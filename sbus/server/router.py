@@ -33,7 +33,10 @@ _REPLACED = 12
 _NEW_KEY = 20
 """The price in steps of a key that is not in the cache, beside its look-up: it is checked, and a run by itself."""
 _FORGOTTEN = 20
-"""The price in steps of a route that is forgotten: its key has to be looked up again."""
+"""The price in steps of a route that is forgotten for want of room: its key has to be looked up again."""
+_CHANGED = 160
+"""The price in steps of a route that is forgotten because a subscription has changed it: more than its look-up costs
+the next publisher, so that a user who changes everybody's routes all day pays for it first."""
 
 
 class Router:
@@ -107,7 +110,7 @@ class Router:
             return
         keys = self._cache.affected(pattern, secret, peer, _REFRESHED)
         if keys is None or sum(len(self.routes.get(key, ())) for key in keys) > _REFRESHED_RECEIVERS:
-            self.steps += _FORGOTTEN * self._cache.forget(pattern, secret, peer)
+            self.steps += _CHANGED * self._cache.forget(pattern, secret, peer)
             return
         for key in keys:
             if key in self.routes:  # the cache empties itself if the new routes are too long together
