@@ -225,15 +225,32 @@ run(main)
 GONE = (
     TALKING
     + """
+import struct
 from sbus.server.last_values import LastValueRule
 from sbus.server.limits import Limits
+from sbus.server.listeners import Listener
 from sbus.server.observers import Observer
 
 class Ends(Observer):
     def closed(self, client, reason):
-        global ended
+        global ended, bundled
         ended += 1
-ended = 0
+        bundled += client.settings.bundles
+ended = bundled = 0
+
+class Framed(socket.socket):
+    "A stream socket on which each packet has its length in front."
+    def send(self, packet):
+        self.sendall(struct.pack("<I", len(packet)) + packet)
+    def recv(self, size):
+        size, = struct.unpack("<I", super().recv(4, socket.MSG_WAITALL))
+        return super().recv(size, socket.MSG_WAITALL)
+
+def door():
+    sock = Framed(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(10)
+    sock.connect("door")
+    return sock
 
 def ask(sock, *packets):
     for packet in packets:
@@ -241,9 +258,9 @@ def ask(sock, *packets):
     sock.send(b"CMSG !/cred/whoami")
     while not sock.recv(100000).startswith(b"CMSG !/cred"): pass
 
-def flooded(*choices, timeout=10, ending=b""):
+def flooded(*choices, timeout=10, ending=b"", reader=None):
     "A subscriber that reads nothing, and leaves, or is disconnected, with messages in its queue."
-    reader, publisher = connect("bus"), connect("bus")
+    reader, publisher = reader or connect("bus"), connect("bus")
     ask(reader, *choices, b"SUB flood")
     publisher.send(b"CMSG echo/off")
     publisher.settimeout(timeout)
@@ -284,7 +301,10 @@ STORIES = [
     lambda: flooded(b"CMSG blocking/hard/block", timeout=0),
     lambda: flooded(b"CMSG blocking/soft/latest"),
     lambda: flooded(b"CMSG order/stack", ending=b"CMSG order/random"),
-    lambda: flooded(b"CMSG bundle/on\\065536"),
+    lambda: flooded(b"CMSG bundle/on"),
+    lambda: flooded(b"CMSG bundle/on", ending=b"nonsense"),
+    lambda: flooded(reader=door()),
+    lambda: flooded(b"CMSG bundle/on", reader=door(), ending=b"nonsense"),
     lambda: asked(b"SUB kept/*", b"MSG kept/a\\0 1", b"CMSG last\\0kept/*", b"CMSG interest/on\\0some/key"),
     lambda: asked(b"SUB !/cred//0//a", b"SUB */b", b"CMSG interest/patterns", b"CMSG observer/on", b"CMSG chain/on"),
 ]
@@ -295,6 +315,7 @@ async def main():
         limits=Limits(queue_messages=100),
         observers=[Ends()],
         last_values=(LastValueRule(b"kept/*"),),
+        listeners=[(Listener("door"), SeqpacketServerEndpoint(reactor, "door", stream=True))],
     )
     bus.startService()
     stays = await threads.deferToThread(connect, "bus")  # so that the user stays
@@ -320,7 +341,7 @@ async def main():
         gc.enable()
     stays.close()
     await bus.stopService()
-    return [ended, left]
+    return [ended, bundled, left]
 
 run(main)
 """
@@ -391,9 +412,10 @@ class TestLifetime:
 
     def test_nothing_waits_for_the_collector(self, directory):
         """A client that has gone, however it was used and however it ended, leaves no cycle of references."""
-        ended, left = run_program(directory, GONE)
+        ended, bundled, left = run_program(directory, GONE)
         assert left == {}
-        assert ended == 1 + 2 * 19  # the client that stays until the end, and those of all stories, twice
+        assert ended == 1 + 2 * 25  # the client that stays until the end, and those of all stories, twice
+        assert bundled == 2 * 3
         assert os.listdir(directory) == []
 
 
