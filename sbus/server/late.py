@@ -134,7 +134,7 @@ def _bring(queue: SendQueue, packets: list[bytes]) -> None:
     queue.pending = packets + queue.pending if queue.is_behind else queue.pending + packets
 
 
-class _Line:
+class _LateLine:
     """The late receivers of one user, which wait for a turn as one client.
 
     :param find: returns the next receiver of the line that wants a turn.
@@ -150,8 +150,8 @@ class _Line:
         self,
         user: UserShare,
         turns: Turns,
-        find: Callable[[_Line], Receiver | None],
-        decide: Callable[[_Line, Receiver], None],
+        find: Callable[[_LateLine], Receiver | None],
+        decide: Callable[[_LateLine, Receiver], None],
     ) -> None:
         self.user = user
         self._turns = turns
@@ -210,7 +210,7 @@ class Late:
         self._turns = turns
         self._decide = decide
         self.most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
-        self._lines: dict[UserShare, _Line] = {}
+        self._lines: dict[UserShare, _LateLine] = {}
         self._has_timer = False
         self.cohorts = Cohorts(self.set_timer)
         self.bytes = 0
@@ -402,10 +402,10 @@ class Late:
                 if line.is_waiting:
                     self._turns.forget(queue.copies, line)
 
-    def _line(self, user: UserShare) -> _Line:
+    def _line(self, user: UserShare) -> _LateLine:
         line = self._lines.get(user)
         if line is None:
-            line = self._lines[user] = _Line(user, self._turns, self._next, self._serve)
+            line = self._lines[user] = _LateLine(user, self._turns, self._next, self._serve)
         return line
 
     def _time_is_up(self) -> None:
@@ -422,7 +422,7 @@ class Late:
             if has_due or line.receivers:
                 line.wait()
 
-    def _next(self, line: _Line) -> Receiver | None:
+    def _next(self, line: _LateLine) -> Receiver | None:
         """Return the next receiver of a line that wants a turn."""
         receiver = next(iter(line.receivers), None)
         if receiver is None:
@@ -431,7 +431,7 @@ class Late:
                     return next(iter(cohort.members))
         return receiver
 
-    def _serve(self, line: _Line, receiver: Receiver) -> None:
+    def _serve(self, line: _LateLine, receiver: Receiver) -> None:
         """Decide about a receiver of a line."""
         are_many = len(line.receivers) >= MANY or bool(self.cohorts.of_user(line.user))
         line.receivers.pop(receiver, None)  # a member that stays in its cohort has had its turn

@@ -37,15 +37,19 @@ _FINISHED_AT_ONCE = 512
 """Patterns that are dropped in one turn of the reactor when the server stops: about 5 ms."""
 
 
-class _Line:
+class _Departure:
     """The receivers of one user that have left: they wait for a turn as one client."""
 
-    __slots__ = ("is_waiting", "receivers", "take_turn")
+    __slots__ = ("_leave", "is_waiting", "receivers")
 
-    def __init__(self, take_turn: Callable[[_Line], None]) -> None:
+    def __init__(self, leave: Callable[[_Departure], None]) -> None:
+        self._leave = leave
         self.is_waiting = False
         self.receivers: dict[Receiver, None] = {}
-        self.take_turn: Callable[[], None] = lambda: take_turn(self)
+
+    def take_turn(self) -> None:
+        """Drop some of their subscriptions (`sbus.server.turns`)."""
+        self._leave(self)
 
 
 class Leaving:
@@ -74,7 +78,7 @@ class Leaving:
         self._drop = drop
         self._mute = mute
         self._on_left = on_left
-        self._lines: dict[User, _Line] = {}
+        self._lines: dict[User, _Departure] = {}
 
     def add(self, receiver: Receiver) -> None:
         """Drop all patterns of a receiver: now, as far as the balance of its user goes, and then in turns."""
@@ -87,7 +91,7 @@ class Leaving:
         self.receivers[receiver] = None
         line = self._lines.get(receiver.user)
         if line is None:
-            line = self._lines[receiver.user] = _Line(self._take_turn)
+            line = self._lines[receiver.user] = _Departure(self._take_turn)
         line.receivers[receiver] = None
         self._wait(line)
 
@@ -131,12 +135,12 @@ class Leaving:
                 self._drop(receiver, pattern)
         return True
 
-    def _wait(self, line: _Line, is_first: bool = False) -> None:
+    def _wait(self, line: _Departure, is_first: bool = False) -> None:
         if not line.is_waiting:
             line.is_waiting = True
             self._turns.wait(next(iter(line.receivers)).user, line, is_first)
 
-    def _take_turn(self, line: _Line) -> None:
+    def _take_turn(self, line: _Departure) -> None:
         line.is_waiting = False
         is_first = next(iter(line.receivers)).user.work_left <= 0
         while line.receivers:
