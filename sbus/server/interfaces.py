@@ -127,6 +127,13 @@ class Client(Publisher, Receiver, Holder, Protocol):
     on_room: tuple[Callable[[], None], ...]
     """Called when packets have left its queue, after it was congested."""
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether packets wait for it, or messages have been dropped for it."""
+
+    def change_user(self, user: User) -> None:
+        """Belong to another user from now on, with all that the client holds; not while it `is_holding` more."""
+
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """Disconnect the client.
 

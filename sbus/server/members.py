@@ -12,6 +12,7 @@ from twisted.internet import defer
 from sbus.server.admission import reserve
 from sbus.server.interfaces import Client
 from sbus.server.listeners import INSIDE, MAIN, Listener
+from sbus.server.users import User
 
 __all__ = ["Members"]
 
@@ -81,8 +82,20 @@ class Members:
             self._sidecars.add(client.number)
         else:
             self._at[client.listener.name] += 1
-            if client.listener.max_clients is not None:
-                self._of_user_at[client.listener.name, client.user.uid] += 1
+            self._count(client, client.user, 1)
+
+    def recount(self, client: Client, before: User) -> None:
+        """Count a client, which is no sidecar, for the user that it belongs to now."""
+        self._count(client, before, -1)
+        self._count(client, client.user, 1)
+
+    def _count(self, client: Client, user: User, more: int) -> None:
+        """Count the clients of a user at a socket with a limit of its own."""
+        if client.listener.max_clients is not None:
+            key = client.listener.name, user.uid
+            self._of_user_at[key] += more
+            if not self._of_user_at[key]:
+                del self._of_user_at[key]
 
     def __contains__(self, client: Client) -> bool:
         return client.number in self.clients
@@ -99,10 +112,7 @@ class Members:
             is_last = False
         else:
             self._at[client.listener.name] -= 1
-            if client.listener.max_clients is not None:
-                self._of_user_at[client.listener.name, client.user.uid] -= 1
-                if not self._of_user_at[client.listener.name, client.user.uid]:
-                    del self._of_user_at[client.listener.name, client.user.uid]
+            self._count(client, client.user, -1)
             is_last = len(self.clients) == len(self._sidecars)
         if is_last:
             fired, self._when_empty = self._when_empty, []

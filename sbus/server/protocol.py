@@ -240,11 +240,8 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self.user = self._registry.connect_user(self.peer, self.listener)
-        self.queue = self._registry.new_queue(self, self, self.user)
-        self._draining = Draining(self._registry.turns, self.queue.copies, transport)
+        self._join(transport, self._registry.connect_user(self.peer, self.listener))
         self.settings = self.queue.settings
-        transport.queue = self.queue
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep_last
         transport.before_read = self._check_balance
@@ -253,6 +250,31 @@ class BusProtocol:
         self._buffer = START + transport.partial_limit()
         self._registry.memory.add_buffer(self.user, self._buffer)
         self.connectionMade()
+
+    def _join(self, transport: IPacketTransport, user: User) -> None:
+        """Belong to a user; what is sent from now on is at its expense."""
+        self.user = user
+        self.queue = self._registry.new_queue(self, self, user)
+        self._draining = Draining(self._registry.turns, self.queue.copies, transport)
+        transport.queue = self.queue
+
+    @property
+    def is_holding(self) -> bool:
+        """See `sbus.server.interfaces.Client`."""
+        return len(self.queue) > 0 or self._snapshot is not None or self.lost > 0
+
+    def change_user(self, user: User) -> None:
+        """See `sbus.server.interfaces.Client`."""
+        if self.transport is None:
+            return
+        before, memory = self.user, CLIENT_MEMORY + self._kept + self._in_kernel
+        self._draining.stop()
+        self._join(self.transport, user)
+        self._configure_queue()
+        before.charge_memory(-memory)
+        user.charge_memory(memory)
+        self._registry.memory.add_buffer(before, -self._buffer)
+        self._registry.memory.add_buffer(user, self._buffer)
 
     def connectionMade(self) -> None:
         """Ask the registry to admit the client (`IProtocol`)."""

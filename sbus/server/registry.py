@@ -64,7 +64,7 @@ from sbus.server.stall import StallTimer
 from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import Turns
 from sbus.server.upstream import Upstream
-from sbus.server.users import LINK, RECORDER, User, Users, is_exempt
+from sbus.server.users import LINK, RECORDER, SERVICES, User, Users, is_exempt
 from sbus.server.work_clock import work_clock
 
 __all__ = ["Counters", "SubscriptionRegistry"]
@@ -187,6 +187,7 @@ class SubscriptionRegistry(Service):
             self._pattern_lists,
             self.last_values,
             self.subscribe,
+            self.enlist,
             self.limits,
             dialect,
             self.upstream,
@@ -481,8 +482,28 @@ class SubscriptionRegistry(Service):
         for notify in self._events.subscribed:
             notify(client, redact(self.dialect, pattern))
 
+    def enlist(self, client: Client) -> None:
+        """Count a client of root or of the server's user as a service from now on, unless it holds something already.
+
+        Links, bridges, recorders and monitors say what they are before they subscribe. Together they are one user, who
+        is not exempt. A service that finds no room is disconnected.
+        """
+        if not client.user.is_exempt or client.patterns or self.interest.count(client):
+            return
+        self.flush()  # its replies
+        reason = self.admission.refusal(SERVICES, self._members.count - 1)
+        if reason is not None:
+            client.close(reason)
+        elif not client.is_holding:
+            before = client.user
+            client.change_user(self.users.connect(SERVICES))
+            self._members.recount(client, before)
+            self.disconnect_user(before)
+
     def observe(self, client: Client, is_observer: bool) -> None:
         """Have a client's subscriptions count no more as interest, or count again."""
+        if is_observer:
+            self.enlist(client)
         if is_observer is not (client in self.interest.observers):
             self._pattern_lists.observed(client, is_observer)
             self.interest.observe(client, is_observer)
@@ -524,7 +545,7 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if there is none.
         """
-        if user.is_exempt:
+        if not user.has_pattern_limits:
             return
         # What clients that have left still hold is not to be held against those that are there.
         if (client := self._leaving.of(user)) is not None:
@@ -541,7 +562,7 @@ class SubscriptionRegistry(Service):
         before = cost.steps
         cost.add(matched)
         # A pattern that adds no step is never refused: a user who was exempt may have more than the limit.
-        if before < cost.steps > self.limits.max_match_steps and not user.is_exempt:
+        if before < cost.steps > self.limits.max_match_steps and user.has_pattern_limits:
             cost.remove(matched)
             raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
 

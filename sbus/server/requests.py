@@ -27,6 +27,7 @@ class Requests:
 
     :param last_values: None if the bus keeps none.
     :param subscribe: subscribes a client.
+    :param enlist: called with a client that connects buses.
     :param upstream: handles the control messages of links.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
     """
@@ -37,6 +38,7 @@ class Requests:
         pattern_lists: PatternLists,
         last_values: LastValues | None,
         subscribe: Callable[[Client, bytes], None],
+        enlist: Callable[[Client], None],
         limits: Limits,
         dialect: Dialect,
         upstream: Upstream,
@@ -47,6 +49,7 @@ class Requests:
         self._pattern_lists = pattern_lists
         self._last_values = last_values
         self._subscribe = subscribe
+        self._enlist = enlist
         self._limits = limits
         self._dialect = dialect
         self._public_interest = public_interest
@@ -80,7 +83,7 @@ class Requests:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
-            if client.user.patterns >= self._limits.user_patterns and not client.user.is_exempt:
+            if client.user.patterns >= self._limits.user_patterns and client.user.has_pattern_limits:
                 raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
             if not client.user.may_hold(watch_memory(key, self._dialect.separator)):
                 raise Violation(ViolationReason.USER_MEMORY)
@@ -109,6 +112,7 @@ class Requests:
     def _list_patterns(self, client: Client, payload: bytes | None) -> bool:
         if not _is_trusted(client):
             return False
+        self._enlist(client)
         self._pattern_lists.start(client)
         return True
 

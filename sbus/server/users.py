@@ -1,8 +1,9 @@
 """The users of a bus: the server's resources that each one's connections hold.
 
-There is one `User` for each UID with a connection. Fair shares of the queues are counted by user. Processes that serve
+There is one `User` for each UID with a connection. Fair shares of the queues are counted by user. Programs that serve
 the bus itself, such as its recorder, are users with a negative UID, which no process has: they run as root or as the
-server's user, and are not exempt as these are.
+server's user, and are not exempt as these are. The server knows those that it has started; others say what they are
+(`SubscriptionRegistry.enlist`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
 from sbus.server.turns import TURN_BUDGET
 
-__all__ = ["LINK", "RECORDER", "User", "Users", "is_exempt"]
+__all__ = ["LINK", "RECORDER", "SERVICES", "User", "Users", "is_exempt"]
 
 RECORDER = -1
 """The UID of the user that the recorder of a bus is."""
 LINK = -2
 """The UID of the user that the link of a bus to its master is, at that bus."""
+SERVICES = -3
+"""The UID of the user that all other links, bridges, recorders and monitors of root and the server's user are."""
 
 
 def is_exempt(uid: int) -> bool:
@@ -60,6 +63,11 @@ class User(UserShare):
     def is_exempt(self) -> bool:
         """Whether the limits of one user do not apply to this one."""
         return is_exempt(self.uid)
+
+    @property
+    def has_pattern_limits(self) -> bool:
+        """Whether the limits of patterns apply to this user: services subscribe on behalf of others."""
+        return self.uid != SERVICES and not self.is_exempt
 
     def charge(self, patterns: int, pattern_bytes: int) -> None:
         """Count more patterns of this user."""
