@@ -77,8 +77,9 @@ def test_log_files_are_bounded(limited, directory):
     found = sorted(path.name for path in directory.glob("log*"))
     assert found == ["log", "log.1", "log.2"]
     assert all(path.stat().st_size <= 5_000 for path in directory.glob("log*"))
+    before = (directory / "log").stat().st_ino
     bus.kill(signal.SIGUSR1)
-    wait_until(lambda: (directory / "log").stat().st_size == 0)
+    wait_until(lambda: (directory / "log.1").exists() and (directory / "log.1").stat().st_ino == before)
     assert bus.stop() == 0
     assert sorted(path.name for path in directory.glob("log*")) == found
 
