@@ -253,10 +253,11 @@ class Multiplexer:
             self._dispatch()
             if not self.has_read:
                 return
-            now = time.monotonic()
-            end = end or now + _PASSES_TIME
-            if now >= end:
-                return
+            if self.contended or self.pass_number:  # a lone packet needs no look at the clock
+                now = time.monotonic()
+                end = end or now + _PASSES_TIME
+                if now >= end:
+                    return
 
     def _dispatch(self) -> None:
         """Make one pass."""

@@ -396,6 +396,8 @@ class PacketTransport(Endings):
             if not packets:
                 return
             multiplexer.has_read = True
+            if limit == 1:
+                return  # a lone packet, most likely: the next pass finds out
             limit = pacer.next_limit(len(packets))
             if limit and (self.read_side is not _READ_OPEN or self._bundle_limit):
                 return

@@ -39,7 +39,8 @@ An exception of a plugged-in strategy or order is the trouble of the client that
 from __future__ import annotations
 
 import sys
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from twisted.logger import Logger
 
@@ -83,6 +84,27 @@ _SENDS_FOR = CONTENDED_BUDGET // 5
 _CLOSE = Verdict.CLOSE
 _KEEP = Verdict.KEEP
 _REPLACE = Verdict.REPLACE
+
+
+class _Run(NamedTuple):
+    """A run on its way to receivers.
+
+    :ivar packets: the messages.
+    :ivar publisher: see `Delivery.deliver`.
+    :ivar copies: the number of receivers of the run.
+    :ivar price: the price of the copies of one receiver.
+    :ivar saving: by how much these are cheaper in bundles.
+    :ivar packed: the messages as bundles; None for a single message.
+    :ivar at_once: a receiver with an empty queue may get them past it.
+    """
+
+    packets: list[bytes]
+    publisher: Publisher | None
+    copies: int
+    price: int
+    saving: int
+    packed: BundleCache | None
+    at_once: bool
 
 
 class Delivery:
@@ -207,20 +229,60 @@ class Delivery:
             self.work += work
             self.unpaid += unpaid
             receivers = plan.others
-        count, observers = len(packets), self.observers
+        count = len(packets)
         weight = self._count(packets, copies)
-        if not copies or (observers and not late and receivers[0] in observers and is_unrouted(receivers, observers)):
+        if not copies or (self.observers and not late and self._is_unrouted(receivers)):
             self._counters.unrouted += count
-        at_once = at_once and copies <= self._most_at_once
+        price, saving = SENDING, 0
         packed: BundleCache | None = None
+        if count > 1:
+            price, saving, packed = SENDING + count // COPIES, count // COPIES - count // BUNDLED_COPIES, {}
+        if weight:
+            price += weight // COPIED_KIB
+            self.work += weight
+        others: Sequence[Receiver] = receivers
+        if at_once and copies <= self._most_at_once:
+            others, work, work_left = [], 0, 0
+            balance: CopyBalance | None = None  # its `work_left` is in the local variable
+            for receiver in receivers:
+                queue, transport = receiver.queue, receiver.transport
+                if queue is None or not queue.is_clear or queue.pending or transport is None:
+                    others.append(receiver)
+                    continue
+                if queue.copies is not balance:
+                    if balance is not None:
+                        work += balance.work_left - work_left
+                        balance.work_left = work_left
+                    balance = queue.copies
+                    work_left = balance.work_left
+                if work_left <= 0:
+                    others.append(receiver)
+                    continue
+                work_left -= price if packed is None or not queue.settings.bundles else price - saving
+                sent = transport.try_send(packets, packed)
+                if sent < count:
+                    self.touch(receiver, publisher)
+                    queue.pending += packets[sent:]
+            if balance is not None:
+                self.work += work + balance.work_left - work_left
+                balance.work_left = work_left
+        if others:
+            at_once = at_once and copies <= self._most_at_once
+            late += self._deliver_each(others, _Run(packets, publisher, copies, price, saving, packed, at_once))
+        self.served = copies - late
+        return count
+
+    def _deliver_each(self, receivers: Sequence[Receiver], run: _Run) -> int:
+        """Deliver a run to receivers one by one: queue it, have it wait, or send it at once.
+
+        :returns: the number of receivers for which it waits.
+        """
+        packets, publisher, copies, price, saving, packed, at_once = run
+        count, late = len(packets), 0
         waiting = bundled = work_left = 0
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catch_ups_left = None
-        price = SENDING + count // COPIES
-        if weight:
-            price += weight // COPIED_KIB
-            self.work += weight
         for receiver in receivers:
             queue = receiver.queue
             if queue is None:
@@ -273,13 +335,10 @@ class Delivery:
                     if copies >= MANY and queue.is_congested and not may_block:
                         self._late.join(receiver, queue)
                     continue
-            if count > 1 and queue.settings.bundles:
-                if packed is None:
-                    packed, discount = {}, count // COPIES - count // BUNDLED_COPIES
+            work_left -= price
+            if packed is not None and queue.settings.bundles:
                 bundled += 1
-                work_left -= price - discount
-            else:
-                work_left -= price
+                work_left += saving
             if queue.pending:
                 queue.pending += packets
             else:
@@ -295,11 +354,11 @@ class Delivery:
             balance.work_left = work_left
         if user is not None:
             self._wait(user, waiting, packets, publisher)
-        self.served = copies = copies - late
-        self.work += copies * price
-        if bundled:
-            self.work -= bundled * discount
-        return count
+        self.work += (len(receivers) - late) * price - bundled * saving
+        return late
+
+    def _is_unrouted(self, receivers: tuple[Receiver, ...]) -> bool:
+        return receivers[0] in self.observers and is_unrouted(receivers, self.observers)
 
     def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
         """Mark a receiver for `flush`: its queue has something of this publisher's batch."""

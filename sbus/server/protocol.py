@@ -102,6 +102,7 @@ from sbus.server.prices import (
 )
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
+from sbus.server.turns import TURN_BUDGET
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -117,10 +118,12 @@ OVERDRAFT = 128
 The prices of runs are estimates. Without an overdraft a turn ended in runs of a few messages, and a run costs each of
 its receivers a system call.
 """
+OVERDRAFT_ALONE = TURN_BUDGET // 2
+"""The same while no other user sends: enough for a batch of messages to 64 receivers, which a turn pays for twice."""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
-_LARGEST_RUN = 1 << 18
-"""Copies in a run of more than a batch at most, whatever they seemed to cost before: only references, about 2 ms."""
+_BATCH_PRICE = BATCH // COPIES
+"""The price of one receiver's copies of a batch, if they are plain."""
 BYE_PATIENCE = 1.0
 """Seconds for which the last packets of a connection are tried if they do not fit the socket."""
 DISCARDED = 262_144
@@ -222,10 +225,10 @@ class BusProtocol:
         self.is_paused = False
         self._is_blocked = False
         self._is_loading = False
+        self._fast_path = False  # not before the first batch
         self._is_waiting = False
         self._has_turn = self._has_spent = False
         self._held: list[bytes | None] = []
-        self._fast_path = registry.fast_path
         self._has_echo = True
         self._drain_timer: StallTimer | None = None
         self._snapshot: Snapshot | None = None
@@ -288,6 +291,7 @@ class BusProtocol:
         :param detail: more about the reason, for the client itself.
         """
         self.reason = self.reason or reason
+        self._fast_path = False
         self._dismiss(reason, detail)
 
     def _dismiss(self, reason: CloseReason | None, detail: str = "") -> None:
@@ -319,6 +323,7 @@ class BusProtocol:
         """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
+            self._fast_path = False
             self._delivery.catch_up(self)
             self.queue.can_block = False
             self._registry.leave(self)
@@ -390,12 +395,8 @@ class BusProtocol:
 
         This is `IPacketReceiver`.
         """
-        registry = self._registry
-        routes, deliver = registry.routes, registry.deliver
-        total = len(packets)
-        at = 0
-        has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
-        user = self.user
+        registry, user = self._registry, self.user
+        total, at = len(packets), 0
         if READING and not self._kept:
             self._pay_reading(total)
         turns = registry.turns
@@ -403,27 +404,43 @@ class BusProtocol:
             turns.change(user)
         elif turns.crowd:
             turns.crowd -= 1
-        if has_turn:
-            balance, began, unpaid = user.work_left, turns.cpu(), self._delivery.unpaid
-        try:
-            if self._fast_path and total <= BATCH and not self.is_paused and self.reason is None:
-                receivers, until = next_run(packets, 0, total, routes)
-                # If each copy could be paid for as a plain one, nothing else has to be known of its price.
+        if self._fast_path:
+            delivery = self._delivery
+            try:
+                receivers, until = next_run(packets, 0, total, registry.routes)
+                # If a whole batch of plain copies could be paid for, nothing else has to be known of the price.
                 if (
                     until == total
+                    and total <= BATCH
                     and receivers is not None
-                    and (1 + len(receivers)) * total <= COPIES * user.work_left
+                    and len(receivers) < user.work_left // _BATCH_PRICE
                     and (self._has_echo or self not in receivers)
                 ):
-                    at = deliver(packets, receivers, self, True)
-                    delivery = self._delivery
+                    at = registry.deliver(packets, receivers, self, True)
                     user.work_left -= SENDING + total // COPIES + delivery.work
                     delivery.work = 0
                     if total >= MIN_READ and self.transport is not None:
                         limit = FANOUT_BUDGET // (delivery.served or 1)
                         self.transport.read_limit = max(MIN_READ, min(BATCH, limit))
-                    if at == total and not self._kept:
-                        return total  # as nearly always
+            finally:
+                if delivery.touched:
+                    delivery.flush()
+            if at == total and not self._kept:
+                return total  # as nearly always
+        return self._handle_batch(packets, at)
+
+    def _handle_batch(self, packets: list[bytes], at: int) -> int:
+        """Handle a batch of any packets, from one of them on, as far as that can go now; keep the rest.
+
+        :returns: see `packetsReceived`.
+        """
+        registry = self._registry
+        routes, deliver, turns, user = registry.routes, registry.deliver, registry.turns, self.user
+        total = len(packets)
+        has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
+        if has_turn:
+            balance, began, unpaid = user.work_left, turns.cpu(), self._delivery.unpaid
+        try:
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
                 while at < end and self._may_continue():
@@ -462,6 +479,7 @@ class BusProtocol:
                 self._keep(packets[at:] if at else packets)
         elif self._kept:
             self._release_kept()
+        self._fast_path = registry.fast_path and not (self._kept or self._has_turn or self.is_paused or self.reason)
         return total if self.reason is not None else at
 
     def _learn(self, packets: list[bytes], start: int, end: int) -> bool:
@@ -501,14 +519,15 @@ class BusProtocol:
         self.user.work_left -= READING * (min(messages, BUNDLES_PER_READ) if self.settings.bundles else messages)
 
     def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
-        """Return how many messages of a run the balance pays for, and `OVERDRAFT`: 1 to `wanted`.
+        """Return how many messages of a run the balance and the overdraft pay for: 1 to `wanted`.
 
         The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
+        overdraft = OVERDRAFT if self._registry.turns.crowd else OVERDRAFT_ALONE
+        return min(wanted, 1 + max(0, int((self.user.work_left + overdraft) / price)))
 
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run by the work that it has caused.
@@ -529,6 +548,7 @@ class BusProtocol:
         """
         if self.reason is None:
             self._release_kept()
+            self._fast_path = False
             self._kept = total_size(packets) + KEPT_PACKET * len(packets)
             self.user.charge_memory(self._kept)
             self._registry.memory.check()
@@ -579,7 +599,7 @@ class BusProtocol:
 
     def take_turn(self) -> None:
         """Go on with the packets that were kept: the user has work left again (`sbus.server.turns`)."""
-        self._is_waiting = self._has_spent = False
+        self._is_waiting = self._has_spent = self._fast_path = False
         self._has_turn = True
         self._maybe_resume()
 
@@ -594,6 +614,7 @@ class BusProtocol:
     def _pause(self) -> None:
         if not self.is_paused and self.transport is not None:
             self.is_paused = True
+            self._fast_path = False
             self.transport.pauseProducing()
 
     def _maybe_resume(self) -> None:

@@ -366,6 +366,7 @@ class SubscriptionRegistry(Service):
                 if self.turns.pay_off(balance, lambda: self._forget_user(user)):
                     return
             self.users.forget(user)
+            self.turns.forget_user(user)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""

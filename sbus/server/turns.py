@@ -214,6 +214,11 @@ class Turns:
                 if not line:
                     del self._waiting[key]
 
+    def forget_user(self, balance: Balance) -> None:
+        """Forget a user who has gone, if that one sent the last batch: the next user that sends makes no crowd."""
+        if self._previous is balance:
+            self._previous = self.last = None
+
     def call_later(self, delay: float, call: Callable[[], None]) -> None:
         """Call after `delay` seconds, as part of no turn."""
         self._reactor.callLater(delay, call)
@@ -263,9 +268,8 @@ class Turns:
 
     def _budget(self) -> int:
         """Return the work of each user's turn: it depends on how many users have sent since the last one, or wait."""
-        balances = {balance for balance, _ in self._waiting}
-        users = self._senders.union(balance.owner for balance in balances)
-        self._alone = 0 if len(users) > 1 or len(balances) > 1 else self._alone + 1
+        users = self._senders.union(balance.owner for balance, _ in self._waiting)
+        self._alone = 0 if len(users) > 1 else self._alone + 1
         self._senders.clear()
         self.last = None
         return CONTENDED_BUDGET if self._alone < _ALONE else TURN_BUDGET
