@@ -26,6 +26,7 @@ from sbus.server.prices import (
 )
 from sbus.server.protocol import OVERDRAFT
 from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
+from sbus.syscalls.batch import BATCH
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 
@@ -272,6 +273,34 @@ def test_a_run_with_many_receivers_is_taken_apart():
             pass
         for reader in readers:
             assert reader.take() == [b"MSG k\0", *(b"MSG k\0%d" % n for n in range(count))]
+
+
+@pytest.mark.parametrize(("readers", "is_paused"), [(64, False), (2 * 64, True)])
+def test_a_user_alone_keeps_its_batches_whole(readers, is_paused):
+    """While no other user sends, a batch to 64 receivers at the end of a turn is delivered whole, and one to 128 is not."""
+    bus = Turned()
+    publisher, peers = connect(bus), [connect(bus, b"SUB k") for _ in range(readers)]
+    publisher.send(b"MSG k\0")
+    for _ in range(2):  # the price of the first batch is not known yet
+        publisher.protocol.user.work_left = 1
+        publisher.send(*[b"MSG k\0"] * BATCH)
+        was_paused = publisher.protocol.is_paused
+        while bus.turn():
+            pass
+    assert was_paused is is_paused
+    assert {len(peer.take()) for peer in peers} == {1 + 2 * BATCH}
+
+
+def test_one_user_that_comes_and_goes_is_alone():
+    """A bus with one user counts as one user's, however often the last of its clients leaves and the next one comes."""
+    bus = Turned()
+    for _ in range(3):
+        client = connect(bus)
+        client.send(b"MSG k\0")
+        assert bus.registry.turns.crowd == 0
+        client.transport.end()
+        while bus.turn():
+            pass
 
 
 def test_clients_of_one_user_take_turns():

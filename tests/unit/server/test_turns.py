@@ -144,6 +144,18 @@ def test_a_crowd_takes_two():
     assert turns.crowd == CROWD
 
 
+def test_a_user_that_has_gone_makes_no_crowd():
+    """A user whose clients come and go one after the other is alone each time; one that is still there is not."""
+    turns, one, two = Turns(Reactor()), User(), User()
+    turns.change(one)
+    turns.forget_user(two)
+    turns.forget_user(one)
+    turns.change(two)
+    assert turns.crowd == 0
+    turns.change(User())
+    assert turns.crowd == CROWD
+
+
 def test_users_are_not_kept_while_nobody_waits():
     """On a bus where nobody has to wait for a turn, users that come and go are forgotten."""
     turns = Turns(Reactor())
@@ -221,6 +233,21 @@ def test_who_waits_apart_does_not_make_turns_short():
         reactor.turn()
         done.append(before - len(client.prices))
     assert max(done) >= TURN_BUDGET
+
+
+def test_the_two_balances_of_a_user_do_not_make_turns_short():
+    """Turns are long for a user who is alone, also if it waits with both of its balances."""
+    reactor = Reactor()
+    turns, user = Turns(reactor), User()
+    clients = [Client(turns, balance, [1] * 40 * TURN_BUDGET) for balance in (user, Copies(user))]
+    for client in clients:
+        client.work()
+    done = []
+    for _ in range(40):
+        before = sum(len(client.prices) for client in clients)
+        reactor.turn()
+        done.append(before - sum(len(client.prices) for client in clients))
+    assert done[-10:] == [TURN_BUDGET] * 10
 
 
 def test_about_as_many_clients_go_on_as_the_budget_is_enough_for():
