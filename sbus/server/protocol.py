@@ -17,11 +17,12 @@ to messages that a client without echo would receive itself. So that it asks one
 closed (`BusProtocol._fast_path`) as soon as the client is paused, is closed, has a turn, or has packets that were kept;
 the next batch that goes the long way opens it again.
 
-Everything else goes through the loop of `BusProtocol._handle_batch`: runs through ``deliver``, other packets through the parser. New keys are
-looked up ahead, so that their messages make runs, too. A client without echo has runs, too; it is taken out of their
-receivers. The loop stops at the packet at which the client is paused or closed; the transport keeps the rest and hands
-it over again on resuming. A batch can hold any number of packets, as the transport takes bundles apart: after `MAX_RUN`
-packets the queues are flushed, so that flood control learns of a full socket before the whole batch is queued.
+Everything else goes through the loop of `BusProtocol._handle_batch`: runs through ``deliver``, other packets through
+the parser. New keys are looked up ahead, so that their messages make runs, too. A client without echo has runs, too; it
+is taken out of their receivers. The loop stops at the packet at which the client is paused or closed; the transport
+keeps the rest and hands it over again on resuming. A batch can hold any number of packets, as the transport takes
+bundles apart: after `MAX_RUN` packets the queues are flushed, so that flood control learns of a full socket before the
+whole batch is queued.
 
 .. rubric:: Fairness
 
@@ -35,7 +36,8 @@ gain.
 The work of a packet is deducted from the balance of the client's user (`sbus.server.turns`). When the balance is spent,
 handling stops in the middle of the batch, as it does when a receiver blocks the client, and goes on in a later turn of
 the user. On the hot path that is one comparison and one subtraction: where the balance is not enough for a whole batch
-of plain copies, the run is left to the loop, which takes as much of it as there is balance for, but at least one message.
+of plain copies, the run is left to the loop. That takes as much of it as there is balance for, but at least one
+message.
 
 Thousands of clients that send little would each be read although others of their user have spent the balance. So while
 several sockets can be read, a client whose user has spent it waits for a turn before the read (`_check_balance`).
@@ -121,7 +123,7 @@ The prices of runs are estimates. Without an overdraft a turn ended in runs of a
 its receivers a system call.
 """
 OVERDRAFT_ALONE = TURN_BUDGET * 5 // 8
-"""The same while no other user sends: enough for a whole batch of messages to 64 receivers, which costs half a turn."""
+"""The same while no other user sends: enough for a whole batch to 64 receivers, which costs half a turn."""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 _BATCH_PRICE = BATCH // COPIES

@@ -277,7 +277,7 @@ def test_a_run_with_many_receivers_is_taken_apart():
 
 @pytest.mark.parametrize(("readers", "is_paused"), [(64, False), (2 * 64, True)])
 def test_a_user_alone_keeps_its_batches_whole(readers, is_paused):
-    """While no other user sends, a batch to 64 receivers at the end of a turn is delivered whole, and one to 128 is not."""
+    """While no other user sends, a batch to 64 receivers ends a turn whole; one to 128 is taken apart."""
     bus = Turned()
     publisher, peers = connect(bus), [connect(bus, b"SUB k") for _ in range(readers)]
     publisher.send(b"MSG k\0")
