@@ -18,6 +18,7 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
+from sbus.seqpacket.pacing import HUNG_UP
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.descriptors import descriptors
 from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
@@ -262,7 +263,26 @@ def test_looks_again_while_something_is_read(reactor, multiplexer, handlers):
 
     two.react = read_for_ever
     reactor.turn()
-    assert rounds == list(range(8))
+    assert rounds == list(range(32))
+
+
+@pytest.mark.parametrize(("seconds", "passes"), [(0.0, 32), (1 / 2048, 8), (1 / 8192, 8), (1 / 16384, 11), (1 / 32, 3)])
+def test_many_passes_are_short(multiplexer, handlers, monkeypatch, seconds, passes):
+    """Eight passes have 5 ms, the ones that follow them half a millisecond; the time begins after the second pass."""
+    now = [100.0]
+    monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sbus.seqpacket.multiplexer._PASSES_TIME", 0.005)
+    monkeypatch.setattr("sbus.seqpacket.multiplexer._SHORT_PASSES_TIME", 0.0005)
+    handler = handlers()
+
+    def read_for_ever():
+        now[0] += seconds
+        multiplexer.has_read = True
+
+    handler.react = read_for_ever
+    handler.peer.send(b"one")
+    multiplexer.doRead()
+    assert len(handler.events) == passes
 
 
 def test_removed_in_the_same_turn(reactor, multiplexer, handlers):
@@ -493,7 +513,7 @@ def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
         multiplexer.doRead()
         assert len(served) == before + 2
     assert served == [live, *gone, *gone]
-    assert set(passes[1:]) == {1}  # each reads as much as in a later pass
+    assert set(passes[1:]) == {HUNG_UP}
     assert all(handler.events == [READ | GONE] * 2 for handler in gone)
     assert len(multiplexer._hung_up) == 0
 

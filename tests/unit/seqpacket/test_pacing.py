@@ -11,6 +11,8 @@ from sbus.seqpacket.pacing import (
     ACCEPTS_PER_PASS,
     BUNDLES_PER_READ,
     CONTENTION_TTL,
+    HUNG_UP,
+    LONE_RUN,
     LONGEST_ACCEPT,
     MAX_BUFFER,
     READS_PER_PASS,
@@ -70,10 +72,27 @@ def test_a_lone_packet() -> None:
     first(pacer)
     assert pacer.next_limit(1) == 0
     assert first(pacer) == 1
-    assert pacer.next_limit(1) == 0
     assert first(pacer, pass_number=1) == BATCH
     assert pacer.next_limit(5) > 0
     assert first(pacer) == BATCH
+
+
+def later_reads(pacer: ReadPacer, found: int) -> int:
+    """Read in later passes up to the next batch, in which this many packets are found; return the reads before it."""
+    reads = 0
+    while first(pacer, pass_number=1) == 1:
+        reads += 1
+    pacer.next_limit(found)
+    return reads
+
+
+def test_ping_pong() -> None:
+    """The longer packets come alone, the more of them are read alone in later passes too, up to a limit."""
+    pacer = ReadPacer()
+    assert [later_reads(pacer, 1) for _ in range(9)] == [0, 0, 1, 3, 7, 15, 31, LONE_RUN, LONE_RUN]
+    assert first(pacer, pass_number=HUNG_UP) == BATCH
+    assert later_reads(pacer, 2) == LONE_RUN
+    assert [later_reads(pacer, 1) for _ in range(4)] == [0, 0, 1, 3]
 
 
 def test_contention_is_remembered() -> None:

@@ -159,8 +159,9 @@ def test_taken_in_two_turns_after_the_peer_left():
 # --- reading ------------------------------------------------------------------------------------
 
 
-def test_reads_more_in_a_turn_when_alone(world):
+def test_reads_more_in_a_turn_when_alone(world, monkeypatch):
     """A socket that alone is ready is read for several batches in a turn, up to a bound."""
+    monkeypatch.setattr("sbus.seqpacket.multiplexer._SHORT_PASSES_TIME", 0.0)
     recorder = BatchRecorder()
     peer = world.connect(recorder)
     grow_send_buffer(peer, 409_600)
