@@ -20,7 +20,7 @@ TIMEOUT = 20.0
 WRITER = """
 import sys
 from sbus.journal.writer import JournalWriter
-# The standard output is for sequence numbers. A writer that was killed may leave half a batch, which is worth a warning.
+# The standard output is for sequence numbers. A killed writer may leave half a batch, which is worth a warning.
 journal = JournalWriter.open(sys.argv[1], segment_bytes=30000, warn=lambda text: print(text, file=sys.stderr))
 while True:
     for _ in range(3):
