@@ -255,15 +255,16 @@ class Multiplexer:
         This is `IReadDescriptor`.
         """
         began = 0.0
-        for self.pass_number in _PASSES:
+        for number in _PASSES:
+            self.pass_number = number  # not the loop's own: to serve a hang-up changes it
             self.has_read = False
             self._dispatch()
             if not self.has_read:
                 return
-            if self.contended or self.pass_number:  # a lone packet needs no look at the clock
+            if self.contended or number:  # a lone packet needs no look at the clock
                 now = time.monotonic()
                 began = began or now
-                if now - began >= (_PASSES_TIME if self.pass_number < _LONG_PASSES - 1 else _SHORT_PASSES_TIME):
+                if now - began >= (_PASSES_TIME if number < _LONG_PASSES - 1 else _SHORT_PASSES_TIME):
                     return
 
     def _dispatch(self) -> None:

@@ -278,6 +278,7 @@ def test_many_passes_are_short(multiplexer, handlers, monkeypatch, seconds, pass
     def read_for_ever():
         now[0] += seconds
         multiplexer.has_read = True
+        multiplexer.pass_number = HUNG_UP  # as if a hang-up had been served meanwhile
 
     handler.react = read_for_ever
     handler.peer.send(b"one")
