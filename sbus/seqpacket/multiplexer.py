@@ -5,8 +5,8 @@ Theory of operation
 
 The reactor calls `doRead` when any socket is ready. The multiplexer asks its own epoll(7) set, serves up to 64 ready
 sockets, then makes the calls that were deferred meanwhile; this is one *pass*. As long as a pass has read something,
-passes follow each other in one turn of the reactor: up to 8 within about 5 ms, and up to 32 within half a millisecond.
-Then the reactor's other work has its turn.
+passes follow each other in one turn of the reactor: up to 8 within about 5 ms, and up to 32 within half a millisecond
+(of one socket alone, after the second pass). Then the reactor's other work has its turn.
 
 Why not let the reactor watch each socket:
 
@@ -30,7 +30,8 @@ Invariants:
   table of multiplexers holds reactors weakly.
 
 The second pass replaced a second read of the same socket: it finds other clients' packets as well, and costs less than
-a turn of the reactor. With 32 short passes instead of 8 a round trip on one CPU costs 6 % less.
+a turn of the reactor. With 32 short passes instead of 8 the server needs 6 % less CPU time for
+a round trip on one CPU.
 
 Tried and given up: to wait for the next message before the reactor's turn, which needs a wait for two epoll sets, one
 within the other; and to keep the reactor's epoll set within this one, which saves 1 µs of 17 for a lone message and
@@ -69,9 +70,9 @@ _PASSES: Final = range(32)
 _LONG_PASSES = 8
 """Passes in one turn that have `_PASSES_TIME` together."""
 _PASSES_TIME = 0.005
-"""Seconds after the first pass in which another one begins: 64 clients that have left cost 6 ms."""
+"""Seconds after the first pass, or the second of one socket alone, in which another one begins."""
 _SHORT_PASSES_TIME = 0.0005
-"""The same where `_LONG_PASSES` have been made: then the turn goes on only if they were short."""
+"""The same once `_LONG_PASSES` passes have been made: the turn then goes on only if they were short."""
 _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
 _CLOSING_SLICE = 0.005
@@ -256,7 +257,7 @@ class Multiplexer:
         """
         began = 0.0
         for number in _PASSES:
-            self.pass_number = number  # not the loop's own: to serve a hang-up changes it
+            self.pass_number = number  # a separate variable, because serving a hang-up overwrites this
             self.has_read = False
             self._dispatch()
             if not self.has_read:
