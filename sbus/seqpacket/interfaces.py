@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Protocol
 
@@ -65,6 +66,9 @@ class IPacketTransport(Interface):
     queue: IPacketQueue = Attribute("The queue that is sent from; a protocol can replace it.")
     credentials: PeerCredentials = Attribute("The peer's process, user and group.")
     read_limit: int = Attribute("Packets to read in one go (1 to 64) while other sockets have packets to be read.")
+    plain_socket: socket.socket | None = Attribute(
+        "The socket, as long as `try_send` would send to it just the packets it is given: no bundles and no frames."
+    )
     may_grow: Callable[[int], bool] | None = Attribute(
         "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
     )
@@ -108,8 +112,6 @@ class IPacketTransport(Interface):
 
     def try_send(packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets now, past the queue, which must be empty.
-
-        A transport may replace this function when its state changes: look it up for each call.
 
         :param cache: bundles made of these packets, by limit; the transports that send the same packets share it.
         :returns: the number of packets, from the front, that the socket took. It can be 0 although a `flush` could

@@ -101,6 +101,8 @@ class PairedTransport(Endings):
 
     _log = Logger(namespace="sbus.seqpacket")
 
+    plain_socket: Final = None
+
     __slots__ = (
         "_arrived",
         "_half",

@@ -90,8 +90,9 @@ class StreamTransport(PacketTransport):
         """Return the bytes of the longest packet that can arrive in part; see `IPacketTransport`."""
         return self._frames.max_packet
 
-    def _try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
-        sent = super()._try_send(packets, cache)
+    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
+        """Send packets now, past the queue; see `IPacketTransport`."""
+        sent = super().try_send(packets, cache)
         if self._unsent:
             self._watch_writing(True)
         return sent

@@ -57,7 +57,7 @@ import errno
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from twisted.internet import error, main
 from twisted.internet.interfaces import (
@@ -87,7 +87,7 @@ from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
 from sbus.seqpacket.pacing import ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
-from sbus.syscalls.batch import BATCH, PacketReader, send_packets, try_send_packets
+from sbus.syscalls.batch import BATCH, PacketReader, send_packets
 from sbus.syscalls.sockets import (
     OVERHEAD,
     discard_input,
@@ -131,10 +131,6 @@ _PAUSED: Final = frozenset({ReadSide.PAUSED, ReadSide.PAUSED_EOF})
 _RESUMABLE: Final = frozenset({ReadSide.RESUMING, ReadSide.EOF})
 _DELIVERING: Final = frozenset({ReadSide.OPEN, ReadSide.RESUMING, ReadSide.EOF})
 """The states in which the protocol takes packets."""
-
-
-class _TrySend(Protocol):
-    def __call__(self, packets: list[bytes], cache: BundleCache | None = None) -> int: ...
 
 
 class _Pace(enum.Enum):
@@ -229,10 +225,10 @@ class PacketTransport(Endings):
         "on_kept",
         "on_vain_read",
         "on_writable",
+        "plain_socket",
         "protocol",
         "queue",
         "read_limit",
-        "try_send",
     )
 
     def __init__(
@@ -269,7 +265,7 @@ class PacketTransport(Endings):
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
         self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
-        self.try_send = self._choose_try_send()
+        self.plain_socket: socket.socket | None = None
         self._flush_scheduled = False
         self._memory_retry: IDelayedCall | None = None
         self._producer: IPushProducer | None = None
@@ -585,23 +581,14 @@ class PacketTransport(Endings):
                 self._sock.shutdown(socket.SHUT_WR)
                 self._end_writing(Event.SHUT_DOWN)
 
-    def _choose_try_send(self) -> _TrySend:
-        """Return what `try_send` is from now on.
-
-        Without bundles and frames it is the helper itself: a method around it would cost a call for each copy of a
-        message.
-        """
-        if not self._is_writable():
-            return _send_nothing
-        if self._bundle_limit or self._has_frames:
-            return self._try_send
-        return partial(try_send_packets, self._sock)
-
     def _moved(self) -> None:
-        self.try_send = self._choose_try_send()
+        is_plain = self._is_writable() and not self._bundle_limit and not self._has_frames
+        self.plain_socket = self._sock if is_plain else None
 
-    def _try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
-        """As `try_send`, on a socket that has bundles or frames."""
+    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
+        """Send packets now, past the queue, which must be empty; see `IPacketTransport`."""
+        if not self._is_writable():
+            return 0
         try:
             if not self._bundle_limit or len(packets) == 1:
                 return self._send_batch(packets)
@@ -638,7 +625,7 @@ class PacketTransport(Endings):
         """
         buffer = self._send_buffer
         self._bundle_limit = min(limit, max_sendable(self._sock) if buffer is None else buffer.full_size - OVERHEAD)
-        self.try_send = self._choose_try_send()
+        self._moved()
         return self._bundle_limit
 
     def _packing_limit(self) -> int:
@@ -653,7 +640,7 @@ class PacketTransport(Endings):
     def stop_bundling(self) -> None:
         """Accept and send no more bundles."""
         self._bundle_limit = self._send_bundle_limit = 0
-        self.try_send = self._choose_try_send()
+        self._moved()
 
     def _send_bundled(self, taken: list[bytes]) -> int | None:
         """As `_send`, with many packets in one."""
@@ -920,10 +907,6 @@ class PacketTransport(Endings):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} fd {self._sock.fileno()} {self.credentials}>"
-
-
-def _send_nothing(packets: list[bytes], cache: BundleCache | None = None) -> int:
-    return 0
 
 
 def _connection_lost(e: OSError) -> error.ConnectionLost:

@@ -106,7 +106,6 @@ from sbus.server.prices import (
 )
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
-from sbus.server.turns import TURN_BUDGET
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -122,8 +121,6 @@ OVERDRAFT = 128
 The prices of runs are estimates. Without an overdraft a turn ended in runs of a few messages, and a run costs each of
 its receivers a system call.
 """
-OVERDRAFT_ALONE = TURN_BUDGET * 5 // 8
-"""The same while no other user sends: enough for a whole batch to 64 receivers, which costs half a turn."""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 _BATCH_PRICE = BATCH // COPIES
@@ -412,12 +409,12 @@ class BusProtocol:
             delivery = self._delivery
             try:
                 receivers, until = next_run(packets, 0, total, registry.routes)
-                # If a whole batch of plain copies could be paid for, nothing else has to be known of the price.
                 if (
                     until == total
                     and total <= BATCH
                     and receivers is not None
-                    and len(receivers) < user.work_left // _BATCH_PRICE
+                    # If a whole batch of plain copies can be paid for, nothing else has to be known of the price.
+                    and ((price := len(receivers) * _BATCH_PRICE) < user.work_left or turns.top_up(user, price))
                     and (self._has_echo or self not in receivers)
                 ):
                     at = registry.deliver(packets, receivers, self, True)
@@ -530,8 +527,7 @@ class BusProtocol:
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        overdraft = OVERDRAFT if self._registry.turns.crowd else OVERDRAFT_ALONE
-        return min(wanted, 1 + max(0, int((self.user.work_left + overdraft) / price)))
+        return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
 
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run by the work that it has caused.

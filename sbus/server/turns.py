@@ -12,6 +12,10 @@ through once between two turns, so with turns of 4 ms it had a tenth of its thro
 it. After `_ALONE` turns in a row without a batch of another user between them, turns are long: each one costs the
 server 40 µs, and a batch that a turn takes apart is sent to each of its receivers twice.
 
+While no other user sends and nobody waits, a batch of messages of one route needs no turn: if it fits into a budget,
+the balance is topped up on the spot (`Turns.top_up`). The sockets of all others are looked at between two such batches,
+as between two turns. On a bus with one user who publishes to 64 receivers, turns cost 5 % of the server's CPU time.
+
 Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
 client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
 waits here (`Turns.wait`). In the next turn of the reactor each user with waiting clients gets a new budget, and up to
@@ -194,6 +198,17 @@ class Turns:
             line = self._waiting[key] = _Line()
         (line.first if is_first else line.others)[client] = None
         self._schedule()
+
+    def top_up(self, balance: Balance, price: int) -> bool:
+        """Give a user a new budget on the spot, if no other user sends, nobody waits, and there is no debt.
+
+        :param price: the price of what is to be done; the budget has to be more than that.
+        :returns: whether the balance was topped up.
+        """
+        if self.crowd or self._waiting or balance.work_left <= 0 or price >= TURN_BUDGET:
+            return False
+        balance.work_left = TURN_BUDGET
+        return True
 
     def correct(self, balance: Balance, before: int, began: int, free: int = 0) -> None:
         """Charge the time that was taken in a turn, if it is more than was paid.

@@ -165,42 +165,37 @@ cdef class PacketReader:
         return [packet], False
 
 
-cdef int _send_one(int fd, object packet) except -1:
-    """Send one packet with send(2), which copies no headers and does not yield the CPU afterwards."""
-    if not PyBytes_Check(packet):
-        raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
-    while send(fd, PyBytes_AS_STRING(packet), <size_t>PyBytes_GET_SIZE(packet), MSG_DONTWAIT | MSG_NOSIGNAL) < 0:
-        if errno == EAGAIN:
-            return 0
-        if errno != EINTR:
-            PyErr_SetFromErrno(OSError)
-    return 1
-
-
 def send_packets(sock not None, list packets not None):
     """See `sbus.syscalls._pure.send_packets`."""
-    return _send_batch(sock, packets)
-
-
-def try_send_packets(sock not None, list packets not None, cache=None):
-    """See `sbus.syscalls._pure.try_send_packets`."""
-    try:
-        return _send_batch(sock, packets)
-    except OSError:
-        return 0
-
-
-cdef int _send_batch(sock, list packets) except -1:
     cdef mmsghdr headers[MAX_BATCH]
     cdef iovec vectors[MAX_BATCH]
     cdef int fd = sock.fileno()
+    cdef int sent = _send_prepared(fd, headers, vectors, _prepare(packets, headers, vectors))
+    if sent < 0:
+        PyErr_SetFromErrno(OSError)
+    return sent
+
+
+def send_to_each(list socks not None, list packets not None):
+    """See `sbus.syscalls._pure.send_to_each`."""
+    cdef mmsghdr headers[MAX_BATCH]
+    cdef iovec vectors[MAX_BATCH]
+    cdef Py_ssize_t i, total = len(packets)
+    cdef int count = _prepare(packets, headers, vectors)
+    cdef int sent
+    cdef list short = []
+    for i in range(len(socks)):
+        sent = _send_prepared(socks[i].fileno(), headers, vectors, count)
+        if sent != total:
+            short.append((i, max(sent, 0)))
+    return short
+
+
+cdef int _prepare(list packets, mmsghdr *headers, iovec *vectors) except -1:
+    """Have the kernel's structures point to the first batch of a list of packets, and return its length."""
     cdef int count = <int>min(len(packets), MAX_BATCH)
-    cdef int sent, i
+    cdef int i
     cdef object packet
-    if count == 0:
-        return 0
-    if count == 1:
-        return _send_one(fd, packets[0])
     memset(headers, 0, sizeof(mmsghdr) * <size_t>count)
     for i in range(count):
         packet = packets[i]
@@ -210,11 +205,27 @@ cdef int _send_batch(sock, list packets) except -1:
         vectors[i].iov_len = PyBytes_GET_SIZE(packet)
         headers[i].msg_hdr.msg_iov = &vectors[i]
         headers[i].msg_hdr.msg_iovlen = 1
+    return count
+
+
+cdef int _send_prepared(int fd, mmsghdr *headers, iovec *vectors, int count) noexcept:
+    """Send a batch, and return how many packets the socket took, or -1 with `errno` set.
+
+    A packet that is alone goes through send(2), which copies no headers and does not yield the CPU afterwards.
+    """
+    cdef int sent
+    if count == 0:
+        return 0
     while True:
-        sent = sendmmsg(fd, headers, count, MSG_DONTWAIT | MSG_NOSIGNAL)
+        if count > 1:
+            sent = sendmmsg(fd, headers, <unsigned int>count, MSG_DONTWAIT | MSG_NOSIGNAL)
+        elif send(fd, vectors[0].iov_base, vectors[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0:
+            sent = 1
+        else:
+            sent = -1
         if sent >= 0:
             return sent
         if errno == EAGAIN:
             return 0
         if errno != EINTR:
-            PyErr_SetFromErrno(OSError)
+            return -1

@@ -7,7 +7,7 @@ import socket
 
 from sbus.syscalls.sockets import DONTWAIT, SEND_NOW, TRUNC
 
-__all__ = ["MAX_BATCH", "PacketReader", "send_packets", "try_send_packets"]
+__all__ = ["MAX_BATCH", "PacketReader", "send_packets", "send_to_each"]
 
 MAX_BATCH = 64
 """Packets in the largest batch."""
@@ -93,12 +93,18 @@ def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
     return sent
 
 
-def try_send_packets(sock: socket.socket, packets: list[bytes], cache: object = None) -> int:
-    """As `send_packets`, but return 0 in place of an error, for a caller that sends again and meets it then.
+def send_to_each(socks: list[socket.socket], packets: list[bytes]) -> list[tuple[int, int]]:
+    """Send the same packets, at most one batch, to several sockets, without waiting.
 
-    :param cache: ignored; so this can be the `try_send` of a transport without bundles.
+    :returns: for each socket that did not take all of them, its index, and the number of packets, from the front, that
+        it took. That is 0 also in place of an error, for a caller that sends again and meets it then.
     """
-    try:
-        return send_packets(sock, packets)
-    except OSError:
-        return 0
+    short = []
+    for at, sock in enumerate(socks):
+        try:
+            sent = send_packets(sock, packets)
+        except OSError:
+            sent = 0
+        if sent < len(packets):
+            short.append((at, sent))
+    return short

@@ -13,6 +13,7 @@ error.
 * *The edges stay.* A packet that is too long for its buffer becomes the empty packet, which no peer can send. A reset
   is reported once, before the packets that still wait, so both twins read on after it.
 * *Descriptors that peers send along are closed by the kernel*, as the calls leave no room for them.
+* *Many sockets, one list.* `send_to_each` prepares the kernel's structures once for all sockets.
 * *One packet goes alone*: recv(2) and send(2) copy no headers, and send(2) does not yield the CPU afterwards.
 * *The GIL is kept.* No other thread can change the list or close the socket while the kernel reads from them.
 
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from sbus.speedups import is_wanted
 
-__all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets", "try_send_packets"]
+__all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets", "send_to_each"]
 
 BATCH = 64
 """Packets in one batch: enough to share the cost of a system call, few enough to keep the wait of others short."""
@@ -35,11 +36,11 @@ COMPILED = False
 """Whether the compiled helper is in use."""
 
 if TYPE_CHECKING or not is_wanted():
-    from sbus.syscalls._pure import PacketReader, send_packets, try_send_packets
+    from sbus.syscalls._pure import PacketReader, send_packets, send_to_each
 else:
     try:
-        from sbus.syscalls._batch import PacketReader, send_packets, try_send_packets
+        from sbus.syscalls._batch import PacketReader, send_packets, send_to_each
 
         COMPILED = True
     except ImportError:
-        from sbus.syscalls._pure import PacketReader, send_packets, try_send_packets
+        from sbus.syscalls._pure import PacketReader, send_packets, send_to_each

@@ -68,6 +68,7 @@ class FakePacketTransport(Endings):
         self.capacity = capacity
         self.longest = longest
         self.queue: IPacketQueue = FifoQueue()
+        self.plain_socket = None
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None

@@ -291,6 +291,24 @@ def test_a_user_alone_keeps_its_batches_whole(readers, is_paused):
     assert {len(peer.take()) for peer in peers} == {1 + 2 * BATCH}
 
 
+def test_a_user_alone_waits_for_no_turn():
+    """While no other user sends, batches follow each other without a turn between them; then they need turns again."""
+    bus = Turned()
+    publisher, stranger = connect(bus), connect(bus, uid=2)
+    readers = [connect(bus, b"SUB k") for _ in range(64)]
+    publisher.send(b"MSG k\0")
+    for _ in range(10):
+        publisher.send(*[b"MSG k\0"] * BATCH)
+    assert not bus.calls
+    stranger.send(b"MSG other\0")
+    for _ in range(3):
+        publisher.send(*[b"MSG k\0"] * BATCH)
+    assert publisher.protocol.is_paused
+    while bus.turn():
+        pass
+    assert {len(reader.take()) for reader in readers} == {1 + 13 * BATCH}
+
+
 def test_one_user_that_comes_and_goes_is_alone():
     """A bus with one user counts as one user's, however often the last of its clients leaves and the next one comes."""
     bus = Turned()

@@ -168,6 +168,29 @@ def test_an_observer_publishes_in_the_middle_of_a_batch():
     assert reader.protocol.lost == 0
 
 
+def test_a_receiver_publishes_as_it_is_served(monkeypatch):
+    """What a receiver in this process publishes meanwhile comes before or behind the batch, and nothing is lost."""
+    bus = Bus()
+    first, second, publisher = bus.connect(), bus.connect(), bus.connect()
+    for reader in (first, second):
+        reader.send(b"SUB k")
+    try_send = first.transport.try_send
+
+    def answer(packets: list[bytes], cache: Any = None) -> int:
+        monkeypatch.undo()
+        bus.registry.publish(b"k", b"extra")
+        second.stall()
+        return try_send(packets, cache)
+
+    publisher.send(*messages(1))
+    monkeypatch.setattr(first.transport, "try_send", answer)
+    publisher.send(*messages(2))
+    assert first.take() == [b"MSG k\x000", b"MSG k\0extra", b"MSG k\x000", b"MSG k\x001"]
+    second.drain()
+    assert second.take() == [b"MSG k\x000", b"MSG k\0extra", b"MSG k\x000", b"MSG k\x001"]
+    assert second.protocol.lost == 0
+
+
 def test_no_client_is_kept_after_its_batch():
     """Between batches delivery refers to no publisher, so that a client that has left is freed."""
     bus = Bus()

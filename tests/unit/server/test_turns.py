@@ -156,6 +156,31 @@ def test_a_user_that_has_gone_makes_no_crowd():
     assert turns.crowd == CROWD
 
 
+def test_a_user_who_is_alone_is_topped_up_on_the_spot():
+    """That holds if the budget is enough, and until somebody waits, another user sends, or the user is in debt."""
+    reactor = Reactor()
+    turns, one = Turns(reactor), User()
+    turns.change(one)
+    one.work_left = 1
+    assert not turns.top_up(one, TURN_BUDGET)
+    assert turns.top_up(one, TURN_BUDGET - 1)
+    assert one.work_left == TURN_BUDGET
+    for debt in (0, -1):
+        one.work_left = debt
+        assert not turns.top_up(one, 1)
+        assert one.work_left == debt
+    client = Client(turns, one, [1])
+    client.work()
+    one.work_left = 1
+    assert not turns.top_up(one, 1)
+    reactor.turn()
+    one.work_left = 1
+    assert turns.top_up(one, 1)
+    turns.change(User())
+    one.work_left = 1
+    assert not turns.top_up(one, 1)
+
+
 def test_users_are_not_kept_while_nobody_waits():
     """On a bus where nobody has to wait for a turn, users that come and go are forgotten."""
     turns = Turns(Reactor())

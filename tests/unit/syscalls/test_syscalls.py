@@ -531,20 +531,36 @@ def test_send_side_shut_down(helper, pair, packets):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 64])
-def test_an_attempt_to_send(helper, pair, count):
-    """An attempt sends like any other call, and returns 0 in place of an error that the next call meets."""
+def test_the_same_packets_to_each_of_several_sockets(helper, pair, count):
+    """Each socket gets all packets, and a socket that does not take them, or fails, holds up none of the others."""
     ours, theirs = pair
+    other, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gone, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    closed = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.close()
+    closed.close()
     packets = [b"%d." % i for i in range(count)]
-    assert helper.try_send_packets(ours, packets, None) == count
-    assert [theirs.recv(10) for _ in range(count)] == packets
+    with other, others, gone:
+        short = helper.send_to_each([ours, gone, closed, other], packets)
+        assert short == ([(1, 0), (2, 0)] if count else [])
+        for end in (theirs, others):
+            assert [end.recv(10) for _ in range(count)] == packets
+            with pytest.raises(BlockingIOError):
+                end.recv(10, socket.MSG_DONTWAIT)
+    assert helper.send_to_each([], packets) == []
+
+
+def test_what_each_socket_takes(helper, pair):
+    ours, _theirs = pair
     too_long = b"x" * (max_sendable(ours) + 1)
-    assert helper.try_send_packets(ours, [too_long, b"a"]) == 0
-    assert helper.try_send_packets(ours, [b"a", too_long]) == 1
-    theirs.close()
-    assert helper.try_send_packets(ours, [b"a"]) == 0
-    assert helper.try_send_packets(ours, [b"a", b"b"]) == 0
+    assert helper.send_to_each([ours, ours], [too_long, b"a"]) == [(0, 0), (1, 0)]
+    assert helper.send_to_each([ours], [b"a", too_long]) == [(0, 1)]
+    assert helper.send_to_each([ours], [b"a"] * 65) == [(0, 64)], "one batch at most"
+    while not (short := helper.send_to_each([ours], [b"a", b"b"])):
+        pass
+    assert short in ([(0, 0)], [(0, 1)]), "the socket is full"
     with pytest.raises(TypeError):
-        helper.try_send_packets(ours, ["text"])
+        helper.send_to_each([ours], ["text"])
 
 
 def test_subclasses_of_bytes(helper, pair):
