@@ -67,8 +67,10 @@ class IPacketTransport(Interface):
     credentials: PeerCredentials = Attribute("The peer's process, user and group.")
     read_limit: int = Attribute("Packets to read in one go (1 to 64) while other sockets have packets to be read.")
     plain_socket: socket.socket | None = Attribute(
-        "The socket, as long as `try_send` would send to it just the packets it is given: no bundles and no frames."
+        "The socket, as long as `try_send` sends to it just the packets it is given, without bundles and frames; else "
+        "None. Look it up for each run."
     )
+    passes: int = Attribute("Passes over the sockets that have begun: other sockets are looked at between two of them.")
     may_grow: Callable[[int], bool] | None = Attribute(
         "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
     )

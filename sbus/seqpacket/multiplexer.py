@@ -111,6 +111,7 @@ class Multiplexer:
     :ivar has_read: set by a socket that has read something, so that another pass follows, and by a pass that has put
         hang-ups off.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
+    :ivar passes: the passes that have begun.
     :ivar pass_number: the passes before this one in the same turn of the reactor, or `HUNG_UP`.
     :ivar accepting: the share of accepting in the work of the reactor.
     """
@@ -138,6 +139,7 @@ class Multiplexer:
         self.on_fatal: Callable[[], object] | None = None
         self.has_read = False
         self.contended = False
+        self.passes = 0
         self.pass_number = 0
         self.accepting = AcceptPacer()
         self._readers: dict[int, PacketReader] = {}
@@ -273,6 +275,7 @@ class Multiplexer:
         epoll = self._epoll
         if epoll is None:
             return
+        self.passes += 1
         try:
             ready = epoll.poll(0, _SOCKETS_PER_PASS)
             exclusive = len(ready) < 2

@@ -349,6 +349,11 @@ class PairedTransport(Endings):
         """Send what waited; see `IPacketTransport`. Nobody is asked first: one process is at both ends."""
         self.flush()
 
+    @property
+    def passes(self) -> int:
+        """The passes over all sockets that have begun; see `IPacketTransport`."""
+        return self._multiplexer.passes
+
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets past the queue, which must be empty; see `IPacketTransport`."""
         if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:

@@ -93,7 +93,7 @@ class StreamTransport(PacketTransport):
     def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int:
         """Send packets now, past the queue; see `IPacketTransport`."""
         sent = super().try_send(packets, cache)
-        if self._unsent:
+        if self._unsent and self._is_writable():
             self._watch_writing(True)
         return sent
 

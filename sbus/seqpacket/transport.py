@@ -184,6 +184,7 @@ class PacketTransport(Endings):
     :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar credentials: the peer's process, user and group.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
+    :ivar plain_socket: the socket, as long as it is open for packets and has neither bundles nor frames; else None.
     :ivar read_limit: packets to read in one go while other sockets have packets to be read.
     :ivar keeps_bundles: whether the protocol gets bundles as they are, and not their packets.
     """
@@ -582,6 +583,9 @@ class PacketTransport(Endings):
                 self._end_writing(Event.SHUT_DOWN)
 
     def _moved(self) -> None:
+        self._note_plain()
+
+    def _note_plain(self) -> None:
         is_plain = self._is_writable() and not self._bundle_limit and not self._has_frames
         self.plain_socket = self._sock if is_plain else None
 
@@ -602,6 +606,11 @@ class PacketTransport(Endings):
             return sum(counts[: self._send_batch(bundles)])
         except OSError:
             return 0
+
+    @property
+    def passes(self) -> int:
+        """The passes over all sockets that have begun; see `IPacketTransport`."""
+        return self._multiplexer.passes
 
     def unread_bytes(self) -> int:
         """Return the memory of what the peer has not read; see `IPacketTransport`."""
@@ -625,7 +634,7 @@ class PacketTransport(Endings):
         """
         buffer = self._send_buffer
         self._bundle_limit = min(limit, max_sendable(self._sock) if buffer is None else buffer.full_size - OVERHEAD)
-        self._moved()
+        self._note_plain()
         return self._bundle_limit
 
     def _packing_limit(self) -> int:
@@ -640,7 +649,7 @@ class PacketTransport(Endings):
     def stop_bundling(self) -> None:
         """Accept and send no more bundles."""
         self._bundle_limit = self._send_bundle_limit = 0
-        self._moved()
+        self._note_plain()
 
     def _send_bundled(self, taken: list[bytes]) -> int | None:
         """As `_send`, with many packets in one."""

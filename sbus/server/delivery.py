@@ -9,8 +9,8 @@ nothing yet; the wait is bounded by the time to handle 64 packets.
 
 If a whole batch is one run, there is nothing to gather: it goes *at once* to the sockets of receivers with empty
 queues, and only what a socket did not accept goes through its queue. Sockets without bundles and frames get it in one
-step, `send_to_each`: Python code between two system calls finds the CPU's caches cold, and took 5 to 9 µs for each
-receiver, where the decisions about 64 of them in a row take less than 1 µs each. Where several receivers take bundles,
+step, `send_to_each`. (Python code between two system calls finds the CPU's caches cold: it took 5 to 9 µs for each
+receiver. The decisions about 64 receivers in a row take less than 1 µs each.) Where several receivers take bundles,
 the bundle is made once and each gets the same bytes. (Observers of deliveries are called by the queue; if there is
 one, everything goes through the queues.)
 
@@ -264,68 +264,78 @@ class Delivery:
     ) -> tuple[list[Receiver], bool]:
         """Send a run past the queues of the receivers that have nothing in the way.
 
-        Those with plain sockets are served in one step. Nothing but the kernel is called meanwhile, so their states do
-        not change; a transport between two protocols of this process may call one of them, and comes behind.
+        Those with plain sockets get it in one step. Nothing but the kernel is called meanwhile, so no receiver's state
+        changes.
 
         :returns: the other receivers, and whether a balance was topped up.
         """
         others: list[Receiver] = []
         direct: list[Receiver] = []
-        indirect: list[Receiver] = []
         socks: list[socket.socket] = []
-        work = work_left = 0
-        balance: CopyBalance | None = None  # its `work_left` is in the local variable
+        indirect: list[Receiver] = []
         is_topped_up = False
         for receiver in receivers:
             queue, transport = receiver.queue, receiver.transport
             if queue is None or not queue.is_clear or queue.pending or transport is None:
                 others.append(receiver)
                 continue
-            if queue.copies is not balance:
-                if balance is not None:
-                    work += balance.work_left - work_left
-                    balance.work_left = work_left
-                balance = queue.copies
-                work_left = balance.work_left
-            if work_left <= 0:
-                if is_topped_up or self._turns.crowd:
+            balance = queue.copies
+            if balance.work_left <= 0:
+                if is_topped_up or not self._turns.top_up(balance):
                     others.append(receiver)
                     continue
                 is_topped_up = True
-                work += balance.work_left - work_left
-                balance.work_left = work_left = TURN_BUDGET
             sock = transport.plain_socket
-            if sock is not None:
-                work_left -= price
-                direct.append(receiver)
-                socks.append(sock)
-            else:
-                work_left -= bundled_price if queue.settings.bundles else price
+            if sock is None:
+                work = bundled_price if queue.settings.bundles else price
+                balance.work_left -= work
+                self.work += work
                 indirect.append(receiver)
-        if balance is not None:
-            self.work += work + balance.work_left - work_left
-            balance.work_left = work_left
+                continue
+            balance.work_left -= price
+            direct.append(receiver)
+            socks.append(sock)
         if socks:
+            self.work += price * len(socks)
             for at, sent in send_to_each(socks, packets):
-                self._rest(direct[at], packets, sent, publisher)
-        for receiver in indirect:
+                self._leave_rest(direct[at], packets, sent, publisher)
+        if indirect:
+            others += self._send_indirectly(packets, indirect, publisher, packed)
+        return others, is_topped_up
+
+    def _send_indirectly(
+        self,
+        packets: list[bytes],
+        receivers: list[Receiver],
+        publisher: Publisher | None,
+        packed: BundleCache | None,
+    ) -> list[Receiver]:
+        """Have transports send a run past the queues, which were empty.
+
+        A transport between two protocols of this process may call one of them, and that one may publish, or close any
+        connection.
+
+        :returns: the receivers that have something in the way now; their copies are paid for twice.
+        """
+        others = []
+        for receiver in receivers:
             queue, transport = receiver.queue, receiver.transport
             if queue is None or not queue.is_clear or queue.pending or transport is None:
-                others.append(receiver)  # another one in this process has published, or closed it
+                others.append(receiver)
                 continue
             sent = transport.try_send(packets, packed)
             if sent < len(packets):
-                self._rest(receiver, packets, sent, publisher)
-        return others, is_topped_up
+                self._leave_rest(receiver, packets, sent, publisher)
+        return others
 
-    def _rest(self, receiver: Receiver, packets: list[bytes], sent: int, publisher: Publisher | None) -> None:
-        """Have what a socket has not taken of a run flushed."""
+    def _leave_rest(self, receiver: Receiver, packets: list[bytes], sent: int, publisher: Publisher | None) -> None:
+        """Leave to `flush` what a socket has not taken of a run."""
         assert receiver.queue is not None
         self.touch(receiver, publisher)
         receiver.queue.pending += packets[sent:]
 
     def _deliver_each(self, receivers: Sequence[Receiver], run: _Run) -> int:
-        """Deliver a run to receivers one by one: queue it, have it wait, or send it at once.
+        """Deliver a run to receivers one by one: queue it, or have it wait.
 
         :returns: the number of receivers for which it waits.
         """
@@ -463,6 +473,12 @@ class Delivery:
         if queue is not None and queue.is_late:
             queue.copies.work_left -= self._late.catch_up(receiver, queue)
 
+    def leave_cohort(self, receiver: Receiver) -> None:
+        """Take a receiver out of its cohort, if it is in one; it stays late."""
+        queue = receiver.queue
+        if queue is not None and receiver in self._cohorts:
+            self._late.set_apart(receiver, queue)
+
     def drained(self, receiver: Receiver, has_room: bool, is_empty: bool) -> None:
         """Unblock the publishers that waited for a congested receiver.
 
@@ -565,7 +581,7 @@ class Delivery:
     ) -> bool:
         """Have a run of messages wait for the turn of the receiver's user, if it has to.
 
-        While nobody else waits, the balance is topped up, once in a run: others may begin to wait.
+        While no other user sends, the balance is topped up, once in a run: others may begin to send.
 
         :param copies: the receivers of the run.
         :returns: whether they wait; if not, nothing waits any more.
@@ -573,8 +589,7 @@ class Delivery:
         catch_ups_left = self._catch_ups_left
         if catch_ups_left is None:
             catch_ups_left = self._catch_ups_left = catch_ups(copies)
-            if not queue.is_late and not self._turns.crowd and not (copies >= MANY and queue.is_congested):
-                queue.copies.work_left = TURN_BUDGET
+            if not queue.is_late and not (copies >= MANY and queue.is_congested) and self._turns.top_up(queue.copies):
                 return False
         may_block = queue.can_block and self._may_block(receiver, publisher)
         beyond, are_many = catch_ups_left <= 0, copies >= MANY

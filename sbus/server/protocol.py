@@ -115,6 +115,9 @@ FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
 MIN_READ = 4
 """Packets to read from a publisher in one go at least, however many copies of each are made."""
+_MANY_SERVED = FANOUT_BUDGET // MIN_READ
+_READ_LIMITS = [FANOUT_BUDGET // max(1, served) for served in range(_MANY_SERVED)]
+"""Packets to read in one go, by the receivers of the last run, up to `_MANY_SERVED`."""
 OVERDRAFT = 128
 """Work by which the last run of a turn may exceed the balance.
 
@@ -409,20 +412,20 @@ class BusProtocol:
             delivery = self._delivery
             try:
                 receivers, until = next_run(packets, 0, total, registry.routes)
+                # If a whole batch of plain copies could be paid for, nothing else has to be known of the price.
                 if (
                     until == total
                     and total <= BATCH
                     and receivers is not None
-                    # If a whole batch of plain copies can be paid for, nothing else has to be known of the price.
-                    and ((price := len(receivers) * _BATCH_PRICE) < user.work_left or turns.top_up(user, price))
+                    and len(receivers) < user.work_left // _BATCH_PRICE
                     and (self._has_echo or self not in receivers)
                 ):
                     at = registry.deliver(packets, receivers, self, True)
                     user.work_left -= SENDING + total // COPIES + delivery.work
                     delivery.work = 0
                     if total >= MIN_READ and self.transport is not None:
-                        limit = FANOUT_BUDGET // (delivery.served or 1)
-                        self.transport.read_limit = max(MIN_READ, min(BATCH, limit))
+                        served = delivery.served
+                        self.transport.read_limit = _READ_LIMITS[served] if served < _MANY_SERVED else MIN_READ
             finally:
                 if delivery.touched:
                     delivery.flush()
@@ -526,6 +529,10 @@ class BusProtocol:
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
+            return wanted
+        if self.transport is not None and self._registry.turns.top_up(
+            self.user, int(wanted * price), self.transport.passes
+        ):
             return wanted
         return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
 
@@ -773,6 +780,7 @@ class BusProtocol:
         self._is_loading = False
         if self.transport is not None:
             self.transport.queue = self.queue
+        self._delivery.leave_cohort(self)  # what its members have chosen is not what holds from now on
         self._configure_queue()
         self._registry.strategies_changed(self)
         if not self.queue.is_congested:

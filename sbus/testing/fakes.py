@@ -16,6 +16,7 @@ advances, if only by 0.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from twisted.internet import error, main
@@ -68,7 +69,8 @@ class FakePacketTransport(Endings):
         self.capacity = capacity
         self.longest = longest
         self.queue: IPacketQueue = FifoQueue()
-        self.plain_socket = None
+        self.plain_socket: socket.socket | None = None
+        self.passes = 0  # the test counts them
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
         self.on_kept: Callable[[list[bytes]], None] | None = None

@@ -26,7 +26,9 @@ class Peer:
         self.protocol = protocol
 
     def send(self, *packets: bytes) -> None:
-        """Send packets to the server, in one batch."""
+        """Send packets to the server, in one batch, in a pass of its own."""
+        self._bus.passes += 1
+        self.transport.passes = self._bus.passes
         self.transport.deliver(*packets)
         self._bus.settle()
 
@@ -60,6 +62,7 @@ class Bus:
         )
         self.registry.turns.cpu = lambda: 0  # what a turn costs must not depend on the machine that tests
         self.registry.startService()
+        self.passes = 0
 
     def settle(self) -> None:
         """Run the calls that are due; no time passes."""

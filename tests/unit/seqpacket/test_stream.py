@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 from unittest import mock
@@ -86,6 +87,22 @@ def test_past_the_queue(world):
     assert got == [LONG]
     assert transport.try_send([b"fourth"]) == 1
     assert received(peer) == [b"fourth"]
+
+
+def test_nothing_is_waited_for_where_nothing_can_be_sent(world):
+    """A peer that left in the middle of a frame makes no transport wait until it can send on."""
+    recorder = HalfRecorder()
+    peer = world.connect_stream(recorder)
+    transport = recorder.transport
+    assert transport.plain_socket is None
+    assert transport.try_send([LONG]) == 1
+    peer.raw.shutdown(socket.SHUT_RD)
+    transport.write(b"second")
+    world.settle()
+    events = transport._events
+    assert not events & select.EPOLLOUT
+    assert transport.try_send([b"third"]) == 0
+    assert transport._events == events
 
 
 def test_a_close_waits_for_the_rest_of_a_frame(world):

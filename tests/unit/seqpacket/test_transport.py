@@ -461,6 +461,40 @@ def test_send_now(world):
     assert transport.try_send([b"too late"]) == 0
 
 
+@pytest.mark.parametrize("leave", ["loseConnection", "abortConnection", "peer"])
+def test_a_plain_socket(world, leave):
+    """A socket is plain while it is open and has no bundles."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    assert transport.plain_socket is transport.getHandle()
+    transport.start_bundling(1000)
+    assert transport.plain_socket is None
+    transport.stop_bundling()
+    assert transport.plain_socket is transport.getHandle()
+    if leave == "peer":
+        peer.close()
+    else:
+        getattr(transport, leave)()
+    world.settle()
+    assert recorder.lost
+    assert transport.plain_socket is None
+
+
+def test_passes_are_counted(world):
+    """Two packets that are read in two passes find two numbers, and sockets that are read in one pass the same."""
+    recorders = [Recorder(), Recorder()]
+    peers = [world.connect(recorder) for recorder in recorders]
+    seen = []
+    for recorder in recorders:
+        recorder.react = lambda _, recorder=recorder: seen.append(recorder.transport.passes)
+    for _ in range(2):
+        for peer in peers:
+            peer.send(b"x")
+        world.turn()
+    assert seen[0] == seen[1] < seen[2] == seen[3]
+
+
 def test_a_protocol_is_asked_before_bundles_are_read(world):
     """A protocol that pauses then has them left in the socket: to take bundles apart is work."""
     recorder = Recorder()

@@ -25,7 +25,7 @@ from sbus.server.prices import (
     subscription_work,
 )
 from sbus.server.protocol import OVERDRAFT
-from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
+from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from sbus.syscalls.batch import BATCH
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
@@ -232,6 +232,7 @@ def test_learning_new_keys_ends_with_the_balance():
     """A batch of new keys looks up no more of them than its user can pay for in a turn."""
     bus = Turned()
     publisher = bus.connect()
+    bus.registry.turns.crowd = CROWD  # other users send
     publisher.protocol.user.work_left = 50
     publisher.send(*[b"MSG key/%d\0" % n for n in range(100)])
     assert bus.registry._router.misses <= 10
@@ -303,10 +304,39 @@ def test_a_user_alone_waits_for_no_turn():
     stranger.send(b"MSG other\0")
     for _ in range(3):
         publisher.send(*[b"MSG k\0"] * BATCH)
-    assert publisher.protocol.is_paused
+    assert bus.calls
     while bus.turn():
         pass
     assert {len(reader.take()) for reader in readers} == {1 + 13 * BATCH}
+
+
+def test_the_clients_of_one_user_are_topped_up_once_in_a_pass():
+    """Of many clients that have much to send, all in one pass, most wait for turns, though no other user sends."""
+    bus = Turned()
+    publishers = [connect(bus) for _ in range(10)]
+    readers = [connect(bus, b"SUB k") for _ in range(64)]
+    publishers[0].send(b"MSG k\0")
+    for publisher in publishers:
+        publisher.transport.passes = bus.passes + 1
+        publisher.transport.deliver(*[b"MSG k\0"] * BATCH)
+    assert sum(publisher.protocol.is_paused for publisher in publishers) >= 5
+    while bus.turn():
+        pass
+    assert {len(reader.take()) for reader in readers} == {1 + 10 * BATCH}
+
+
+@pytest.mark.parametrize("routes", [1, 2])
+def test_a_batch_with_several_routes_is_not_taken_apart(routes):
+    """While no other user sends, each receiver gets its part of a batch in one piece, and nobody waits."""
+    bus = Turned()
+    publisher = connect(bus)
+    readers = [connect(bus, b"SUB k%d" % (number % routes)) for number in range(32 * routes)]
+    batch = [b"MSG k%d\0" % (number * routes // BATCH) for number in range(BATCH)]
+    for _ in range(10):
+        publisher.send(*batch)
+        assert not publisher.protocol.is_paused
+        assert {len(reader.take()) for reader in readers} == {BATCH // routes}
+    assert not bus.calls
 
 
 def test_one_user_that_comes_and_goes_is_alone():
@@ -590,6 +620,7 @@ def test_a_stream_client_that_spends_the_balance_by_itself_comes_behind_the_othe
     plain, stream = bus.connect(), bus.connect()
     setattr(stream.transport, "partial_limit", lambda: 1)  # noqa: B010
     user = stream.protocol.user
+    bus.registry.turns.crowd = CROWD  # other users send
     user.work_left = 1
     stream.transport.deliver(b"MSG k\0" + bytes(10_000))
     assert user.work_left < 0
@@ -609,7 +640,7 @@ def test_a_message_that_is_ranked_is_work(order):
     publisher.send(b"MSG k\0")
     copies = reader.protocol.queue.copies
     copies.work_left = 0
-    bus.registry.turns.crowd = 64
+    bus.registry.turns.crowd = CROWD
     publisher.send(*[b"MSG k\0"] * 1_000)
     assert reader.protocol.queue.is_late
     bus.registry.delivery.catch_up(reader.protocol)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from twisted.internet import error
 from twisted.python.failure import Failure
@@ -453,6 +453,15 @@ SIZES = [(module, name, value) for module, name, value in _sizes()]
         max_size=READERS,
     ),
     steps=st.lists(_steps(), max_size=70),
+)
+@example(  # a snapshot ends while messages wait for its client in a cohort, and its strategies hold again
+    sizes=(1, 1, 2, 200, 10, 8, 5, 20, 10, 1, (4, 200), (2, 100), 2, 0, 0),
+    queue_messages=4,
+    total=2_000,
+    across_users=False,
+    has_observer=False,
+    beginnings=[(0, 0, False), (0, 0, False), (3, 0, False), (0, 0, False), (0, 0, False), (0, 0, False)],
+    steps=[("last", 8, 0, 1), ("publish", 0, 0, 1), ("free", 8, 0, 1)],
 )
 def test_each_message_is_got_or_lost_and_told_and_nothing_is_left(
     sizes: tuple[Any, ...],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from sbus.flood import Outcome, Until
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
+from sbus.server.prices import COPIES, SENDING
 from sbus.server.registry import SubscriptionRegistry
+from sbus.syscalls.batch import send_packets
 from tests.support.buses import Bus
+from tests.support.reactors import received
 
 
 class LocalSubscriber:
@@ -166,6 +170,40 @@ def test_an_observer_publishes_in_the_middle_of_a_batch():
     reader.drain()
     assert reader.take() == [b"MSG k\x000", b"MSG k\0extra", b"MSG k\x001", b"MSG k\x002"]
     assert reader.protocol.lost == 0
+
+
+def test_a_run_for_plain_sockets():
+    """Each socket gets what it takes in one step, and the rest, or all if it fails, goes through the queue."""
+    bus = Bus()
+    publisher, readers = bus.connect(), [bus.connect() for _ in range(3)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in readers]
+    room = [10, 0, 3]
+    try:
+        gone = pairs[1][1]
+        gone.close()
+        full, theirs = pairs[2]
+        while send_packets(full, [b"MSG k\0."] * 64):
+            pass
+        for _ in range(room[2]):
+            theirs.recv(100)
+        for peer in (pairs[0][1], theirs):
+            peer.setblocking(False)
+        for reader, (ours, _) in zip(readers, pairs, strict=True):
+            reader.transport.plain_socket = ours
+        copies = publisher.protocol.user.copies
+        before = copies.work_left
+        publisher.send(*messages(10))
+        assert copies.work_left == before - 3 * (SENDING + 10 // COPIES)
+        for reader, (_, theirs), count in zip(readers, pairs, room, strict=True):
+            got = [] if theirs is gone else [packet for packet in received(theirs) if packet != b"MSG k\0."]
+            assert got == messages(10)[:count]
+            assert reader.take() == messages(10)[count:]
+    finally:
+        for ours, theirs in pairs:
+            ours.close()
+            theirs.close()
 
 
 def test_a_receiver_publishes_as_it_is_served(monkeypatch):

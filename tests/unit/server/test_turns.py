@@ -157,28 +157,33 @@ def test_a_user_that_has_gone_makes_no_crowd():
 
 
 def test_a_user_who_is_alone_is_topped_up_on_the_spot():
-    """That holds if the budget is enough, and until somebody waits, another user sends, or the user is in debt."""
-    reactor = Reactor()
-    turns, one = Turns(reactor), User()
+    """The new balance is the one that a turn would give, and has to pay for what is to be done."""
+    turns, one = Turns(Reactor()), User()
     turns.change(one)
     one.work_left = 1
     assert not turns.top_up(one, TURN_BUDGET)
+    assert one.work_left == 1
     assert turns.top_up(one, TURN_BUDGET - 1)
     assert one.work_left == TURN_BUDGET
-    for debt in (0, -1):
-        one.work_left = debt
-        assert not turns.top_up(one, 1)
-        assert one.work_left == debt
-    client = Client(turns, one, [1])
-    client.work()
-    one.work_left = 1
-    assert not turns.top_up(one, 1)
-    reactor.turn()
-    one.work_left = 1
-    assert turns.top_up(one, 1)
+    one.work_left = -100
+    assert turns.top_up(one)
+    assert one.work_left == TURN_BUDGET - 100
+    one.work_left = -TURN_BUDGET
+    assert not turns.top_up(one)
+    assert one.work_left == -TURN_BUDGET
     turns.change(User())
     one.work_left = 1
-    assert not turns.top_up(one, 1)
+    assert not turns.top_up(one)
+
+
+def test_a_user_is_topped_up_once_in_a_pass():
+    """However many clients it has, other sockets are looked at between two budgets."""
+    turns, one = Turns(Reactor()), User()
+    for number in (1, 2):
+        one.work_left = 1
+        assert turns.top_up(one, 1, number)
+        one.work_left = 1
+        assert not turns.top_up(one, 1, number)
 
 
 def test_users_are_not_kept_while_nobody_waits():
