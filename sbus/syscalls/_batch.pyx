@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Batches of packets with recvmmsg(2) and sendmmsg(2); the twin in plain Python is `sbus.syscalls._pure`.
 
-Neither call waits (MSG_DONTWAIT), and both handle at most one batch, so the GIL is kept: no other thread can change the
-list of packets, or close the socket, while the kernel reads from it.
+No call waits (MSG_DONTWAIT), and each handles at most one batch, so the GIL is kept: no other thread can change the list
+of packets, or close a socket, while the kernel reads from it. `send_to_each` keeps it for all of its sockets.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
