@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from hypothesis import settings
@@ -57,7 +58,7 @@ class Client:
     def __init__(self, turns: Turns, user: User, prices: list[int]) -> None:
         self.turns = turns
         self.user = user
-        self.prices = prices
+        self.prices = deque(prices)
         self.waits = False
         self.turns_taken = 0
 
@@ -67,7 +68,7 @@ class Client:
                 self.waits = True
                 self.turns.wait(self.user, self)
                 return
-            self.user.work_left -= self.prices.pop(0)
+            self.user.work_left -= self.prices.popleft()
 
     def take_turn(self) -> None:
         assert self.waits
@@ -108,9 +109,9 @@ def test_a_debt_is_paid_off():
     client.work()
     for _ in range(9):
         reactor.turn()
-        assert client.prices == [1]
+        assert list(client.prices) == [1]
     reactor.turn()
-    assert client.prices == []
+    assert not client.prices
 
 
 def test_turns_are_short_while_others_are_served():
