@@ -109,6 +109,7 @@ class CloseReason(enum.Enum):
     )
     VIOLATION = "the client broke the protocol"
     USER_LIMIT = "the clients of its user together went beyond a limit for one user"
+    USER_MEMORY = "the clients of its user together hold as much memory as one user may (--user-memory)"
     OUT_OF_MEMORY = "the bus has reached its limit of memory (--max-memory), and the client's user held most"
     SOCKET_FULL = "its socket was full, and it had chosen blocking/soft/error"
     QUEUE_FULL = "its queue was full, and it had chosen blocking/hard/error"

@@ -82,7 +82,7 @@ def _explain(error: SbusError) -> tuple[str, int]:
         case ConnectionLost(reason=CloseReason()):
             return str(error), 1
         case Disconnected():
-            return f"{error}: it may have stopped, or it may have disconnected this client; its log says which", 1
+            return f"{error}: it may have stopped, or refused or disconnected this client; its log says which", 1
         case NobodyListens() | Nothing():
             return str(error), 3
         case _:

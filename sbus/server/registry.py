@@ -295,7 +295,7 @@ class SubscriptionRegistry(Service):
         elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED
         elif not client.user.may_hold(0):
-            reason = CloseReason.USER_LIMIT
+            reason = CloseReason.USER_MEMORY
         else:
             user = client.user
             reason = self.admission.room(user.uid, user.connections - 1, self._members.count) or self._kept_at(
@@ -656,6 +656,7 @@ class SubscriptionRegistry(Service):
 _USER_LIMITS = frozenset(
     (
         CloseReason.USER_LIMIT,
+        CloseReason.USER_MEMORY,
         CloseReason.TOO_MANY_USER_CLIENTS,
         CloseReason.TOO_MANY_USER_CONNECTS,
         CloseReason.KEPT_FOR_OTHERS,

@@ -525,7 +525,7 @@ def test_sub_last_messages(shared: Bus) -> None:
     assert output == b"".join(b"a %d\n" % number for number in range(10))
     assert errors == (
         f"sbus: the server closed the connection ({address}): it may have stopped, "
-        "or it may have disconnected this client; its log says which\n"
+        "or refused or disconnected this client; its log says which\n"
     )
 
 

@@ -152,7 +152,7 @@ def test_a_connection_past_the_limit_of_its_user():
     assert bus.connect(uid=UID).is_connected
     refused = bus.connect(uid=UID)
     assert not refused.is_connected
-    assert refused.protocol.reason is CloseReason.USER_LIMIT
+    assert refused.protocol.reason is CloseReason.USER_MEMORY
     assert bus.connect(uid=UID + 1).is_connected
     assert bus.connect(uid=0).is_connected
     assert bus.connect(uid=0).is_connected
