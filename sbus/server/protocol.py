@@ -530,9 +530,9 @@ class BusProtocol:
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        if self.transport is not None and self._registry.turns.top_up(
-            self.user, int(wanted * price), self.transport.passes
-        ):
+        # No turn is saved where it pays for less than a batch, and such runs take longer than their price says.
+        least = int(max(wanted, BATCH) * price)
+        if self.transport is not None and self._registry.turns.top_up(self.user, least, self.transport.passes):
             return wanted
         return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
 
