@@ -325,6 +325,19 @@ def test_the_clients_of_one_user_are_topped_up_once_in_a_pass():
     assert {len(reader.take()) for reader in readers} == {1 + 10 * BATCH}
 
 
+@pytest.mark.parametrize(("readers", "is_topped_up"), [(32, True), (128, False)])
+def test_a_budget_on_the_spot_pays_for_a_whole_batch(readers, is_topped_up):
+    """A message to so many receivers that a batch of them is more than a turn is paid for in turns."""
+    bus = Turned()
+    publisher = connect(bus)
+    for _ in range(readers):
+        connect(bus, b"SUB k")
+    publisher.send(b"MSG k\0")
+    publisher.protocol.user.work_left = 1
+    publisher.send(b"MSG k\0")
+    assert (publisher.protocol.user.work_left > 0) is is_topped_up
+
+
 @pytest.mark.parametrize("routes", [1, 2])
 def test_a_batch_with_several_routes_is_not_taken_apart(routes):
     """While no other user sends, each receiver gets its part of a batch in one piece, and nobody waits."""
