@@ -12,9 +12,9 @@ through once between two turns, so with turns of 4 ms it had a tenth of its thro
 it. After `_ALONE` turns in a row without a batch of another user between them, turns are long: each one costs the
 server 40 µs, and a batch that a turn takes apart is sent to each of its receivers twice.
 
-While no other user sends, a run needs no turn if a budget pays for a whole batch of such messages: the balance is topped
-up on the spot (`Turns.top_up`), once in a pass over the sockets. So the sockets of all others are looked at between two
-budgets, as between two turns. For one publisher to 64 receivers, turns took 5 % of the server's CPU time.
+While no other user sends, a run needs no turn if a budget pays for a whole batch of such messages: the balance is
+topped up on the spot (`Turns.top_up`), once in a pass over the sockets. So the sockets of all others are looked at
+between two budgets, as between two turns. For one publisher to 64 receivers, turns took 5 % of the server's CPU time.
 
 Each user has a balance. The work of each of the user's clients is deducted from it (``user.work_left -= price``). A
 client whose user has no balance left stops in the middle of its batch. The transport keeps the rest, and the client
