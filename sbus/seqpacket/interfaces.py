@@ -70,7 +70,9 @@ class IPacketTransport(Interface):
         "The socket, as long as `try_send` sends to it just the packets it is given, without bundles and frames; else "
         "None. Look it up for each run."
     )
-    passes: int = Attribute("Passes over the sockets that have begun: other sockets are looked at between two of them.")
+    passes: int = Attribute(
+        "The number of passes over the sockets that have begun; other sockets are looked at between two of them."
+    )
     may_grow: Callable[[int], bool] | None = Attribute(
         "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
     )

@@ -31,9 +31,9 @@ message instead made every receiver with ``blocking/hard/block`` cost its publis
 .. rubric:: What the copies cost
 
 Each copy is deducted from the balance of copies of the receiver's user. If that is spent, the message waits
-(`sbus.server.late`), or, while no other user sends, the balance is topped up once in a run. Cohorts get a run before
-all other receivers, in one step each (`sbus.server.cohort_delivery`). The publisher pays for the copies that did not
-wait: `work` is their price. Within a run the balance of the receivers' user is in a local variable, which costs
+(`sbus.server.late`). While no other user sends, the balance is topped up instead, at most once in a run.
+Cohorts get a run before all other receivers, in one step each (`sbus.server.cohort_delivery`). The publisher pays for
+the copies that did not wait: `work` is their price. `_deliver_each` keeps the balance in a local variable, which costs
 less than an attribute.
 
 An exception of a plugged-in strategy or order is the trouble of the client that chose it: that client is disconnected.
@@ -581,7 +581,7 @@ class Delivery:
     ) -> bool:
         """Have a run of messages wait for the turn of the receiver's user, if it has to.
 
-        While no other user sends, the balance is topped up, once in a run: others may begin to send.
+        While no other user sends, the balance is topped up instead, at most once in a run.
 
         :param copies: the receivers of the run.
         :returns: whether they wait; if not, nothing waits any more.

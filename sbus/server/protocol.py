@@ -117,7 +117,7 @@ MIN_READ = 4
 """Packets to read from a publisher in one go at least, however many copies of each are made."""
 _MANY_SERVED = FANOUT_BUDGET // MIN_READ
 _READ_LIMITS = [FANOUT_BUDGET // max(1, served) for served in range(_MANY_SERVED)]
-"""Packets to read in one go, by the receivers of the last run, up to `_MANY_SERVED`."""
+"""Packets to read in one go, for fewer than `_MANY_SERVED` receivers of the last run."""
 OVERDRAFT = 128
 """Work by which the last run of a turn may exceed the balance.
 
@@ -530,7 +530,7 @@ class BusProtocol:
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         if wanted * price <= self.user.work_left:
             return wanted
-        # No turn is saved where it pays for less than a batch, and such runs take longer than their price says.
+        # A budget that does not pay for a whole batch saves no turn, and runs to so many take longer than their price.
         least = int(max(wanted, BATCH) * price)
         if self.transport is not None and self._registry.turns.top_up(self.user, least, self.transport.passes):
             return wanted

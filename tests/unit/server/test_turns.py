@@ -172,6 +172,20 @@ def test_a_user_who_is_alone_is_topped_up_on_the_spot():
     one.work_left = -TURN_BUDGET
     assert not turns.top_up(one)
     assert one.work_left == -TURN_BUDGET
+    turns.wait(one, Client(turns, one, []))
+    one.work_left = 1
+    assert turns.top_up(one, 1, in_pass=1)
+    other = User()
+    turns.wait(other, Client(turns, other, []))
+    one.work_left = 1
+    assert not turns.top_up(one, 1, in_pass=2), "another user waits"
+    assert turns.top_up(one), "copies do not wait for that"
+
+
+def test_nobody_is_topped_up_while_others_send():
+    """A user is alone until another one sends."""
+    turns, one = Turns(Reactor()), User()
+    turns.change(one)
     turns.change(User())
     one.work_left = 1
     assert not turns.top_up(one)
