@@ -102,13 +102,16 @@ def slow(pieces: int, seconds: float) -> Pieces:
 
 
 def test_an_answer(reactor: Turns, answers: Answers) -> None:
-    """Nothing is made before the next turn; then the pieces come in order."""
+    """Nothing is made before the next turn; then the pieces come in order, and one that is not there is waited for."""
     request = start(answers, iter(["a", None, "b"]))
-    assert not request.text
+    assert len(request.text) == 0
     reactor.turn()
     assert (request.text, request.is_finished) == ("a", False)
-    assert reactor.turn() == pytest.approx(TICK)
-    assert (request.text, request.is_finished) == ("ab", True)
+    waited = []
+    while not request.is_finished:  # two turns more if the machine is so busy that a slice is over after one piece
+        waited.append(reactor.turn())
+        assert (request.text == "ab") is any(each == pytest.approx(TICK) for each in waited)
+    assert request.text == "ab"
     assert not reactor.getDelayedCalls()
 
 
