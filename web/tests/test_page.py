@@ -216,6 +216,7 @@ def test_keys(web: Web, open_page: OpenPage) -> None:
     page.keyboard.press("Home")
 
     def active() -> Locator:
+        expect(tree).to_have_attribute("aria-activedescendant", re.compile("^key-"))  # it is drawn a frame later
         return page.locator(f"#{tree.get_attribute('aria-activedescendant')}")
 
     def move(key: str) -> None:
