@@ -113,7 +113,7 @@ class ReadPacer:
 
     def __init__(self) -> None:
         self._contention_ttl = 0
-        self._last_read_full = True
+        self._last_read_full = False  # a new peer is read alone first: its packet shows whether it sends large ones
         self._lone_run = 0  # reads of one packet that the next batch earns if it holds one packet
         self._lone_left = 0
         self._packets_left = 0

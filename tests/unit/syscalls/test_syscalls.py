@@ -122,6 +122,19 @@ def test_a_read_of_large_packets_ends_early(helper, pair):
     assert reader.read(ours) == ([b"small"] * 64, False)  # in several calls of the kernel
 
 
+def test_a_large_packet_that_was_read_alone(helper, pair):
+    """After a large packet that was read alone a batch of them gets so many bytes and a few packets more, too."""
+    ours, theirs = pair
+    reader = helper.PacketReader(1_500, read_bytes=10_000)
+    packets = [bytes([at]) * 1_500 for at in range(20)]
+    for packet in packets:
+        theirs.send(packet)
+    assert reader.read(ours, 1) == (packets[:1], False)
+    found, ended = reader.read(ours)
+    assert 7 <= len(found) <= 7 + 3
+    assert (found, ended) == (packets[1 : 1 + len(found)], False)
+
+
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 1000])
 def test_truncation(helper, pair, limit):
     """A packet of the limit comes whole; with one byte more, the empty packet stands for it."""
