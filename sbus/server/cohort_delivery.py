@@ -9,7 +9,8 @@ a new plan each time. If nothing has changed but the route, as for a publisher w
 plan. It also pays for the decisions that come before the run:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
-  their cohort. If there are many, the publisher waits meanwhile, and pays for some of them in each of its turns.
+  their cohort. If there are many, or what waits for them is long, the publisher waits meanwhile, and pays for some of
+  them in each of its turns.
 * From half of the room on, flood control decides about some members in each run. All of them have had their turn when
   the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
   too.
@@ -57,6 +58,33 @@ _MOST_ANSWERS = 16
 """Publishers for which a cohort knows whether its members may block them."""
 
 
+class _DecisionClock:
+    """The CPU time of the decisions before one run.
+
+    :ivar is_over: they have taken the time of a turn.
+    :ivar is_long_over: they have taken the time of the longest turn.
+    """
+
+    __slots__ = ("_cpu", "_end", "_longest", "_now", "is_long_over", "is_over")
+
+    def __init__(self, late: Late) -> None:
+        self._cpu = late.cpu
+        self._now = late.cpu()
+        self._end = self._now + (CONTENDED_BUDGET if late.is_contended else TURN_BUDGET) * 1_000
+        self._longest = self._now + TURN_BUDGET * 1_000
+        self.is_over = self.is_long_over = False
+
+    def charge(self, price: int, is_own: bool) -> int:
+        """Return what a publisher pays for the decision that was just made.
+
+        :param price: the price of the decision.
+        :param is_own: the publisher and the receiver are of one user: then it pays by the clock, if that is more.
+        """
+        before, self._now = self._now, self._cpu()
+        self.is_over, self.is_long_over = self._now >= self._end, self._now >= self._longest
+        return max(price, (self._now - before) // 1_000) if is_own else price
+
+
 class CohortDelivery:
     """Delivers runs to cohorts.
 
@@ -86,15 +114,26 @@ class CohortDelivery:
         count, work = self._serve_overdue(self._plans.find(receivers), packets, publisher)
         left = catch_ups(len(receivers))
         plan = self._plans.find(receivers)
+        clock: _DecisionClock | None = None
         while blocking := [each for each in plan.cohorts if each.can_block and self._may_block(each, publisher)]:
-            for receiver in [receiver for cohort in blocking for receiver in cohort.members]:
-                if left <= 0:
-                    return None, 0, work
-                price = self._late.serve(receiver, are_many=False)
-                work += price
-                left -= 1 + price // CATCH_UP_WORK
+            clock = clock or _DecisionClock(self._late)
+            for cohort in blocking:
+                cohort.want_turns()  # so that its members share what flood control has to know of the messages
+                for receiver in tuple(cohort.members):
+                    if left <= 0 or clock.is_over:
+                        return None, 0, work
+                    price = self._take_out(cohort, receiver)
+                    work += clock.charge(price, is_own_user(publisher, cohort.user))
+                    left -= 1 + price // CATCH_UP_WORK
             plan = self._plans.find(receivers)
         return plan, count, work
+
+    def _take_out(self, cohort: Cohort, receiver: Receiver) -> int:
+        """Decide about all that waits for a member of a cohort, which leaves the cohort; return the price."""
+        price = self._late.serve(receiver, are_many=False)
+        if receiver in cohort.members and receiver.queue is not None:
+            price += self._late.catch_up(receiver, receiver.queue)  # what has come since it was due: mostly nothing
+        return price
 
     def add(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> tuple[int, int]:
         """Have a run wait for the cohorts of a plan.
@@ -139,22 +178,19 @@ class CohortDelivery:
         # The largest first: else the first ones would be served in each run.
         overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
-        late = self._late
-        began = now = late.cpu()
-        end = began + (CONTENDED_BUDGET if late.is_contended else TURN_BUDGET) * 1_000
+        clock = _DecisionClock(self._late)
         for cohort, wanted in overdue:
             is_own = is_own_user(publisher, cohort.user)
             sends, wanted = are_few or is_own, min(wanted, left)
             for decided, receiver in enumerate(list(itertools.islice(cohort.members, wanted))):
-                if now >= end:
+                if clock.is_over:
                     sends = False
                     if is_own:
                         return max(1, count * decided // wanted), work
-                    if now >= began + TURN_BUDGET * 1_000:
+                    if clock.is_long_over:
                         return count, work
-                price = late.serve(receiver, are_many=True, sends=sends)
-                before, now = now, late.cpu()
-                work += max(price, (now - before) // 1_000) if is_own else price
+                price = self._late.serve(receiver, are_many=True, sends=sends)
+                work += clock.charge(price, is_own)
                 left -= 1 + price // CATCH_UP_WORK
                 if left <= 0:
                     return count, work

@@ -39,6 +39,10 @@ the user. On the hot path that is one comparison and one subtraction: where the 
 of plain copies, the run is left to the loop. That takes as much of it as there is balance for, but at least one
 message.
 
+A copy to a receiver that waits for it takes three times its price, as the kernel wakes a process. After a turn that took
+longer than its price, the client's runs therefore cost as many times more in the next one (`_dearness`): a thousand of
+such receivers had made each turn 12 ms long.
+
 Thousands of clients that send little would each be read although others of their user have spent the balance. So while
 several sockets can be read, a client whose user has spent it waits for a turn before the read (`_check_balance`).
 
@@ -106,6 +110,7 @@ from sbus.server.prices import (
 )
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.stall import StallTimer
+from sbus.server.turns import CONTENDED_BUDGET
 from sbus.server.users import User
 from sbus.syscalls.batch import BATCH
 
@@ -118,6 +123,8 @@ MIN_READ = 4
 _MANY_SERVED = FANOUT_BUDGET // MIN_READ
 _READ_LIMITS = [FANOUT_BUDGET // max(1, served) for served in range(_MANY_SERVED)]
 """Packets to read in one go, for fewer than `_MANY_SERVED` receivers of the last run."""
+_MOST_DEAR = 8.0
+"""Runs cost this many times their price at most, after a turn that took longer than its price: it may be chance."""
 OVERDRAFT = 128
 """Work by which the last run of a turn may exceed the balance.
 
@@ -171,6 +178,7 @@ class BusProtocol:
 
     __slots__ = (
         "_buffer",
+        "_dearness",
         "_delivery",
         "_drain_timer",
         "_draining",
@@ -216,6 +224,7 @@ class BusProtocol:
         self._delivery = registry.delivery
         self._route = 0  # not the tuple itself, which would keep clients alive
         self._price = 1.0
+        self._dearness = 1.0
         self.transport: IPacketTransport | None = None
         self.number = 0
         self.on_room: tuple[Callable[[], None], ...] = ()
@@ -458,7 +467,7 @@ class BusProtocol:
                             until = min(until, at + self._affordable(receivers, until - at))
                             at_once = until - at >= BATCH or (at == start and until == end)
                             count = deliver(packets[at:until], receivers, self, at_once)
-                            self._pay(receivers, count or until - at)
+                            self._pay(receivers, count)
                             at += count
                             continue
                     if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
@@ -477,7 +486,11 @@ class BusProtocol:
             if self._delivery.touched:
                 registry.flush()
             if has_turn:
-                turns.correct(user, balance, began, self._delivery.unpaid - unpaid)
+                paid = balance - user.work_left
+                took = turns.correct(user, balance, began, self._delivery.unpaid - unpaid)
+                self._dearness = max(1.0, min(_MOST_DEAR, self._dearness * took / max(paid, 1)))
+                if took <= CONTENDED_BUDGET:
+                    self._dearness = 1.0
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)
@@ -528,10 +541,11 @@ class BusProtocol:
         The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
-        if wanted * price <= self.user.work_left:
-            return wanted
         # A budget that does not pay for a whole batch saves no turn, and runs to so many take longer than their price.
         least = int(max(wanted, BATCH) * price)
+        price *= self._dearness
+        if wanted * price <= self.user.work_left:
+            return wanted
         if self.transport is not None and self._registry.turns.top_up(self.user, least, self.transport.passes):
             return wanted
         return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
@@ -539,13 +553,15 @@ class BusProtocol:
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run by the work that it has caused.
 
-        :param count: the number of messages delivered; if none could be delivered yet, the number in the run.
+        :param count: the number of messages delivered. If there was something to decide before, it is 0, and the work
+            says nothing about the price of a message.
         """
         delivery = self._delivery
         work = delivery.work + SENDING + count // (BUNDLED_COPIES if self.settings.bundles else COPIES)
         delivery.work = 0
-        self._route, self._price = id(receivers), work / count
-        self.user.work_left -= work
+        if count:
+            self._route, self._price = id(receivers), work / count
+        self.user.work_left -= int(work * self._dearness)
 
     def _keep(self, packets: list[bytes]) -> None:
         """Charge packets that the transport keeps until they can be handled.

@@ -222,14 +222,17 @@ class Turns:
         balance.work_left = work_left
         return True
 
-    def correct(self, balance: Balance, before: int, began: int, free: int = 0) -> None:
+    def correct(self, balance: Balance, before: int, began: int, free: int = 0) -> int:
         """Charge the time that was taken in a turn, if it is more than was paid.
 
         :param before: the balance when it began.
         :param began: the CPU time when it began.
         :param free: work that was done and is not the user's to pay.
+        :returns: that time, in microseconds.
         """
-        balance.work_left = min(balance.work_left, before - (self.cpu() - began) // 1_000 + free)
+        took = (self.cpu() - began) // 1_000 - free
+        balance.work_left = min(balance.work_left, before - took)
+        return took
 
     def forget(self, balance: Balance, client: _Client) -> None:
         """Forget a client that has disconnected, if it waits."""

@@ -702,3 +702,37 @@ def test_a_turn_is_charged_with_the_time_that_it_took():
     assert not bus.turn()
     assert bus.cpu == 6_000_000
     assert peer.protocol.user.work_left == TURN_BUDGET - 3_000
+
+
+def test_after_a_turn_that_took_longer_than_its_price_turns_are_shorter(monkeypatch):
+    """Runs cost as many times their price as in the last turn, until a turn is short again."""
+    bus = Turned()
+    publisher, readers = connect(bus), [connect(bus, b"SUB k") for _ in range(200)]
+    publisher.send(b"MSG k\0")
+    pay = protocol.BusProtocol._pay
+    copy = 1_500
+
+    def slowly(self, receivers, count) -> None:
+        bus.cpu += copy * len(receivers) * count
+        pay(self, receivers, count)
+
+    monkeypatch.setattr(protocol.BusProtocol, "_pay", slowly)
+    bus.registry.turns._alone = turns._ALONE
+    publisher.protocol.user.work_left = -1
+    publisher.send(*[b"MSG k\0"] * 200)
+    lengths = []
+    while bus.calls:
+        before = bus.cpu
+        bus.turn()
+        if bus.cpu > before:
+            lengths.append((bus.cpu - before) // 1_000)
+    price = copy * 200 // 1_000
+    assert lengths[0] > 2.5 * TURN_BUDGET
+    assert all(length <= TURN_BUDGET + OVERDRAFT + 2 * price for length in lengths[1:])
+    assert min(lengths[1:-1]) > 0.8 * TURN_BUDGET
+    copy = 1
+    publisher.send(*[b"MSG k\0"] * 200)
+    while bus.turn():
+        pass
+    assert publisher.protocol._dearness == 1
+    assert {len(reader.take()) for reader in readers} == {1 + 400}

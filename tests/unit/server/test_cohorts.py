@@ -708,6 +708,38 @@ def test_a_publisher_waits_for_what_many_that_may_block_it_have_to_be_decided_ab
     assert all(reader.take() == [b"MSG k\0first", b"MSG k\0one", b"MSG k\0two"] for reader in readers)
 
 
+def test_decisions_before_a_message_end_with_the_time_of_a_turn(monkeypatch):
+    """However long they take, a publisher decides about its receivers for a turn, pays for that time, and then waits."""
+    bus = Turned()
+    stranger, own = bus.connect(uid=1), bus.connect(uid=2)
+    readers = stalled(bus, stranger, b"blocking/soft/queue", b"blocking/hard/block", count=20)
+    stranger.protocol.user.work_left = TURN_BUDGET
+    stranger.send(b"MSG k\0one")
+    serve = late.Late.serve
+
+    def slowly(*args: Any, **choices: Any) -> int:
+        bus.cpu += 3_000_000
+        return serve(*args, **choices)
+
+    monkeypatch.setattr(late.Late, "serve", slowly)
+    bus.registry.turns.crowd = 0
+    before = own.protocol.user.work_left = TURN_BUDGET
+    own.send(b"MSG k\0two", b"MSG k\0three")
+    assert len(bus.registry.delivery._late.cohorts.of) == 20 - 2
+    assert own.protocol.user.work_left <= before - 6_000
+    assert own.protocol._affordable(bus.registry.route(b"k"), 1_000) < 20  # nothing is known of the price of a copy
+    while bus.turn():
+        pass
+    for reader in readers:
+        reader.transport.capacity = None
+        reader.drain()
+    while bus.turn():
+        pass
+    assert {tuple(reader.take()) for reader in readers} == {
+        (b"MSG k\0first", b"MSG k\0one", b"MSG k\0two", b"MSG k\0three")
+    }
+
+
 def test_what_may_block_whom_is_asked_once_for_each_member():
     """The policy is asked about each member and publisher once, also about those that join later."""
     bus = Bus()
