@@ -700,10 +700,13 @@ class Delivery:
         turns, waiting = self._turns, len(queue.pending) if shared is None else len(shared)
         goes_on = _ends(queue, waiting, shared)
         parts: list[Digest] = []
-        if shared is not None:
-            is_observed = queue.watch is not None or self._events.dropped
-            parts = [shared] if is_observed else shared.parts[::-1] or [shared]
-            queue.pending = parts.pop().packets.copy()  # a list of its own: the transport takes it
+        part: Digest | None = None  # whose last messages are pending
+        if shared is not None and (queue.watch is not None or self._events.dropped):
+            queue.pending = shared.packets.copy()  # a list of its own: the transport takes it
+        elif shared is not None:
+            parts = shared.parts[::-1] or [shared]
+            part = parts.pop()
+            queue.pending = part.packets.copy()
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         while True:
             transport.flush_batch()
@@ -712,19 +715,20 @@ class Delivery:
             if not queue.pending:
                 if not parts:
                     break
-                queue.pending = parts.pop().packets.copy()
+                part = parts.pop()
+                queue.pending = part.packets.copy()
             if not goes_on and turns.cpu() >= end:
                 queue.congest()
                 transport.flush_later()
                 if queue.is_congested:  # else nothing can be sent any more: all of it is lost, part by part
                     break
         sent = max(0, waiting - len(queue.pending) - sum(map(len, parts)))
-        if not parts:
+        if part is None or not (queue.pending or parts):
             return sent, None
         if queue.pending:
-            parts.append(Digest(queue.pending))
+            parts.append(part.rest(queue.pending))
             queue.pending = []
-        return sent, Digest.join(parts[::-1])
+        return sent, parts[0] if len(parts) == 1 else Digest.join(parts[::-1])
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""

@@ -65,3 +65,16 @@ def test_the_newest_of_several_lists(keys):
     lists = [[b"MSG %c\0%d" % (key, next(number)) for key in each] for each in keys]
     flat = [packet for each in lists for packet in each]
     assert Digest.join([Digest(each) for each in lists]).newest().packets == Digest(flat).newest().packets
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=40), st.data())
+def test_the_newest_of_a_rest(keys, data):
+    """What is left when the first messages are gone has the newest messages that its digest by itself would have."""
+    packets = [b"MSG %d\0%d" % (key, at) for at, key in enumerate(keys)]
+    whole = Digest(packets)
+    if data.draw(st.booleans()):
+        whole.newest()
+    left = packets[data.draw(st.integers(1, len(packets) - 1)) :]
+    rest = whole.rest(left)
+    assert rest.packets == left
+    assert rest.newest().packets == Digest(left).newest().packets
