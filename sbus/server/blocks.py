@@ -96,7 +96,7 @@ class Blocks:
             parts[-1] = Digest(parts[-1].packets[:-over])
         if parts and at >= 0 and (before := first - starts[at]):
             if before < len(parts[0]):
-                parts[0] = Digest(parts[0].packets[before:])
+                parts[0] = parts[0].rest(parts[0].packets[before:])
             else:
                 del parts[0]
         start = self._last_start

@@ -22,6 +22,8 @@ _log = Logger(namespace="sbus.bus")
 class Observer:
     """An observer of nothing: override the events that you need (see `IObserver`)."""
 
+    may_publish = True
+
     def connected(self, client: Any) -> None:
         pass
 
@@ -58,6 +60,7 @@ class Events:
     An exception that an observer raises is logged and goes no further: an observer cannot stop the bus.
 
     :param observers: `sbus.interfaces.IObserver` s; of each, only the methods that it overrides are called.
+    :ivar may_publish: whether one that hears of losses may publish.
     """
 
     __slots__ = (
@@ -65,6 +68,7 @@ class Events:
         "connected",
         "delivered",
         "dropped",
+        "may_publish",
         "published",
         "refused",
         "subscribed",
@@ -80,6 +84,9 @@ class Events:
         self.published = _listeners(observers, "published")
         self.delivered = _listeners(observers, "delivered")
         self.dropped = _listeners(observers, "dropped")
+        self.may_publish = any(
+            _hears(observer, "dropped") for observer in observers if getattr(observer, "may_publish", True)
+        )
         self.violated = _listeners(observers, "violated")
         self.refused = _listeners(observers, "refused")
         self.closed = _listeners(observers, "closed")
@@ -98,10 +105,12 @@ def redact(dialect: Dialect, key: bytes) -> bytes:
 
 def _listeners(observers: tuple[Any, ...], event: str) -> tuple[Callable[..., None], ...]:
     return tuple(
-        _guarded(getattr(observer, event))
-        for observer in observers
-        if getattr(type(observer), event, None) is not getattr(Observer, event)
+        _guarded(getattr(observer, event)) for observer in observers if _hears(observer, event)
     )
+
+
+def _hears(observer: Any, event: str) -> bool:
+    return getattr(type(observer), event, None) is not getattr(Observer, event)
 
 
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from sbus.server import blocks, cohort_delivery, cohort_plans, cohorts, delivery
 from sbus.server.cohort_plans import Plans
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
-from sbus.server.observers import Observer
+from sbus.server.observers import Events, Observer
 from sbus.server.prices import POSTPONED, SENDING, SHARED
 from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
 from tests.support.buses import Bus, Peer, kept
@@ -818,3 +818,43 @@ def test_what_is_published_because_of_a_loss_comes_behind_the_rest_of_a_long_lis
     bus.settle()
     assert [packet.partition(b"\0")[2] for packet in reader.take()] == [*(b"%d" % n for n in range(6)), b"behind"]
     assert reader.is_connected
+
+
+class Pledged(Grumbling):
+    """The same, though it says that it never publishes."""
+
+    may_publish = False
+
+
+def test_a_message_of_an_observer_that_never_publishes_is_not_lost(monkeypatch):
+    """What such an observer publishes all the same, while a list is sent part by part, is no part of that list."""
+    observer = Pledged()
+    bus = Bus(clock=Clock(), observers=[observer])
+    publisher, other, reader = bus.connect(uid=1), bus.connect(uid=2), bus.connect(uid=2)
+    other.send(b"CMSG blocking/soft/latest", b"SUB k")
+    reader.send(b"CMSG blocking/soft/latest", b"SUB k", b"SUB j")
+    turns = bus.registry.turns
+    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)  # so that a message for one of them closes their cohort
+    turns.crowd, reader.protocol.user.copies.work_left = 10, 0
+    monkeypatch.setattr(blocks, "_BLOCK", (4, 1_000))
+    publisher.transport.deliver(b"MSG k\0much longer", *[b"MSG k\0%d" % n for n in range(8)])
+    late_ = bus.registry.delivery._late
+    late_.cohorts.of[reader.protocol].want_turns()
+    reader.transport.longest, reader.transport.capacity = 10, 1
+    observer.publish = lambda: bus.registry.publish(b"j", b"other")
+    late_.serve(reader.protocol, are_many=True)
+    assert reader.protocol.lost == 1
+    reader.transport.longest = reader.transport.capacity = None
+    reader.drain()
+    bus.clock.advance(LONGEST_WAIT)
+    bus.settle()
+    taken = reader.take()
+    assert b"MSG j\0other" in taken
+    assert b"MSG k\0" + b"7" in taken
+
+
+def test_only_observers_that_may_publish_have_long_lists_copied():
+    """An observer of losses may publish unless it says otherwise; one that hears of no loss makes no difference."""
+    assert Events([Grumbling()]).may_publish
+    assert not Events([Pledged(), Echoing()]).may_publish
+    assert not Events().may_publish
