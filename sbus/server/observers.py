@@ -104,9 +104,7 @@ def redact(dialect: Dialect, key: bytes) -> bytes:
 
 
 def _listeners(observers: tuple[Any, ...], event: str) -> tuple[Callable[..., None], ...]:
-    return tuple(
-        _guarded(getattr(observer, event)) for observer in observers if _hears(observer, event)
-    )
+    return tuple(_guarded(getattr(observer, event)) for observer in observers if _hears(observer, event))
 
 
 def _hears(observer: Any, event: str) -> bool:

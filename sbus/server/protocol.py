@@ -39,9 +39,9 @@ the user. On the hot path that is one comparison and one subtraction: where the 
 of plain copies, the run is left to the loop. That takes as much of it as there is balance for, but at least one
 message.
 
-A copy to a receiver that waits for it takes three times its price, as the kernel wakes a process. After a turn that took
-longer than its price, the client's runs therefore cost as many times more in the next one (`_dearness`): a thousand of
-such receivers had made each turn 12 ms long.
+A copy to a receiver that waits for it takes two or three times its price, as the kernel wakes a process. So after a
+turn that took longer than its price, the client's runs cost as many times their price in the next one (`_dearness`): a
+thousand such receivers had made each turn 12 ms long.
 
 Thousands of clients that send little would each be read although others of their user have spent the balance. So while
 several sockets can be read, a client whose user has spent it waits for a turn before the read (`_check_balance`).

@@ -709,7 +709,7 @@ def test_a_publisher_waits_for_what_many_that_may_block_it_have_to_be_decided_ab
 
 
 def test_decisions_before_a_message_end_with_the_time_of_a_turn(monkeypatch):
-    """However long they take, a publisher decides about its receivers for a turn, pays for that time, and then waits."""
+    """However long they take, a publisher decides for the time of a turn, pays for that time, and then waits."""
     bus = Turned()
     stranger, own = bus.connect(uid=1), bus.connect(uid=2)
     readers = stalled(bus, stranger, b"blocking/soft/queue", b"blocking/hard/block", count=20)

@@ -83,7 +83,8 @@ NOT_STATE = {
     "_is_loading", "_snapshot", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_buffer", "_in_kernel", "_kept",  # figures of the account, which a new connection makes anew
-    "_dearness", "_has_spent", "_has_turn", "_is_blocked", "_is_waiting", "_price", "_route", "is_paused",  # found out again
+    "_has_spent", "_has_turn", "_is_blocked", "_is_waiting", "is_paused",  # found out again
+    "_dearness", "_price", "_route",  # measured again
 }  # fmt: skip
 
 
