@@ -452,7 +452,7 @@ class BusProtocol:
         total = len(packets)
         has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
         if has_turn:
-            balance, began, unpaid = user.work_left, turns.cpu(), self._delivery.unpaid
+            balance, began, unpaid = user.work_left - turns.given, turns.cpu(), self._delivery.unpaid
         try:
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
@@ -486,6 +486,7 @@ class BusProtocol:
             if self._delivery.touched:
                 registry.flush()
             if has_turn:
+                balance += turns.given
                 paid = balance - user.work_left
                 took = turns.correct(user, balance, began, self._delivery.unpaid - unpaid)
                 self._dearness = max(1.0, min(_MOST_DEAR, self._dearness * took / max(paid, 1)))

@@ -146,6 +146,7 @@ class Turns:
     :param cpu: returns the CPU time of this thread, in nanoseconds.
     :ivar cpu: the same.
     :ivar last: the user of the last batch; None if there was none since the last turn. Change it with `change`.
+    :ivar given: the work that users were given on the spot for what they send, since the start.
     :ivar waited: how often a client has had to wait, since the start.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
@@ -161,6 +162,7 @@ class Turns:
         "_waiting",
         "cpu",
         "crowd",
+        "given",
         "last",
         "waited",
     )
@@ -177,6 +179,7 @@ class Turns:
         self._topped_up_in: int | None = None
         self.last: Balance | None = None
         self.crowd = 0
+        self.given = 0
         self.waited = 0
 
     def change(self, balance: Balance) -> None:
@@ -219,6 +222,7 @@ class Turns:
             if in_pass == self._topped_up_in or any(other.owner is not balance.owner for other, _ in self._waiting):
                 return False
             self._topped_up_in = in_pass
+            self.given += work_left - balance.work_left
         balance.work_left = work_left
         return True
 

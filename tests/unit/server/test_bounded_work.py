@@ -736,3 +736,25 @@ def test_after_a_turn_that_took_longer_than_its_price_turns_are_shorter(monkeypa
         pass
     assert publisher.protocol._dearness == 1
     assert {len(reader.take()) for reader in readers} == {1 + 400}
+
+
+def test_what_was_given_on_the_spot_in_a_turn_was_paid_in_it(monkeypatch):
+    """A balance that was topped up in the middle of a turn makes runs neither dear nor a debt."""
+    bus = Turned()
+    publisher = connect(bus)
+    for _ in range(32):
+        connect(bus, b"SUB k")
+    publisher.send(b"MSG k\0")
+    pay = protocol.BusProtocol._pay
+
+    def slowly(self, receivers, count) -> None:
+        bus.cpu += 1_000 * len(receivers) * count  # twice the price of a copy
+        pay(self, receivers, count)
+
+    monkeypatch.setattr(protocol.BusProtocol, "_pay", slowly)
+    user = publisher.protocol.user
+    publisher.protocol._has_turn, user.work_left = True, 10
+    publisher.transport.passes = bus.passes + 1
+    publisher.transport.deliver(*[b"MSG k\0"] * BATCH)
+    assert 1.5 < publisher.protocol._dearness < 2.5
+    assert user.work_left == TURN_BUDGET - bus.cpu // 1_000
