@@ -14,7 +14,7 @@ from sbus.routing.runs import newest, shortest, total_size
 __all__ = ["STEP", "Digest"]
 
 _FEW_KEYS = 4
-"""Keys up to which the newest messages of a list also tell those of its rest: it is searched once for each key."""
+"""The most keys for which `Digest.rest` finds the newest messages among those of the whole list: a search for each."""
 STEP = 64
 """Messages in a step. A digest learns the bytes before each step, and the shortest packet in it."""
 
@@ -73,16 +73,16 @@ class Digest:
 
         :param packets: the messages that are left, at least one.
         """
-        rest, newest = Digest(packets), self._newest
-        if newest is not None and len(newest) <= _FEW_KEYS:
+        left, known = Digest(packets), self._newest
+        if known is not None and len(known) <= _FEW_KEYS:
             firsts = []
-            for packet in newest.packets:
+            for packet in known.packets:
                 head = packet[: packet.find(b"\0") + 1]
                 first = next((at for at, each in enumerate(packets) if each.startswith(head)), None)
                 if first is not None:  # then the newest message of this key is left, too
                     firsts.append((first, packet))
-            rest._newest = Digest([packet for _, packet in sorted(firsts)])
-        return rest
+            left._newest = Digest([packet for _, packet in sorted(firsts)])  # in the order of `newest`
+        return left
 
     def prefix(self, fits: Callable[[int, int], bool]) -> tuple[int, int]:
         """Return the number and the bytes of the messages in the longest prefix that fits; the whole list does not fit.

@@ -9,16 +9,16 @@ a new plan each time. If nothing has changed but the route, as for a publisher w
 plan. It also pays for the decisions that come before the run:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
-  their cohort. If there are many, or what waits for them is long, the publisher waits meanwhile, and pays for some of
-  them in each of its turns.
+  their cohort. A run decides about some of them, for the time of a turn at most, and nothing of it is delivered until
+  none is left. The publisher goes on as its balance allows.
 * From half of the room on, flood control decides about some members in each run. All of them have had their turn when
   the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
   too.
 
-  No run is a long piece of work. A publisher of the members' own user pays for the decisions by the clock, and at least
-  their price. Once they have taken the time of a turn, it delivers only the part of its run for which they have made
-  room. Another user's publisher delivers its whole run, as these receivers must not hold it up, and makes no more
-  decisions after 4 ms: then more waits than there is room for, at the members' user's expense.
+  These decisions are no long piece of work either. A publisher of the members' own user pays for them by the clock, and
+  at least their price. Once they have taken the time of a turn, it delivers only the part of its run for which they
+  have made room. Another user's publisher delivers its whole run, as these receivers must not hold it up, and makes no
+  more decisions after 4 ms: then more waits than there is room for, at the members' user's expense.
 
   These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
   `MANY` members, and no more once a run has taken the time of a turn for them. Otherwise the sockets count as full.
@@ -59,29 +59,30 @@ _MOST_ANSWERS = 16
 
 
 class _DecisionClock:
-    """The CPU time of the decisions before one run.
+    """The CPU time of one series of decisions.
 
-    :ivar is_over: they have taken the time of a turn.
-    :ivar is_long_over: they have taken the time of the longest turn.
+    :param late: the late receivers.
+    :ivar is_turn_over: the time of a turn is up.
+    :ivar is_long_turn_over: the time of a long turn is up.
     """
 
-    __slots__ = ("_cpu", "_end", "_longest", "_now", "is_long_over", "is_over")
+    __slots__ = ("_cpu", "_end", "_long_end", "_now", "is_long_turn_over", "is_turn_over")
 
     def __init__(self, late: Late) -> None:
         self._cpu = late.cpu
         self._now = late.cpu()
         self._end = self._now + (CONTENDED_BUDGET if late.is_contended else TURN_BUDGET) * 1_000
-        self._longest = self._now + TURN_BUDGET * 1_000
-        self.is_over = self.is_long_over = False
+        self._long_end = self._now + TURN_BUDGET * 1_000
+        self.is_turn_over = self.is_long_turn_over = False
 
-    def charge(self, price: int, is_own: bool) -> int:
-        """Return what a publisher pays for the decision that was just made.
+    def lap(self, price: int, is_own: bool) -> int:
+        """Look at the clock after a decision, and return what the publisher pays for it, as work.
 
         :param price: the price of the decision.
         :param is_own: the publisher and the receiver are of one user: then it pays by the clock, if that is more.
         """
         before, self._now = self._now, self._cpu()
-        self.is_over, self.is_long_over = self._now >= self._end, self._now >= self._longest
+        self.is_turn_over, self.is_long_turn_over = self._now >= self._end, self._now >= self._long_end
         return max(price, (self._now - before) // 1_000) if is_own else price
 
 
@@ -118,12 +119,12 @@ class CohortDelivery:
         while blocking := [each for each in plan.cohorts if each.can_block and self._may_block(each, publisher)]:
             clock = clock or _DecisionClock(self._late)
             for cohort in blocking:
-                cohort.want_turns()  # so that its members share what flood control has to know of the messages
+                cohort.want_turns()  # so that one digest serves all members
                 for receiver in tuple(cohort.members):
-                    if left <= 0 or clock.is_over:
+                    if left <= 0 or clock.is_turn_over:
                         return None, 0, work
                     price = self._take_out(cohort, receiver)
-                    work += clock.charge(price, is_own_user(publisher, cohort.user))
+                    work += clock.lap(price, is_own_user(publisher, cohort.user))
                     left -= 1 + price // CATCH_UP_WORK
             plan = self._plans.find(receivers)
         return plan, count, work
@@ -132,7 +133,7 @@ class CohortDelivery:
         """Decide about all that waits for a member of a cohort, which leaves the cohort; return the price."""
         price = self._late.serve(receiver, are_many=False)
         if receiver in cohort.members and receiver.queue is not None:
-            price += self._late.catch_up(receiver, receiver.queue)  # what has come since it was due: mostly nothing
+            price += self._late.catch_up(receiver, receiver.queue)  # what has come since it was due, usually nothing
         return price
 
     def add(self, plan: Plan, packets: list[bytes], publisher: Publisher | None) -> tuple[int, int]:
@@ -183,14 +184,14 @@ class CohortDelivery:
             is_own = is_own_user(publisher, cohort.user)
             sends, wanted = are_few or is_own, min(wanted, left)
             for decided, receiver in enumerate(list(itertools.islice(cohort.members, wanted))):
-                if clock.is_over:
+                if clock.is_turn_over:
                     sends = False
                     if is_own:
                         return max(1, count * decided // wanted), work
-                    if clock.is_long_over:
+                    if clock.is_long_turn_over:
                         return count, work
                 price = self._late.serve(receiver, are_many=True, sends=sends)
-                work += clock.charge(price, is_own)
+                work += clock.lap(price, is_own)
                 left -= 1 + price // CATCH_UP_WORK
                 if left <= 0:
                     return count, work

@@ -693,15 +693,16 @@ class Delivery:
         When the time is up, the socket counts as full. A receiver that would be disconnected then has no such limit.
 
         :param shared: as for `_decide`. Its parts become pending one by one: a socket takes few messages, and a long
-            list is not copied for these. If there are observers that may publish meanwhile, all parts become pending
-            together: the observer's message comes behind them.
-        :returns: the number of messages sent, and the digest of those that are left; None if these are pending.
+            list is not copied for these. If deliveries are observed, or an observer of losses may publish, all parts
+            become pending together, so that what it publishes comes behind them.
+        :returns: the number of messages sent, and the digest of those that are left; None if these are pending, or
+            none is left.
         """
         turns, waiting = self._turns, len(queue.pending) if shared is None else len(shared)
         goes_on = _ends(queue, waiting, shared)
         parts: list[Digest] = []
         part: Digest | None = None  # whose last messages are pending
-        if shared is not None and (queue.watch is not None or self._events.may_publish):
+        if shared is not None and (queue.watch is not None or self._events.publishes_on_loss):
             queue.pending = shared.packets.copy()  # a list of its own: the transport takes it
         elif shared is not None:
             parts = shared.parts[::-1] or [shared]
@@ -726,7 +727,7 @@ class Delivery:
         if part is None or not (queue.pending or parts):
             return sent, None
         if queue.pending:
-            is_rest = queue.pending[-1] is part.packets[-1]  # else somebody has published all the same
+            is_rest = queue.pending[-1] is part.packets[-1]  # else an observer that never publishes has
             parts.append(part.rest(queue.pending) if is_rest else Digest(queue.pending))
             queue.pending = []
         return sent, parts[0] if len(parts) == 1 else Digest.join(parts[::-1])

@@ -214,9 +214,7 @@ class IObserver(Interface):
     with a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld.
     """
 
-    may_publish: bool = Attribute(
-        "Whether the observer may publish when it hears of an event; if not, less has to be copied for slow readers."
-    )
+    may_publish: bool = Attribute("Whether the observer may publish during an event; True if it does not say.")
 
     def connected(client: Any) -> None:
         """A client has connected."""

@@ -60,7 +60,7 @@ class Events:
     An exception that an observer raises is logged and goes no further: an observer cannot stop the bus.
 
     :param observers: `sbus.interfaces.IObserver` s; of each, only the methods that it overrides are called.
-    :ivar may_publish: whether one that hears of losses may publish.
+    :ivar publishes_on_loss: whether an observer of `dropped` may publish.
     """
 
     __slots__ = (
@@ -68,8 +68,8 @@ class Events:
         "connected",
         "delivered",
         "dropped",
-        "may_publish",
         "published",
+        "publishes_on_loss",
         "refused",
         "subscribed",
         "unsubscribed",
@@ -84,7 +84,7 @@ class Events:
         self.published = _listeners(observers, "published")
         self.delivered = _listeners(observers, "delivered")
         self.dropped = _listeners(observers, "dropped")
-        self.may_publish = any(
+        self.publishes_on_loss = any(
             _hears(observer, "dropped") for observer in observers if getattr(observer, "may_publish", True)
         )
         self.violated = _listeners(observers, "violated")

@@ -39,9 +39,10 @@ the user. On the hot path that is one comparison and one subtraction: where the 
 of plain copies, the run is left to the loop. That takes as much of it as there is balance for, but at least one
 message.
 
-A copy to a receiver that waits for it takes two or three times its price, as the kernel wakes a process. So after a
-turn that took longer than its price, the client's runs cost as many times their price in the next one (`_dearness`): a
-thousand such receivers had made each turn 12 ms long.
+A copy to a receiver that waits for it takes two or three times its price, as the kernel wakes a process. So a turn
+that took longer than its price sets a factor, `_dearness`, for the prices of the runs that the loop handles from then
+on. The next turn corrects it, and a turn within `CONTENDED_BUDGET` resets it. Without it, a publisher to a thousand
+such receivers had turns of 12 ms.
 
 Thousands of clients that send little would each be read although others of their user have spent the balance. So while
 several sockets can be read, a client whose user has spent it waits for a turn before the read (`_check_balance`).
@@ -124,7 +125,7 @@ _MANY_SERVED = FANOUT_BUDGET // MIN_READ
 _READ_LIMITS = [FANOUT_BUDGET // max(1, served) for served in range(_MANY_SERVED)]
 """Packets to read in one go, for fewer than `_MANY_SERVED` receivers of the last run."""
 _MOST_DEAR = 8.0
-"""Runs cost this many times their price at most, after a turn that took longer than its price: it may be chance."""
+"""The largest factor by which runs cost more than their price: one slow turn may be chance."""
 OVERDRAFT = 128
 """Work by which the last run of a turn may exceed the balance.
 
@@ -452,7 +453,7 @@ class BusProtocol:
         total = len(packets)
         has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
         if has_turn:
-            balance, began, unpaid = user.work_left - turns.given, turns.cpu(), self._delivery.unpaid
+            before, began, unpaid = user.work_left - turns.given, turns.cpu(), self._delivery.unpaid
         try:
             while at < total and self._may_continue():
                 start, end = at, min(at + MAX_RUN, total)
@@ -486,9 +487,9 @@ class BusProtocol:
             if self._delivery.touched:
                 registry.flush()
             if has_turn:
-                balance += turns.given
-                paid = balance - user.work_left
-                took = turns.correct(user, balance, began, self._delivery.unpaid - unpaid)
+                before += turns.given  # that was given in this turn has been paid, too
+                paid = before - user.work_left
+                took = turns.correct(user, before, began, self._delivery.unpaid - unpaid)
                 self._dearness = max(1.0, min(_MOST_DEAR, self._dearness * took / max(paid, 1)))
                 if took <= CONTENDED_BUDGET:
                     self._dearness = 1.0
@@ -540,6 +541,7 @@ class BusProtocol:
         """Return how many messages of a run the balance and the overdraft pay for: 1 to `wanted`.
 
         The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
+        Either is multiplied by `_dearness`.
         """
         price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
         # A budget that does not pay for a whole batch saves no turn, and runs to so many take longer than their price.
@@ -554,8 +556,8 @@ class BusProtocol:
     def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
         """Pay for a run by the work that it has caused.
 
-        :param count: the number of messages delivered. If there was something to decide before, it is 0, and the work
-            says nothing about the price of a message.
+        :param count: the number of messages delivered; 0 if there were only decisions, whose work says nothing about
+            the price of a message.
         """
         delivery = self._delivery
         work = delivery.work + SENDING + count // (BUNDLED_COPIES if self.settings.bundles else COPIES)

@@ -146,7 +146,7 @@ class Turns:
     :param cpu: returns the CPU time of this thread, in nanoseconds.
     :ivar cpu: the same.
     :ivar last: the user of the last batch; None if there was none since the last turn. Change it with `change`.
-    :ivar given: the work that users were given on the spot for what they send, since the start.
+    :ivar given: the work that `top_up` has added to the balances of senders, since the start.
     :ivar waited: how often a client has had to wait, since the start.
     :ivar crowd: batches until the server counts as one user's, if none comes from another user than the last.
     """
@@ -230,9 +230,9 @@ class Turns:
         """Charge the time that was taken in a turn, if it is more than was paid.
 
         :param before: the balance when it began.
-        :param began: the CPU time when it began.
+        :param began: the CPU time when it began, in nanoseconds.
         :param free: work that was done and is not the user's to pay.
-        :returns: that time, in microseconds.
+        :returns: the time that the user has to pay for, in microseconds.
         """
         took = (self.cpu() - began) // 1_000 - free
         balance.work_left = min(balance.work_left, before - took)

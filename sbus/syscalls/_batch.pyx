@@ -48,11 +48,11 @@ cdef enum:
     # A sender can go on sending while recvmmsg(2) reads, so a batch of the largest packets had 26 MB and took 40 ms,
     # most of it for memory that is touched for the first time. After a large packet that was read alone, as the first
     # one of a connection is, and after a batch that ended for its bytes, the reads of the next ten seconds ask for four
-    # packets at a time. Always to do so would cost 14 % of recvmmsg(2) for a batch of small packets, to have it stop by
-    # the clock 8 %, and to ask for the bytes in the socket first 3 %.
+    # packets at a time, whatever the connection. Rejected, for what they cost of a batch of small packets: always four
+    # at a time (14 %), the timeout of recvmmsg(2) (8 %), and to ask for the bytes in the socket first (3 %).
     WARY_SECONDS = 10
     WARY_BATCH = 4
-    # Packets with this part of the bytes after which a read ends are large.
+    # A packet is large from this part (one over it) of `read_bytes` on.
     WARY_PART = 16
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
     LARGE = 1 << 22

@@ -44,10 +44,10 @@ def busy_pacer() -> ReadPacer:
 
 
 def test_a_new_peer() -> None:
-    """The first packet of a connection is read alone, which shows whether the peer sends large ones."""
+    """The first packet of a connection is read alone, in any pass, which shows whether the peer sends large ones."""
     pacer = ReadPacer()
     assert first(pacer) == 1
-    assert first(pacer, pass_number=1) == BATCH
+    assert [first(pacer, pass_number=1) for _ in range(2)] == [1, BATCH]
 
 
 def test_reads_again_until_a_batch_is_complete() -> None:

@@ -174,13 +174,13 @@ def test_reads_more_in_a_turn_when_alone(world, monkeypatch):
 
 
 def test_a_new_peer_is_read_alone_first(world):
-    """The first packet of a connection is read alone, and then the others."""
+    """The first packets of a connection are read alone, and then the others together."""
     recorder = BatchRecorder()
     peer = world.connect(recorder, is_new=True)
     for packet in numbered(50):
         peer.send(packet)
     world.turn()
-    assert recorder.batches == [1, 49]
+    assert recorder.batches == [1, 1, 48]
     assert recorder.packets == numbered(50)
 
 

@@ -739,7 +739,7 @@ def test_after_a_turn_that_took_longer_than_its_price_turns_are_shorter(monkeypa
 
 
 def test_what_was_given_on_the_spot_in_a_turn_was_paid_in_it(monkeypatch):
-    """A balance that was topped up in the middle of a turn makes runs neither dear nor a debt."""
+    """Runs count as dear as they were, twice their price, though the balance was topped up meanwhile."""
     bus = Turned()
     publisher = connect(bus)
     for _ in range(32):

@@ -123,7 +123,7 @@ def test_a_read_of_large_packets_ends_early(helper, pair):
 
 
 def test_a_large_packet_that_was_read_alone(helper, pair):
-    """After a large packet that was read alone a batch of them gets so many bytes and a few packets more, too."""
+    """After a large packet that was read alone, a batch ends a few packets after the bytes of a read."""
     ours, theirs = pair
     reader = helper.PacketReader(1_500, read_bytes=10_000)
     packets = [bytes([at]) * 1_500 for at in range(20)]
