@@ -9,8 +9,8 @@ a new plan each time. If nothing has changed but the route, as for a publisher w
 plan. It also pays for the decisions that come before the run:
 
 * Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
-  their cohort. A run decides about some of them, for the time of a turn at most, and nothing of it is delivered until
-  none is left. The publisher goes on as its balance allows.
+  their cohort. A step decides about some of them, and nothing of the run is delivered until none is left. The publisher
+  goes on as its balance allows.
 * From half of the room on, flood control decides about some members in each run. All of them have had their turn when
   the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
   too.
@@ -58,34 +58,6 @@ _MOST_ANSWERS = 16
 """Publishers for which a cohort knows whether its members may block them."""
 
 
-class _DecisionClock:
-    """The CPU time of one series of decisions.
-
-    :param late: the late receivers.
-    :ivar is_turn_over: the time of a turn is up.
-    :ivar is_long_turn_over: the time of a long turn is up.
-    """
-
-    __slots__ = ("_cpu", "_end", "_long_end", "_now", "is_long_turn_over", "is_turn_over")
-
-    def __init__(self, late: Late) -> None:
-        self._cpu = late.cpu
-        self._now = late.cpu()
-        self._end = self._now + (CONTENDED_BUDGET if late.is_contended else TURN_BUDGET) * 1_000
-        self._long_end = self._now + TURN_BUDGET * 1_000
-        self.is_turn_over = self.is_long_turn_over = False
-
-    def lap(self, price: int, is_own: bool) -> int:
-        """Look at the clock after a decision, and return what the publisher pays for it, as work.
-
-        :param price: the price of the decision.
-        :param is_own: the publisher and the receiver are of one user: then it pays by the clock, if that is more.
-        """
-        before, self._now = self._now, self._cpu()
-        self.is_turn_over, self.is_long_turn_over = self._now >= self._end, self._now >= self._long_end
-        return max(price, (self._now - before) // 1_000) if is_own else price
-
-
 class CohortDelivery:
     """Delivers runs to cohorts.
 
@@ -115,16 +87,14 @@ class CohortDelivery:
         count, work = self._serve_overdue(self._plans.find(receivers), packets, publisher)
         left = catch_ups(len(receivers))
         plan = self._plans.find(receivers)
-        clock: _DecisionClock | None = None
         while blocking := [each for each in plan.cohorts if each.can_block and self._may_block(each, publisher)]:
-            clock = clock or _DecisionClock(self._late)
             for cohort in blocking:
                 cohort.want_turns()  # so that one digest serves all members
                 for receiver in tuple(cohort.members):
-                    if left <= 0 or clock.is_turn_over:
+                    if left <= 0:
                         return None, 0, work
                     price = self._take_out(cohort, receiver)
-                    work += clock.lap(price, is_own_user(publisher, cohort.user))
+                    work += price  # not by the clock: those taken out could join again before its next turn
                     left -= 1 + price // CATCH_UP_WORK
             plan = self._plans.find(receivers)
         return plan, count, work
@@ -179,19 +149,22 @@ class CohortDelivery:
         # The largest first: else the first ones would be served in each run.
         overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
-        clock = _DecisionClock(self._late)
+        late = self._late
+        began = now = late.cpu()
+        end = began + (CONTENDED_BUDGET if late.is_contended else TURN_BUDGET) * 1_000
         for cohort, wanted in overdue:
             is_own = is_own_user(publisher, cohort.user)
             sends, wanted = are_few or is_own, min(wanted, left)
             for decided, receiver in enumerate(list(itertools.islice(cohort.members, wanted))):
-                if clock.is_turn_over:
+                if now >= end:
                     sends = False
                     if is_own:
                         return max(1, count * decided // wanted), work
-                    if clock.is_long_turn_over:
+                    if now >= began + TURN_BUDGET * 1_000:
                         return count, work
-                price = self._late.serve(receiver, are_many=True, sends=sends)
-                work += clock.lap(price, is_own)
+                price = late.serve(receiver, are_many=True, sends=sends)
+                before, now = now, late.cpu()
+                work += max(price, (now - before) // 1_000) if is_own else price
                 left -= 1 + price // CATCH_UP_WORK
                 if left <= 0:
                     return count, work

@@ -730,6 +730,9 @@ class Delivery:
             is_rest = queue.pending[-1] is part.packets[-1]  # else an observer that never publishes has
             parts.append(part.rest(queue.pending) if is_rest else Digest(queue.pending))
             queue.pending = []
+        if not queue.is_congested:  # such an observer has published
+            queue.congest()
+            transport.flush_later()
         return sent, parts[0] if len(parts) == 1 else Digest.join(parts[::-1])
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:

@@ -550,6 +550,7 @@ class BusProtocol:
         if wanted * price <= self.user.work_left:
             return wanted
         if self.transport is not None and self._registry.turns.top_up(self.user, least, self.transport.passes):
+            self._dearness = 1.0  # this budget pays for whole batches at their price
             return wanted
         return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
 

@@ -708,36 +708,19 @@ def test_a_publisher_waits_for_what_many_that_may_block_it_have_to_be_decided_ab
     assert all(reader.take() == [b"MSG k\0first", b"MSG k\0one", b"MSG k\0two"] for reader in readers)
 
 
-def test_decisions_before_a_message_end_with_the_time_of_a_turn(monkeypatch):
-    """However long they take, a publisher decides for the time of a turn, pays for that time, and then waits."""
+def test_decisions_alone_say_nothing_about_the_price_of_a_message(monkeypatch):
+    """A run before which there is too much to decide is not known to be cheap."""
+    monkeypatch.setattr(late, "_CATCH_UPS", 1)
     bus = Turned()
     stranger, own = bus.connect(uid=1), bus.connect(uid=2)
-    readers = stalled(bus, stranger, b"blocking/soft/queue", b"blocking/hard/block", count=20)
+    stalled(bus, stranger, b"blocking/soft/queue", b"blocking/hard/block", count=20)
     stranger.protocol.user.work_left = TURN_BUDGET
     stranger.send(b"MSG k\0one")
-    serve = late.Late.serve
-
-    def slowly(*args: Any, **choices: Any) -> int:
-        bus.cpu += 3_000_000
-        return serve(*args, **choices)
-
-    monkeypatch.setattr(late.Late, "serve", slowly)
-    bus.registry.turns.crowd = 0
-    before = own.protocol.user.work_left = TURN_BUDGET
-    own.send(b"MSG k\0two", b"MSG k\0three")
-    assert len(bus.registry.delivery._late.cohorts.of) == 20 - 2
-    assert own.protocol.user.work_left <= before - 6_000
-    assert own.protocol._affordable(bus.registry.route(b"k"), 1_000) < 20  # nothing is known of the price of a copy
-    while bus.turn():
-        pass
-    for reader in readers:
-        reader.transport.capacity = None
-        reader.drain()
-    while bus.turn():
-        pass
-    assert {tuple(reader.take()) for reader in readers} == {
-        (b"MSG k\0first", b"MSG k\0one", b"MSG k\0two", b"MSG k\0three")
-    }
+    own.protocol.user.work_left = 1
+    own.send(*[b"MSG k\0two"] * 64)
+    assert own.protocol.is_paused
+    own.protocol.user.work_left = 0
+    assert own.protocol._affordable(bus.registry.route(b"k"), 1_000) < 20
 
 
 def test_what_may_block_whom_is_asked_once_for_each_member():
@@ -826,7 +809,8 @@ class BrokenPromise(Grumbling):
     may_publish = False
 
 
-def test_a_message_of_an_observer_that_never_publishes_is_not_lost(monkeypatch):
+@pytest.mark.parametrize("capacity", [1, None])
+def test_a_message_of_an_observer_that_never_publishes_is_not_lost(monkeypatch, capacity):
     """What such an observer publishes all the same, while a list is sent part by part, is no part of that list."""
     observer = BrokenPromise()
     bus = Bus(clock=Clock(), observers=[observer])
@@ -840,7 +824,7 @@ def test_a_message_of_an_observer_that_never_publishes_is_not_lost(monkeypatch):
     publisher.transport.deliver(b"MSG k\0much longer", *[b"MSG k\0%d" % n for n in range(8)])
     late_ = bus.registry.delivery._late
     late_.cohorts.of[reader.protocol].want_turns()
-    reader.transport.longest, reader.transport.capacity = 10, 1
+    reader.transport.longest, reader.transport.capacity = 10, capacity
     observer.publish = lambda: bus.registry.publish(b"j", b"other")
     late_.serve(reader.protocol, are_many=True)
     assert reader.protocol.lost == 1
@@ -858,3 +842,33 @@ def test_only_observers_that_may_publish_have_long_lists_copied():
     assert Events([Grumbling()]).publishes_on_loss
     assert not Events([BrokenPromise(), Echoing()]).publishes_on_loss
     assert not Events().publishes_on_loss
+
+
+@pytest.mark.parametrize("cost", [30_000, 100_000])
+def test_a_message_of_another_user_between_two_turns_starves_no_publisher(monkeypatch, cost):
+    """Members join their cohort again with such a message, so a publisher must get past all of them in a few turns."""
+    monkeypatch.setattr(late, "MANY", 16)
+    bus = Turned()
+    stranger, own = bus.connect(uid=1), bus.connect(uid=2)
+    readers = stalled(bus, stranger, b"blocking/soft/queue", b"blocking/hard/block", count=40)
+    serve = late.Late.serve
+
+    def slowly(*args: Any, **choices: Any) -> int:
+        bus.cpu += cost
+        return serve(*args, **choices)
+
+    monkeypatch.setattr(late.Late, "serve", slowly)
+    turns = bus.registry.turns
+    turns._alone, own.protocol.user.work_left = 0, CONTENDED_BUDGET
+    own.send(b"MSG k\0own")
+    for _ in range(20):
+        turns.crowd, stranger.protocol.user.work_left = 64, CONTENDED_BUDGET
+        stranger.send(b"MSG k\0x")
+        bus.turn()
+    assert not own.protocol.is_paused
+    for reader in readers:
+        reader.transport.capacity = None
+        reader.drain()
+    while bus.turn():
+        pass
+    assert all(reader.take().count(b"MSG k\0own") == 1 for reader in readers)
