@@ -47,6 +47,15 @@ def stalled(bus: Bus, publisher: Peer, *choices: bytes, count: int = 2, uid: int
     return readers
 
 
+def drain(bus: Turned, readers: list[Peer]) -> None:
+    """Have readers read all that there is for them, until no turn is due."""
+    for reader in readers:
+        reader.transport.capacity = None
+        reader.drain()
+    while bus.turn():
+        pass
+
+
 def test_members_that_leave_one_after_the_other_have_one_list():
     """What waits for members with one position is put together once; it is freed when none has that position."""
     found = Cohorts(mock.Mock())
@@ -700,11 +709,7 @@ def test_a_publisher_waits_for_what_many_that_may_block_it_have_to_be_decided_ab
     while bus.turn():
         pass
     assert not own.protocol.is_paused
-    for reader in readers:
-        reader.transport.capacity = None
-        reader.drain()
-    while bus.turn():
-        pass
+    drain(bus, readers)
     assert all(reader.take() == [b"MSG k\0first", b"MSG k\0one", b"MSG k\0two"] for reader in readers)
 
 
@@ -866,9 +871,5 @@ def test_a_message_of_another_user_between_two_turns_starves_no_publisher(monkey
         stranger.send(b"MSG k\0x")
         bus.turn()
     assert not own.protocol.is_paused
-    for reader in readers:
-        reader.transport.capacity = None
-        reader.drain()
-    while bus.turn():
-        pass
+    drain(bus, readers)
     assert all(reader.take().count(b"MSG k\0own") == 1 for reader in readers)
