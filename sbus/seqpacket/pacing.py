@@ -18,8 +18,8 @@ The pacer's rules, and the measurements that chose them (``docs/performance.rst`
   instead of recvmmsg(2) and copies no headers. If more packets are there, the next pass asks for a batch, unless the
   peer is in ping-pong (below). Together with leaving the second look to the multiplexer, this took a lone message from
   68,600 to 55,800 instructions in user space. Reading the same socket again, as before, mostly found nothing.
-* **A new peer is read as after a lone packet.** If its first packet is a large one, the reader bounds the batches that
-  follow (`sbus.syscalls.batch.PacketReader`): a first batch of the largest packets took 40 ms.
+* **A client that was accepted is read alone first.** If its first packet is a large one, the reader bounds the batches
+  that follow (`sbus.syscalls.batch.PacketReader`): a first batch of the largest packets took 40 ms.
 * **A peer in ping-pong is read packet by packet**, in later passes too, as its next packet comes before the reactor's
   turn, and again alone. After a batch that holds one packet the next reads ask for one: none at first, then 1, 3, 7 and
   up to `LONE_RUN`. A batch that holds more starts this from the beginning. On one CPU the server needs 5 % less CPU
@@ -115,11 +115,16 @@ class ReadPacer:
 
     def __init__(self) -> None:
         self._contention_ttl = 0
-        self._last_read_full = False  # as after a lone packet
+        self._last_read_full = True
         self._lone_run = 0  # reads of one packet that the next batch earns if it holds one packet
-        self._lone_left = 1
+        self._lone_left = 0
         self._packets_left = 0
         self._reads_left = 0
+
+    def begin_alone(self) -> None:
+        """Ask for one packet at first, as after a packet that came alone."""
+        self._last_read_full = False
+        self._lone_left = 1
 
     def first_limit(
         self, read_limit: int, exclusive: bool, contended: bool, pass_number: int, bundle_limit: int

@@ -157,6 +157,7 @@ class PacketPort:
                 sock.close()
                 return True
             transport = self._transport(self.reactor, sock, self.max_packet, send_buffer)
+            transport.begin_alone()
             transport.start(protocol)
         except Exception:
             self._log_failure()

@@ -277,6 +277,10 @@ class PacketTransport(Endings):
         self._input_limit = 0
         self._departure: Failure | None = None
 
+    def begin_alone(self) -> None:
+        """Read the first packet alone, to learn whether an unknown peer sends large ones; call it before `start`."""
+        self._pacer.begin_alone()
+
     def start(self, protocol: IProtocol) -> None:
         """Connect a protocol and begin to read.
 

@@ -47,7 +47,7 @@ cdef enum:
     READ_BYTES = 1 << 20
     # A sender can go on sending while recvmmsg(2) reads, so a batch of the largest packets had 26 MB and took 40 ms,
     # most of it for memory that is touched for the first time. After a large packet that was read alone, as the first
-    # one of a connection is, and after a batch that ended for its bytes, the reads of the next ten seconds ask for four
+    # one of a client is, and after a batch that ended for its bytes, the reads of the next ten seconds ask for four
     # packets at a time, whatever the connection. Rejected, for what they cost of a batch of small packets: always four
     # at a time (14 %), the timeout of recvmmsg(2) (8 %), and to ask for the bytes in the socket first (3 %).
     WARY_SECONDS = 10

@@ -62,17 +62,9 @@ class World:
         protocol: Recorder,
         max_packet: int = 1000,
         transport_class: type[PacketTransport] = PacketTransport,
-        is_new: bool = False,
     ) -> socket.socket:
-        """Connect a protocol, and return the peer's socket.
-
-        :param is_new: if not, the transport reads as if the peer had sent a batch of packets before.
-        """
         ours, peer = socket_pair()
-        transport = transport_class(self.reactor, ours, max_packet)
-        if not is_new:
-            transport._pacer.next_limit(2)
-        self._start(protocol, transport)
+        self._start(protocol, transport_class(self.reactor, ours, max_packet))
         self.peers.append(peer)
         return peer
 

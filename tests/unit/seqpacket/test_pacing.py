@@ -36,23 +36,22 @@ def first(
     return pacer.first_limit(read_limit, exclusive, contended, pass_number, bundle_limit)
 
 
-def busy_pacer() -> ReadPacer:
-    """The pacer of a peer whose last batch held more than one packet."""
-    pacer = ReadPacer()
-    pacer.next_limit(2)
-    return pacer
+def test_a_batch_at_first() -> None:
+    """A new connection is read for a whole batch."""
+    assert first(ReadPacer()) == BATCH
 
 
-def test_a_new_peer() -> None:
-    """The first packet of a connection is read alone, in any pass, which shows whether the peer sends large ones."""
+def test_an_unknown_peer() -> None:
+    """The first packet is read alone, in any pass, if that is asked for; then come batches."""
     pacer = ReadPacer()
+    pacer.begin_alone()
     assert first(pacer) == 1
     assert [first(pacer, pass_number=1) for _ in range(2)] == [1, BATCH]
 
 
 def test_reads_again_until_a_batch_is_complete() -> None:
     """A socket that alone is ready is read again, for what is missing from a batch."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     assert first(pacer) == BATCH
     assert pacer.next_limit(20) == BATCH - 20
     assert pacer.next_limit(30) == BATCH - 50
@@ -61,7 +60,7 @@ def test_reads_again_until_a_batch_is_complete() -> None:
 
 def test_reads_only_so_often() -> None:
     """Reads that find little end after a number of them."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     first(pacer)
     limits = [pacer.next_limit(2) for _ in range(READS_PER_PASS)]
     assert all(limits[:-1])
@@ -70,14 +69,14 @@ def test_reads_only_so_often() -> None:
 
 def test_one_read_when_others_are_ready() -> None:
     """A socket that is not alone is read once in a pass."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     assert first(pacer, exclusive=False) == BATCH
     assert pacer.next_limit(20) == 0
 
 
 def test_a_lone_packet() -> None:
     """After a packet that came alone one is asked for, and no second read follows; a later pass asks for a batch."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     first(pacer)
     assert pacer.next_limit(1) == 0
     assert first(pacer) == 1
@@ -97,7 +96,7 @@ def later_reads(pacer: ReadPacer, found: int) -> int:
 
 def test_ping_pong() -> None:
     """The longer packets come alone, the more of them are read alone in later passes too, up to a limit."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     assert [later_reads(pacer, 1) for _ in range(9)] == [0, 0, 1, 3, 7, *[LONE_RUN] * 4]
     assert first(pacer, pass_number=HUNG_UP) == BATCH
     assert later_reads(pacer, 2) == LONE_RUN
@@ -106,7 +105,7 @@ def test_ping_pong() -> None:
 
 def test_contention_is_remembered() -> None:
     """The protocol's limit counts under contention, and for some reads after it."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     assert first(pacer, read_limit=6) == BATCH
     assert first(pacer, read_limit=6, contended=True, exclusive=False) == 6
     assert [first(pacer, read_limit=6) for _ in range(CONTENTION_TTL)] == [6] * (CONTENTION_TTL - 1) + [BATCH]
@@ -114,7 +113,7 @@ def test_contention_is_remembered() -> None:
 
 def test_bundles() -> None:
     """From a peer that sends bundles a few are read, once in a pass; contention is remembered meanwhile."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     assert first(pacer, bundle_limit=1000, contended=True) == BUNDLES_PER_READ
     assert pacer.next_limit(BUNDLES_PER_READ) == 0
     assert first(pacer, read_limit=6) == 6
@@ -132,7 +131,7 @@ def test_batch_size(max_packet: int, packets: int) -> None:
 )
 def test_bounds(passes: list[tuple[int, bool, bool, int]], data: st.DataObject) -> None:
     """Whatever is found, a pass reads at most a batch in a few reads, and never asks for nothing."""
-    pacer = busy_pacer()
+    pacer = ReadPacer()
     for read_limit, exclusive, contended, bundle_limit in passes:
         limit = first(pacer, read_limit=read_limit, exclusive=exclusive, contended=contended, bundle_limit=bundle_limit)
         assert limit > 0

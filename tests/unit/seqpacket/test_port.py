@@ -30,7 +30,7 @@ from sbus.seqpacket.port import PacketPort
 from sbus.syscalls import addresses, listening
 from sbus.syscalls.sockets import max_sendable
 from tests.support.descriptors import descriptors
-from tests.support.reactors import HandTurnedReactor, Recorder, received
+from tests.support.reactors import BatchRecorder, HandTurnedReactor, Recorder, received
 
 
 class Recorders(Factory):
@@ -176,6 +176,26 @@ def test_accepts(world):
     assert not recorder.transport.getHandle().getblocking()
     assert recorder.transport.getHost() == world.port.getHost()
     assert world.port.getHost().name == os.fsencode(world.path)
+
+
+def test_a_client_is_read_alone_first(tmp_path):
+    """Of what a client has sent, the first packet is read alone: it shows whether the client sends large ones."""
+    made = []
+
+    class Batches(Factory):
+        def buildProtocol(self, addr):
+            made.append(BatchRecorder())
+            return made[-1]
+
+    world = World(tmp_path, Batches())
+    peer = world.connect()
+    for _ in range(20):
+        peer.send(b"packet")
+    world.turn(3)
+    assert made[0].batches[0] == 1
+    assert len(made[0].packets) == 20
+    assert max(made[0].batches) > 10
+    world.close()
 
 
 def test_accepts_so_many_a_turn(world):

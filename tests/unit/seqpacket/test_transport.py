@@ -173,17 +173,6 @@ def test_reads_more_in_a_turn_when_alone(world, monkeypatch):
     assert recorder.packets == numbered(700)
 
 
-def test_a_new_peer_is_read_alone_first(world):
-    """The first packets of a connection are read alone, and then the others together."""
-    recorder = BatchRecorder()
-    peer = world.connect(recorder, is_new=True)
-    for packet in numbered(50):
-        peer.send(packet)
-    world.turn()
-    assert recorder.batches == [1, 1, 48]
-    assert recorder.packets == numbered(50)
-
-
 def test_reads_one_where_the_last_came_alone(world, monkeypatch):
     """After a packet that came alone the transport asks for one, and for batches again once more have come."""
     recorder = BatchRecorder()
