@@ -125,10 +125,14 @@ class Connection:
 
     # What a server does.
 
-    def publish(self, *packets: bytes) -> None:
-        """Messages come for this receiver, all in one batch."""
+    def publish(self, *packets: bytes, tries_keep: bool = False) -> None:
+        """Messages come for this receiver, all in one batch.
+
+        :param tries_keep: the short way first, which keeps all or does nothing.
+        """
         if self.queue.is_congested:
-            self.act(self.queue.enqueue(list(packets), self.may_block))
+            if not (tries_keep and self.queue.keep(list(packets))):
+                self.act(self.queue.enqueue(list(packets), self.may_block))
         else:
             self.queue.pending += packets
 
@@ -1726,13 +1730,18 @@ class FloodMachine(RuleBasedStateMachine):
         # A number that falls, so that no order by content can pass for the order of arrival.
         return (b"%b%05d" % (prefix, 99_999 - self.number)).ljust(size, b".")
 
-    @rule(who=st.integers(0, 2), sizes=st.lists(st.integers(6, 9), min_size=1, max_size=5), may=st.booleans())
-    def publish(self, who, sizes, may):
+    @rule(
+        who=st.integers(0, 2),
+        sizes=st.lists(st.integers(6, 9), min_size=1, max_size=5),
+        may=st.booleans(),
+        tries_keep=st.booleans(),
+    )
+    def publish(self, who, sizes, may, tries_keep):
         model = self.models[who]
         packets = [self.packet(b"M", size) for size in sizes]
         model.published += packets
         model.connection.may_block = may
-        model.connection.publish(*packets)
+        model.connection.publish(*packets, tries_keep=tries_keep)
         if model.waiting is None:
             model.pending += packets
         else:
@@ -1838,6 +1847,24 @@ class FloodMachine(RuleBasedStateMachine):
 
 TestFlood = FloodMachine.TestCase
 TestFlood.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("soft", SOFT)
+def test_keep_keeps_all_or_does_nothing(soft: str) -> None:
+    """The short way is for the strategy that keeps what has room, and for messages that all have room."""
+    connection = Connection(messages=3, soft=soft)
+    connection.queue.pending = [b"first"]
+    connection.queue.congest()
+    assert not connection.queue.keep([b"behind what is pending"])
+    connection.queue.pending = []
+    keeps = soft == "queue"
+    assert connection.queue.keep([b"one", b"two"]) is keeps
+    assert not connection.queue.keep([b"three", b"four"])
+    assert connection.queue.messages == (2 if keeps else 0)
+    assert connection.queue.keep([b"three"]) is keeps
+    connection.queue.deafen()
+    connection.drain()
+    assert not connection.queue.keep([b"not heard"])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
