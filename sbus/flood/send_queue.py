@@ -332,7 +332,7 @@ class SendQueue:
     def keep(self, packets: list[bytes]) -> bool:
         """Keep messages for a congested receiver, if its strategies keep all for which there is room, and there is.
 
-        That is what `enqueue` decides nearly always, in a third of the time.
+        That is what `enqueue` decides nearly always, in more steps.
 
         :param packets: the messages. The caller must not change the list if they were kept.
         """
