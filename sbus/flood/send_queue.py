@@ -673,8 +673,7 @@ class SendQueue:
         budget.messages += messages
         memory = size + messages * self._price
         self.memory += memory
-        user.memory += memory  # `charge_memory`, but for a call: this is on the way of each batch
-        budget.memory.charge(memory)
+        user.charge_memory(memory)
 
     def _charge(self, memory: int) -> None:
         """Charge memory of the backlog to the user, or give it back."""

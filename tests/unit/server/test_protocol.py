@@ -13,6 +13,7 @@ from sbus.errors import CloseReason
 from sbus.protocol import bundles
 from sbus.protocol.keys import EARLY
 from sbus.server import protocol
+from sbus.server.backpressure import Backpressure
 from sbus.server.credentials import AccessSettings
 from sbus.server.limits import Limits
 from sbus.server.log_observer import LogObserver
@@ -558,6 +559,39 @@ def test_share_of_a_publisher(receivers, read_limit):
     publisher.send(message("k"))
     publisher.send(*[message("k")] * 10)
     assert publisher.transport.read_limit == read_limit
+
+
+def test_share_of_a_publisher_to_a_congested_receiver():
+    """A receiver with a full socket counts as one, whatever the last run was."""
+    bus = Bus()
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k")
+    for _ in range(8):
+        bus.connect().send(b"SUB many")
+    reader.stall()
+    for key in ("k", "many"):  # from now on their routes are known
+        publisher.send(message(key))
+    publisher.send(*[message("many")] * 8)
+    assert publisher.transport.read_limit == 6
+    publisher.send(*[message("k")] * 8)
+    assert publisher.transport.read_limit == 48
+    reader.drain()
+    assert reader.take() == [message("k")] * 9
+
+
+def test_whose_messages_a_blocking_receiver_keeps(monkeypatch):
+    """What a congested receiver keeps is noted by publisher, as long as it may block that one."""
+    noted = []
+    monkeypatch.setattr(Backpressure, "kept", lambda self, publisher, receiver, size, queued: noted.append(size))
+    bus = Bus()
+    reader, publisher, stranger = bus.connect(), bus.connect(), bus.connect(uid=1001)
+    reader.send(b"CMSG blocking/hard/block", b"SUB k")
+    reader.stall()
+    publisher.send(message("k", b"first"))
+    noted.clear()
+    publisher.send(message("k", bytes(94)))
+    stranger.send(message("k", bytes(94)))
+    assert noted == [100]
 
 
 def test_counters_balance():
