@@ -10,7 +10,7 @@ the flag `is_congested` for each receiver of a run.
 
 What drives a queue, in this order:
 
-1. The server appends a run of messages to `pending`, or, if the queue is congested, calls `enqueue`.
+1. The server appends a run of messages to `pending`, or, if the queue is congested, calls `keep` or `enqueue`.
 2. The transport calls `take`, sends, and calls `ack`. If an `ack` leaves something in a queue that was not congested,
    the leftovers stay in `pending` and the queue is congested from now on.
 3. The server calls `settle` at once: the leftovers go through flood control like new messages. The server knows whose
@@ -117,7 +117,7 @@ class SendQueue:
 
     :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
         it directly while the queue is not congested.
-    :ivar is_congested: whether a flush has left something; new messages go through `enqueue` then.
+    :ivar is_congested: whether a flush has left something; new messages go through `keep` or `enqueue` then.
     :ivar is_clear: whether nothing is in the way of new messages: it is not congested, not late, and has no `head`.
     :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
     :ivar late_bytes: the bytes of these messages.
@@ -330,20 +330,19 @@ class SendQueue:
         return self._enqueue_all(digest or Digest(packets), may_block)
 
     def keep(self, packets: list[bytes]) -> bool:
-        """Keep messages for a congested receiver, if its strategies keep all for which there is room, and there is.
+        """Keep messages for a congested receiver if its soft strategy is ``queue`` and all have room; else do nothing.
 
-        That is what `enqueue` decides nearly always, in more steps.
+        `enqueue` comes to the same, but makes a digest first. This is not for a receiver that can block publishers: its
+        caller notes what was kept of whose messages.
 
         :param packets: the messages. The caller must not change the list if they were kept.
+        :returns: whether they were kept.
         """
-        backlog, size = self._backlog, total_size(packets)
-        if (
-            backlog is None
-            or self.pending
-            or self.is_deaf
-            or self.settings.soft.always is not Verdict.KEEP
-            or self._lacks_room(len(packets), size)
-        ):
+        backlog = self._backlog
+        if backlog is None or self.pending or self.is_deaf or self.settings.soft.always is not Verdict.KEEP:
+            return False
+        size = total_size(packets)
+        if self._lacks_room(len(packets), size):
             return False
         backlog.push(packets)
         self._count(len(packets), size)

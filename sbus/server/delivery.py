@@ -12,7 +12,7 @@ queues, and only what a socket did not accept goes through its queue. Sockets wi
 step, `send_to_each`. (Python code between two system calls finds the CPU's caches cold: it took 5 to 9 µs for each
 receiver. The decisions about 64 receivers in a row take less than 1 µs each.) Where several receivers take bundles,
 the bundle is made once and each gets the same bytes. (Observers of deliveries are called by the queue; if there is
-one, everything goes through the queues.)
+one, everything goes through the queues.) A run for one congested receiver goes straight to its backlog.
 
 .. rubric:: Whose messages they are
 
@@ -244,10 +244,10 @@ class Delivery:
         if weight:
             price += weight // COPIED_KIB
             self.work += weight
-        if copies == 1 and not late:
+        if copies == 1 < MANY and not late:
             queue = receivers[0].queue
             if queue is not None and queue.is_congested and not queue.is_late and queue.copies.work_left > 0:
-                # One slow receiver of many publishers, whose batches are small: the way below takes twice as long.
+                # The way below comes to the same, in more steps, which count where batches are small.
                 self._add(receivers[0], queue, packets, publisher)
                 self.work += price
                 self.served = 1
@@ -560,7 +560,7 @@ class Delivery:
         """Add a run to the backlog of a congested receiver."""
         queue.copies.work_left -= FULL_SOCKET
         try:
-            if not queue.can_block and queue.keep(packets):
+            if not queue.can_block and queue.keep(packets):  # else it is noted whose messages were kept
                 return
             digest = Digest(packets)
             if queue.settings.soft.always is _REPLACE:

@@ -128,7 +128,7 @@ class Connection:
     def publish(self, *packets: bytes, tries_keep: bool = False) -> None:
         """Messages come for this receiver, all in one batch.
 
-        :param tries_keep: the short way first, which keeps all or does nothing.
+        :param tries_keep: call `keep` first, and `enqueue` only if that does nothing.
         """
         if self.queue.is_congested:
             if not (tries_keep and self.queue.keep(list(packets))):
@@ -1851,8 +1851,8 @@ TestFlood.settings = settings(max_examples=150, stateful_step_count=40)
 
 @pytest.mark.parametrize("soft", SOFT)
 def test_keep_keeps_all_or_does_nothing(soft: str) -> None:
-    """The short way is for the strategy that keeps what has room, and for messages that all have room."""
-    connection = Connection(messages=3, soft=soft)
+    """`keep` takes messages only under the soft strategy ``queue``, and only if all have room."""
+    connection = Connection(messages=3, size=20, soft=soft)
     connection.queue.pending = [b"first"]
     connection.queue.congest()
     assert not connection.queue.keep([b"behind what is pending"])
@@ -1860,10 +1860,13 @@ def test_keep_keeps_all_or_does_nothing(soft: str) -> None:
     keeps = soft == "queue"
     assert connection.queue.keep([b"one", b"two"]) is keeps
     assert not connection.queue.keep([b"three", b"four"])
+    assert not connection.queue.keep([bytes(15)])
     assert connection.queue.messages == (2 if keeps else 0)
     assert connection.queue.keep([b"three"]) is keeps
+    assert connection.queue.lost == 0
     connection.queue.deafen()
     connection.drain()
+    assert connection.delivered == ([b"one", b"two", b"three"] if keeps else [])
     assert not connection.queue.keep([b"not heard"])
 
 
