@@ -582,7 +582,11 @@ def test_share_of_a_publisher_to_a_congested_receiver():
 def test_whose_messages_a_blocking_receiver_keeps(monkeypatch):
     """What a congested receiver keeps is noted by publisher, as long as it may block that one."""
     noted = []
-    monkeypatch.setattr(Backpressure, "kept", lambda self, publisher, receiver, size, queued: noted.append((publisher, size)))
+
+    def note(self, publisher, receiver, size, queued):
+        noted.append((publisher, size))
+
+    monkeypatch.setattr(Backpressure, "kept", note)
     bus = Bus()
     reader, publisher, stranger = bus.connect(), bus.connect(), bus.connect(uid=1001)
     reader.send(b"CMSG blocking/hard/block", b"SUB k")
