@@ -210,14 +210,13 @@ class Cohorts:
 
         :param can_block: as for `Cohort`.
         :param replaces: as for `Cohort`.
-        :param home: the cohort that it was in before, which suits it best.
+        :param home: the cohort that it was in before, which suits it best; else the newest one of its kind does.
         :returns: False if none suits it, and there may be no more.
         """
         cohorts = self._by_user.setdefault(receiver.user, {})
-        for cohort in (home, next(reversed(cohorts), None)):
+        for cohort in ((home,) if home in cohorts else ()) + tuple(reversed(cohorts)):
             if (
-                cohort in cohorts
-                and not cohort.is_closed
+                not cohort.is_closed
                 and cohort.can_block is can_block
                 and cohort.replaces is replaces
             ):

@@ -478,13 +478,26 @@ def test_receivers_that_are_alike_share_a_cohort():
     """All can block publishers or none, and all keep only the newest messages or none; one comes back to its cohort."""
     found = Cohorts(mock.Mock())
     user: Any = Account()
-    members: list[Any] = [Member(user) for _ in range(5)]
-    for member, (can_block, replaces) in zip(members, itertools.product((False, True), repeat=2), strict=False):
+    members: list[Any] = [Member(user) for _ in range(10)]
+    kinds = list(itertools.product((False, True), repeat=2))
+    for member, (can_block, replaces) in zip(members, kinds * 2, strict=False):
         found.join(member, can_block, replaces)
-    assert len(found.of_user(user)) == 4
-    home = found.of[members[0]]
-    found.join(members[4], False, False, home)
-    assert found.of[members[4]] is home
+    assert [len(cohort.members) for cohort in found.of_user(user)] == [2, 2, 2, 2]  # in turn is no reason for more
+    first = found.of[members[0]]
+    parted = found.split(first, {members[4]})
+    found.join(members[8], False, False, first)
+    found.join(members[9], False, False)
+    assert (found.of[members[8]], found.of[members[9]]) == (first, parted)
+
+
+def test_a_closed_cohort_is_no_home():
+    """A receiver joins the newest cohort that is open instead."""
+    found = Cohorts(mock.Mock())
+    cohort, (member, *_) = joined(found, 2)
+    other, newcomer = found.split(cohort, {member}), Member(cohort.user)
+    other.is_closed = True
+    found.join(newcomer, False, False, other)  # type: ignore[arg-type]
+    assert newcomer in cohort.members
 
 
 def test_the_end_of_a_closed_cohort_is_near(monkeypatch):
